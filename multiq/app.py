@@ -62,9 +62,13 @@ class App:
     *connection* is a URL, or the name of a connection in the configuration. Without it: ``MULTIQ_URL``, then
     ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. Nothing is opened before
     the first use. Threads may share an app, and so may a parent and its forked children.
+
+    Without *create* a store that is not there is not created: calls raise ``BackendError`` for a missing SQLite file,
+    or for tables that are missing in a database. It is for programs that only look.
     """
 
-    def __init__(self, connection: str | None = None, *, settings: Settings | None = None) -> None:
+    def __init__(self, connection: str | None = None, *, settings: Settings | None = None, create: bool = True) -> None:
+        self._create = create
         self.settings = load_settings() if settings is None else settings
         self.url = self.settings.resolve(connection)
         self.tasks: dict[str, Task[Any, Any]] = {}
@@ -80,7 +84,7 @@ class App:
         backend = self._backend
         if backend is None:
             with _opening.lock:
-                backend = self._backend = self._backend or open_backend(self.url)
+                backend = self._backend = self._backend or open_backend(self.url, create=self._create)
         return backend
 
     def queue(self, name: str = "default") -> Queue:
@@ -292,7 +296,7 @@ def _check_function(function: Callable[..., Any]) -> None:
         inspect.signature(function)
     except (ValueError, TypeError) as exc:
         raise ArgumentsInvalid(
-            f"the arguments of {_place(function)} cannot be found out ({exc}): call it from a function of your own"
+            f"the signature of {_place(function)} cannot be read ({exc}): call it from a function of your own"
         ) from exc
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from . import timeout_notices
-from .backend import NewJob
+from .backend import PRIORITY_DEFAULT, NewJob
 from .driverkit.call_retry import Attempts, Failure
 from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from .ids import new_id, new_ids
@@ -47,7 +47,13 @@ def put(
     connection: Any,
     ids: Iterable[str] | None = None,
 ) -> list[JobHandle]:
-    """Enqueue checked bodies with checked options. *ids* are the caller's own; they are checked here."""
+    """Enqueue checked bodies with checked options.
+
+    - *priority*, *delay*, *ttr*, *connection*: for all of the jobs, as for ``Queue.enqueue``; *delay* in seconds.
+    - *ids*: the caller's own, which are checked here. None: new ones.
+    """
+    if delay or priority != PRIORITY_DEFAULT:
+        backend.check_terms(priority=priority, delay=delay)
     count = len(bodies)
     used = new_ids(count) if ids is None else _allowed(backend, check_new_ids(ids, count))
     jobs = [NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, used, strict=True)]
@@ -68,6 +74,8 @@ def put_one(
     own_id: str | None = None,
 ) -> JobHandle:
     """``put`` for one job, faster. *own_id* is an id of the caller's own, checked already."""
+    if delay or priority != PRIORITY_DEFAULT:
+        backend.check_terms(priority=priority, delay=delay)
     job_id = new_id() if own_id is None else _allowed(backend, own_id)
     (job_id,) = _add(backend, queue, [NewJob(body, job_id, priority, delay, ttr)], connection, is_one=True)
     return JobHandle(backend, queue, job_id)

@@ -33,14 +33,15 @@ class Waiter:
         self._pool = pool
         self._tubes = tubes
         self._wakeup = Wakeup()
-        self._interrupted = False
+        self.is_interrupted = False
+        """Whether a thread wants the current wait to end, or else the next one."""
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
         """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
         wakeup_fd = self._wakeup.open()
         attempts: Attempts | None = None
-        while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
+        while not self.is_interrupted and (left := give_up_at - time.monotonic()) > 0:
             deadline = self._pool.deadline()
             connection = self._connection(main, deadline)
             try:
@@ -59,12 +60,12 @@ class Waiter:
 
     def interrupt(self) -> None:
         """End the current wait, or else the next one."""
-        self._interrupted = True
+        self.is_interrupted = True
         self._wakeup.notify()
 
     def clear_interrupt(self) -> None:
         """Clear an interruption of a wait that is over."""
-        self._interrupted = False
+        self.is_interrupted = False
         self._wakeup.drain()
 
     def forget_connections(self) -> None:
@@ -131,5 +132,5 @@ class Waiter:
             if connection.sock.fileno() in readable:
                 return True
             self._wakeup.drain()
-            if self._interrupted or left <= 0:
+            if self.is_interrupted or left <= 0:
                 return False

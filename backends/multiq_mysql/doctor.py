@@ -197,13 +197,13 @@ def _engine(server: _Server) -> Finding:
     return Finding("ok", "engine", "InnoDB")
 
 
-# --- what it keeps ---------------------------------------------------------------------------------------
+# --- durability ------------------------------------------------------------------------------------------
 
 
 def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
-        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not tell", _ASK_ADMIN)
+        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not report it", _ASK_ADMIN)
     elif flush in {"1", "3"}:
         yield Finding("ok", "innodb_flush_log_at_trx_commit", f"{flush}: each commit is on the disk")
     else:
@@ -268,7 +268,7 @@ def _writable(settings: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-# --- what others do to it --------------------------------------------------------------------------------
+# --- other sessions --------------------------------------------------------------------------------------
 
 
 def _sessions(settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -383,7 +383,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# --- what follows ----------------------------------------------------------------------------------------
+# --- consequences ----------------------------------------------------------------------------------------
 
 
 def survives(settings: Mapping[str, str]) -> Survives:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, EnqueuePartial, EnqueueUncertain
 
-from .pipeline import call_pipelined
 from .records import new_jobs, pack_ids
 
 if TYPE_CHECKING:
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
 
-    from .client import ClientPool
     from .partitions import Partitions
+    from .pool import Pool
 
 MOST_JOBS = 1000  # of one script: 2.5 ms of the server
 MOST_BYTES = 8_000_000  # of bodies in one script
 
 
-def enqueue_batch(pool: ClientPool, partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> None:
+def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> None:
     """Enqueue more than one job. Raises ``BackendError``: ``EnqueuePartial`` if a part was certainly taken."""
     if partitions.count == 1 and _fits(jobs):
         arguments = new_jobs(jobs)
@@ -41,7 +40,7 @@ def enqueue_batch(pool: ClientPool, partitions: Partitions, queue: str, jobs: Se
     for parts in _rounds(partitions, queue, jobs):
         with pool.borrowed() as client:
             calls = [client.new_call("enqueue", partition, new_jobs(part)) for partition, part in parts.items()]
-            replies = call_pipelined(client, calls)
+            replies = client.perform_each(calls)
         failures: list[BackendError] = []
         unanswered: set[str] = set()
         for part, reply in zip(parts.values(), replies, strict=True):

@@ -1,26 +1,19 @@
-"""Errors: retries while the file is locked, and translates SQLite's errors into multiq's exceptions."""
+"""Errors: classifies SQLite's errors, and translates them into multiq's exceptions."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from multiq.driverkit.call_retry import Attempts, Failure, Pauses
+from multiq.driverkit.call_retry import Failure
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-from .lock_owner import refuse_own_lock, write_lock_owner
+from .lock_owner import write_lock_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from multiq.errors import MultiqError
 
-_T = TypeVar("_T")
-
-_LOCK_PAUSES = Pauses(0.0002, 0.003)  # seconds between two attempts to get the lock; a commit holds it for about 0.0002
-_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0  # seconds until the lock's owner is read, and between reads
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
@@ -62,29 +55,6 @@ def is_busy(exc: sqlite3.Error) -> bool:
 def classify(exc: sqlite3.Error) -> Failure:
     """The class of an error of SQLite's. A statement that was refused for a lock has changed nothing."""
     return Failure.CONFLICT if is_busy(exc) else Failure.FINAL
-
-
-def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
-    """Return the result of *attempt*, repeated for up to *timeout* seconds while the file at *path* is locked.
-
-    SQLite's own busy handler pauses up to 100 ms at a time; this one retries a few hundred times a second, with jitter.
-
-    Raises ``LockedByCaller`` if waiting cannot help.
-    """
-    attempts: Attempts | None = None
-    look_at = 0.0
-    while True:
-        try:
-            return attempt()  # the common case needs no clock
-        except sqlite3.OperationalError as exc:
-            if attempts is None:
-                now = time.monotonic()
-                attempts, look_at = Attempts(now + timeout, conflict_pauses=_LOCK_PAUSES), now + _CHECK_OWNER_AFTER
-            if not attempts.again(classify(exc)):
-                raise
-        if (now := time.monotonic()) >= look_at:
-            refuse_own_lock(path)
-            look_at = now + _CHECK_OWNER_EVERY
 
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:

@@ -17,12 +17,16 @@ GROUP = "multiq.backends"
 ALIASES = {"rediss": "redis"}
 
 
-def open_backend(url: str) -> Backend:
-    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
+def open_backend(url: str, *, create: bool = True) -> Backend:
+    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``.
+
+    Without *create* its calls raise ``BackendError`` for a missing file or missing tables, instead of creating them.
+    That is for commands that only look: with a wrong path, "no jobs" would be the wrong answer.
+    """
     scheme = split(url).scheme
     name = scheme.partition("+")[0]
     driver = load_driver(ALIASES.get(name, name))
-    return driver.from_url(parse_url(url, driver.options))
+    return driver.from_url(parse_url(url, driver.options, create=create))
 
 
 def load_driver(name: str) -> type[Backend]:
@@ -69,21 +73,6 @@ def backends_with(power: str) -> list[str]:
         except BackendNotInstalled:
             continue
         if declared.claim(power):
-            found.append(name)
-    return found
-
-
-def backends_with_a_schema() -> list[str]:
-    """The installed backends whose tables ``multiq schema`` brings up; one that cannot be imported is passed over."""
-    from .base import Backend
-
-    found = []
-    for name in installed():
-        try:
-            driver = load_driver(name)
-        except BackendNotInstalled:
-            continue
-        if driver.schema is not Backend.schema:
             found.append(name)
     return found
 

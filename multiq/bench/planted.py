@@ -140,16 +140,16 @@ class _BuggyConsumer(Consumer):
         self._inner = inner
         self.queues = inner.queues
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self._backend.handed_out(self._inner, self._inner.reserve(limit, timeout), limit)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self._backend.handed_out(self._inner, self._inner.reserve(limit, timeout, queues), limit)
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         # slow jobs, as on a busy machine, make a worker ask for one job at a time: the bug applies then, too
         lost = self.settle(verdicts) if verdicts else []
         try:
-            taken = self._inner.reserve(limit, timeout)
+            taken = self._inner.reserve(limit, timeout, queues)
         except BackendError:
             if not verdicts:
                 raise

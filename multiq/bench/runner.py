@@ -216,7 +216,7 @@ class _RunInProgress:
             skipped=lacks or self._infeasible.get(key),
         )
 
-    # --- what belongs to a target ---
+    # --- per target ---
 
     def _warm_up(self, target: Target) -> None:
         """Cause connections, scripts, tables and first pages to be made, so that no first repeat pays for them."""

@@ -29,15 +29,14 @@ class JobNowhere(JobNotFound):
     sentence = "no queue has job {job_id}: it is done, was deleted, or was never there"
 
 
-def open_app(*, makes: bool = False) -> App:
+def open_app(*, create: bool = False) -> App:
     """An app without tasks on the chosen connection.
 
-    A store that is not there is made only for a command that has something to put in it: others were called in the
-    wrong folder, and should be told. Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
+    *create*: create a store that is not there, for a command that has something to put in it. Others were called in the
+    wrong folder, and report it. Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
     """
-    app = App(chosen_connection())
-    if not makes:
-        app.backend.make_nothing()
+    app = App(chosen_connection(), create=create)
+    _ = app.backend  # a wrong URL is reported before anything else
     return app
 
 

@@ -113,7 +113,7 @@ def _plain_job(queue: str, body: str | None, raw: str | None, options: dict[str,
     from .apps import open_app
 
     content = _bytes_of(raw) if raw is not None else _json_of(body or "")
-    app = open_app(makes=True)
+    app = open_app(create=True)
     if raw is None:
         _check_size(content, app.settings.max_body)
     return app, app.queue(queue).enqueue(content, **options)

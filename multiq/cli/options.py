@@ -165,8 +165,7 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
 
     before, comma, incomplete = incomplete.rpartition(",")
     try:
-        with App(ctx.meta.get(_CONNECTION)) as app:
-            app.backend.make_nothing()
+        with App(ctx.meta.get(_CONNECTION), create=False) as app:
             names = visible_queues(app.backend)
     except Exception:  # noqa: BLE001 - in the middle of a line that is being typed, nothing may be printed
         return []

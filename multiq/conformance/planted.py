@@ -104,6 +104,19 @@ class _Planted(MemoryBackend):
         return self.consumer_class(self._store, queues)
 
 
+# --- capabilities ----------------------------------------------------------------------------------------
+
+
+@_plant(
+    "declared and refused",
+    "managing jobs by their ids is declared, and kicking one is refused",
+    "Capabilities.test_an_optional_part_works_or_is_refused[management]",
+)
+class _DeclaredAndRefused(_Planted):
+    def kick_job(self, queue: str, job_id: str) -> None:
+        raise self.unsupported("management")
+
+
 # --- fences ----------------------------------------------------------------------------------------------
 
 
@@ -345,17 +358,12 @@ class _PriorityReversed(_Planted):
 
 
 class _Impartial(MemoryConsumer):
-    def _take(self, limit: int, now: int) -> list[Lease]:
+    def _take(self, limit: int, now: int, order: Sequence[str]) -> list[Lease]:
         def best(name: str) -> int:
             listing = self._store.queue(name, now).listing(State.READY)
             return listing[0][1].priority if listing else 2**32
 
-        asked = self.queues
-        self.queues = tuple(sorted(asked, key=best))
-        try:
-            return super()._take(limit, now)
-        finally:
-            self.queues = asked
+        return super()._take(limit, now, sorted(order, key=best))
 
 
 @_plant(
@@ -370,25 +378,33 @@ class _QueuesMixed(_Planted):
 class _Stubborn(MemoryConsumer):
     """Keeps the order of queues that it was created with."""
 
-    def __init__(self, store: Store, queues: Sequence[str]) -> None:
-        super().__init__(store, queues)
-        self._plan = self.queues
-
-    def _take(self, limit: int, now: int) -> list[Lease]:
-        told, self.queues = self.queues, self._plan
-        try:
-            return super()._take(limit, now)
-        finally:
-            self.queues = told
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return super().reserve(limit, timeout)
 
 
 @_plant(
     "order ignored",
-    "a consumer whose queues are reordered goes on in their first order",
-    "Reorder.test_the_new_order_holds_from_the_next_reserve_on",
+    "a consumer that is given an order asks its queues in its own",
+    "QueueOrder.test_the_order_holds_for_the_call",
 )
 class _OrderIgnored(_Planted):
     consumer_class = _Stubborn
+
+
+class _Remembering(MemoryConsumer):
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        if queues is not None:
+            self.queues = self.in_order(queues)
+        return super().reserve(limit, timeout)
+
+
+@_plant(
+    "order kept",
+    "a consumer that was given an order for one call goes on in it",
+    "QueueOrder.test_the_next_call_without_an_order_has_the_consumer_s_own",
+)
+class _OrderKept(_Planted):
+    consumer_class = _Remembering
 
 
 @_plant(
@@ -502,7 +518,7 @@ class _RepeatsDoubled(_Planted):
 class _Racing(MemoryConsumer):
     """Looks for a job, releases the lock, and then takes the job that it has seen."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         with self._store.changed:
             now = self._store.clock()
             seen = [
@@ -512,7 +528,7 @@ class _Racing(MemoryConsumer):
                 for _, job in queue.listing(State.READY)
             ][:limit]
         if not seen:
-            return super().reserve(limit, timeout)
+            return super().reserve(limit, timeout, queues)
         time.sleep(0.0005)
         with self._store.changed:
             return [self._seize(queue, job) for queue, job in seen]
@@ -592,10 +608,10 @@ class _PeekCounts(_Planted):
 class _Planning(MemoryConsumer):
     """Sleeps until the next due time that it has seen; only new jobs make it look again earlier."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
         while True:
-            leases = super().reserve(limit, 0)
+            leases = super().reserve(limit, 0, queues)
             if leases or time.monotonic() >= give_up_at or self._was_interrupted():
                 return leases
             self._sleep(give_up_at)
@@ -635,14 +651,14 @@ class _SleepsTooLong(_Planted):
 class _NeverWoken(MemoryConsumer):
     """Looks once, and again only when its timeout is over."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases = super().reserve(limit, 0)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases = super().reserve(limit, 0, queues)
         if leases or timeout <= 0:
             return leases
         give_up_at = time.monotonic() + timeout
         while time.monotonic() < give_up_at and not self._interrupted:
             time.sleep(0.005)
-        return super().reserve(limit, 0)
+        return super().reserve(limit, 0, queues)
 
 
 @_plant(
@@ -868,12 +884,12 @@ class _SilenceIsConsent(WiredBackend):
 
 class _TriesForLong(WiredConsumer):
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         with contextlib.suppress(BackendTimeout):
-            return super().exchange(verdicts, limit, timeout)
+            return super().exchange(verdicts, limit, timeout, queues)
         time.sleep(2.0)
-        return super().exchange(verdicts, limit, timeout)
+        return super().exchange(verdicts, limit, timeout, queues)
 
 
 @_plant(
@@ -918,13 +934,13 @@ class _Waiting(MemoryConsumer):
     waits_after: ClassVar[float] = 0.0
     """Seconds after its last poll at which it begins to listen for notifications; 0: before it polls, as is right."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
         store = cast("_NotifyingStore", self._store)
         while True:
             seen = store.notifications
             with store.lock:
-                leases = self._take(limit, store.clock())
+                leases = self._take(limit, store.clock(), self.queues if queues is None else self.in_order(queues))
             left = give_up_at - time.monotonic()
             if leases or left <= 0 or self._interrupted:
                 self._interrupted = False
@@ -1017,11 +1033,13 @@ class _AbandonDoesNotWake(_Notifying):
 
 class _SleepsInExchanges(_Waiting):
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         answers = self.settle(verdicts)
         give_up_at = time.monotonic() + timeout
-        while not (leases := self.reserve(limit, 0)) and time.monotonic() < give_up_at and not self._interrupted:
+        while (
+            not (leases := self.reserve(limit, 0, queues)) and time.monotonic() < give_up_at and not self._interrupted
+        ):
             time.sleep(min(_NOW_AND_THEN, timeout))
         return answers, leases
 
@@ -1038,14 +1056,14 @@ class _ExchangeIsNotWoken(_Notifying):
 class _WokenOnce(_Waiting):
     has_waited = False
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
         while self.has_waited and not self._interrupted and time.monotonic() < give_up_at:
-            if leases := super().reserve(limit, 0):
+            if leases := super().reserve(limit, 0, queues):
                 return leases
             time.sleep(min(_NOW_AND_THEN, timeout))
         self.has_waited = self.has_waited or timeout > 0
-        return super().reserve(limit, max(0.0, give_up_at - time.monotonic()))
+        return super().reserve(limit, max(0.0, give_up_at - time.monotonic()), queues)
 
 
 @_plant(
@@ -1106,9 +1124,9 @@ class _WaitsTooLate(_Notifying):
 
 
 class _PollingConsumer(WiredConsumer):
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
-        while not (leases := super().reserve(limit, 0)) and time.monotonic() < give_up_at:
+        while not (leases := super().reserve(limit, 0, queues)) and time.monotonic() < give_up_at:
             time.sleep(0.2)
         return leases
 
@@ -1197,17 +1215,17 @@ class _DelaysCut(_Planted):
 
 class _SeesNoPause(MemoryConsumer):
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         with self._store.lock:
-            queues = [self._store.queue(name, self._store.clock()) for name in self.queues]
-            pauses = [queue.paused_until for queue in queues]
-            for queue in queues:
+            there = [self._store.queue(name, self._store.clock()) for name in self.queues]
+            pauses = [queue.paused_until for queue in there]
+            for queue in there:
                 queue.paused_until = 0
             try:
-                return super().exchange(verdicts, limit, 0)
+                return super().exchange(verdicts, limit, 0, queues)
             finally:
-                for queue, paused_until in zip(queues, pauses, strict=True):
+                for queue, paused_until in zip(there, pauses, strict=True):
                     queue.paused_until = paused_until
 
 
@@ -1221,15 +1239,15 @@ class _ExchangeSeesNoPause(_Planted):
 
 
 class _OtherClock(MemoryConsumer):
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases = super().reserve(limit, timeout)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases = super().reserve(limit, timeout, queues)
         self.asked_at = time.time()
         return leases
 
 
 @_plant(
     "asked by another clock",
-    "a consumer tells when it asked by the time of day",
+    "asked_at is by the time of day",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[at once]",
 )
 class _AskedByAnotherClock(_Planted):
@@ -1237,15 +1255,15 @@ class _AskedByAnotherClock(_Planted):
 
 
 class _StaleConsumer(_Waiting):
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         if timeout <= 0:
             self.asked_at = time.monotonic()
-        return super().reserve(limit, timeout)
+        return super().reserve(limit, timeout, queues)
 
 
 @_plant(
     "asked long ago",
-    "after a wait a consumer tells when it asked the time before",
+    "after a wait asked_at is that of the request before",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[after a wait]",
 )
 class _AskedLongAgo(_Notifying):

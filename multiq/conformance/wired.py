@@ -227,8 +227,8 @@ class WiredConsumer(MemoryConsumer):
         super().__init__(backend._store, queues)
         self._backend = backend
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases: list[Lease] = self._backend.ask("reserve", partial(super().reserve, limit, timeout), timeout)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases: list[Lease] = self._backend.ask("reserve", partial(super().reserve, limit, timeout, queues), timeout)
         return leases
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:

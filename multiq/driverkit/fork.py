@@ -10,6 +10,8 @@ for long; sockets that only     socket, before anything else runs in the child
 the parent may keep open
 a lock of a module that is      ``forks.hold(lock)``: the forking thread takes it, so no other thread has it at the fork
 held for moments only
+what all users of one store     ``PerProcess(make).of(key)``: one object for each key in a process, another one in a
+share, locks included           child
 anything else                   ``forks.register(before=..., in_parent=..., in_child=...)``
 ==============================  ========================================================================================
 
@@ -24,10 +26,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
+
+_T = TypeVar("_T")
 
 
 class Lock(Protocol):
@@ -83,3 +87,19 @@ class Forks:
 
 
 forks = Forks()
+
+
+class PerProcess(Generic[_T]):
+    """One object for each key in this process, for as long as it is in use.
+
+    A forked child gets an object of its own: a lock that another thread held at the fork stays locked in the child.
+    """
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        """*make* makes an object. It may be called in vain if two threads ask for the same key at the same time."""
+        self._make = make
+        self._objects: weakref.WeakValueDictionary[tuple[int, Hashable], _T] = weakref.WeakValueDictionary()
+
+    def of(self, *key: Hashable) -> _T:
+        """The object for this key. Keep it, and ask again only if ``forks.generation`` has changed since."""
+        return self._objects.setdefault((forks.generation, key), self._make())

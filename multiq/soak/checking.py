@@ -29,7 +29,7 @@ class Verdict:
     events: Sequence[Event]
 
     def smallest(self, name: str) -> list[Event]:
-        """The piece of the history that shows the first violations of an invariant, for a test that replays it."""
+        """The piece of the history that shows the first violations of an invariant, for a test that checks it again."""
         found = self.violations[name]
         if name == "I18":
             return [event for event in self.events if event.f in {"memory", "files"}]

@@ -77,6 +77,9 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
     driver = load_driver(name)
     if not driver.declared.claim("shared"):
         raise UrlInvalid(f"{redact(url)} is of one process, and a soak has several: give a store that they can share")
+    for power in ("management", "purging", "exact_counts"):
+        if not driver.declared.claim(power):
+            raise open_backend(url).unsupported(power)
     direct = _with_timeout(url, timeout) if "timeout" in driver.options else url
     with contextlib.ExitStack() as stack:
         made = _file_to_be(direct)
@@ -228,7 +231,7 @@ def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None
                 place.sweep(queue)
 
 
-# --- what is done to it ------------------------------------------------------------------------------------
+# --- faults ------------------------------------------------------------------------------------------------
 
 
 class _Server:

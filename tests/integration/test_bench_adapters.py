@@ -130,18 +130,18 @@ def test_looking_at_the_counters_is_not_counted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_limit_takes_what_it_put_and_leaves_nothing(name: str, folder: Path) -> None:
+def test_a_baseline_takes_what_it_put_and_leaves_nothing(name: str, folder: Path) -> None:
     bench = load_bench(name)
     assert bench is not None
     with open_targets([name], "fast", folder) as (target,), bench.at(target.url) as adapter:
-        limit = adapter.baseline(BODY)
-        assert limit is not None
-        assert limit.put_one_by_one(10) > 0
-        assert limit.put_in_batches(COUNT) > 0
-        assert limit.take_in_batches() > 0
-        assert limit.put_in_batches(7) > 0  # a run that is interrupted does not take them
+        baseline = adapter.baseline(BODY)
+        assert baseline is not None
+        assert baseline.put_one_by_one(10) > 0
+        assert baseline.put_in_batches(COUNT) > 0
+        assert baseline.take_in_batches() > 0
+        assert baseline.put_in_batches(7) > 0  # a run that is interrupted does not take them
         assert TRACES[name](target.url), "the look for traces sees some"
-        limit.close()
+        baseline.close()
         assert TRACES[name](target.url) == []
 
 
@@ -192,7 +192,7 @@ def test_a_queue_that_holds_jobs_is_refused_and_not_touched(folder: Path) -> Non
         assert theirs.peek("multiq.bench.abc.q", "an id").state is State.READY
 
 
-def test_what_cannot_be_removed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_cannot_be_removed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_PATIENCE", 0.1)
     url = f"sqlite:///{folder}/theirs.db"
     with open_backend(url) as backend, backend.consumer(["multiq.bench.abc.q"]) as consumer:

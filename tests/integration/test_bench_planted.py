@@ -105,7 +105,7 @@ def test_every_lie_has_a_name_for_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("lie", [lie for lie in PLANTED_BUGS if lie in {"kept-back", "swallowed", "kept-secretly"}])
-def test_what_is_hidden_is_hidden_from_a_worker_that_takes_one_at_a_time(lie: str) -> None:
+def test_a_hidden_job_is_hidden_from_a_worker_that_takes_one_at_a_time(lie: str) -> None:
     # its jobs are slow, as on a busy machine: it never asks for more
     backend = PLANTED_BUGS[lie].open()
     backend.enqueue("q", [NewJob(b"x", new_id()) for _ in range(40)])

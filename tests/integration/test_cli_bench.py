@@ -159,7 +159,7 @@ def test_the_workloads_are_listed(shell: Shell) -> None:
         (("nothing",), "nothing"),
     ],
 )
-def test_what_cannot_be_run_is_reported(shell: Shell, arguments: tuple[str, ...], message: str) -> None:
+def test_a_run_that_cannot_start_is_reported(shell: Shell, arguments: tuple[str, ...], message: str) -> None:
     done = shell("bench", *arguments)
     assert done.code == 2
     assert message in done.err

@@ -175,7 +175,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_enqueued_is_refused_with_advice_and_changes_nothing(shell: Shell, case: str) -> None:
+def test_an_invalid_enqueue_is_refused_with_advice_and_changes_nothing(shell: Shell, case: str) -> None:
     code, arguments, says = REFUSED[case]
     before = shell.everything()
     done = shell("enqueue", *arguments)

@@ -90,7 +90,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["peek", "x", "--raw", "--json"], "choose one", ""),
         (["top", "-i", "inf"], "to a century, got 'inf'", "see: multiq top --help"),
         (["pause", "mail", "99999999999d"], "to a century, got", "see: multiq pause --help"),
-        (["top", "-i", "0"], "no more often than every 0.1 s", "see: multiq top --help"),
+        (["top", "-i", "0"], "must be 0.1 s or more", "see: multiq top --help"),
         (["backends", "--json", "--markdown"], "choose one", ""),
     ],
 )
@@ -161,7 +161,7 @@ def test_in_the_wrong_folder_nothing_is_made_and_the_error_names_the_way_out(she
         pytest.param(["down"], id="down", marks=pytest.mark.long),
     ],
 )
-def test_what_has_something_to_put_there_makes_the_store(shell: Shell, command: list[str]) -> None:
+def test_commands_that_write_make_the_store(shell: Shell, command: list[str]) -> None:
     assert shell.run(*command, MULTIQ_URL="").code == 0
     assert (shell.folder / "multiq.db").exists()
     assert shell.run("stats", MULTIQ_URL="").code == 0

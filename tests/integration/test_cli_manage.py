@@ -162,7 +162,7 @@ def test_purge_of_some_states(shell: Shell, mail: Queue, states: list[str]) -> N
     assert mail.stats().delayed == 1
 
 
-# --- what is not there, or not to be touched -------------------------------------------------------------
+# --- missing and reserved jobs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [["delete"], ["kick", "--id"], ["peek"], ["reschedule", "--delay", "0"]])

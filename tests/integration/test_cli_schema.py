@@ -58,7 +58,7 @@ def test_missing_tables_are_reported_then_made_then_found(shell: Shell, server: 
     }
 
 
-def test_what_is_shown_is_what_would_be_run_and_needs_no_server(
+def test_show_sql_prints_what_would_be_run_and_needs_no_server(
     shell: Shell, server: MysqlDatabases, place: Place
 ) -> None:
     shown = shell("schema", "show-sql", "mysql://nobody@nowhere.invalid/jobs")

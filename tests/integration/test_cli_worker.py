@@ -145,7 +145,7 @@ def test_the_memory_backend_is_warned_of(shell: Shell) -> None:
         ([], 2, "missing argument 'APP'"),
     ],
 )
-def test_what_no_worker_can_run_is_refused(shell: Shell, arguments: list[str], code: int, says: str) -> None:
+def test_an_app_that_no_worker_can_run_is_refused(shell: Shell, arguments: list[str], code: int, says: str) -> None:
     enqueue(shell, "ann")
     before = shell.everything()
     done = shell.run("worker", *arguments)

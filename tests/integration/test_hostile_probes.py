@@ -206,7 +206,7 @@ def test_a_web_page_whose_name_leads_here_is_refused(serve: Callable[..., int], 
         b"G / HTTP/1.1\r\nHost: a\r\nhost: b",
     ],
 )
-def test_what_is_no_request(head: bytes) -> None:
+def test_a_malformed_request_is_refused(head: bytes) -> None:
     assert parse_request(head) is None
 
 

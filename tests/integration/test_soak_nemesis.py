@@ -230,7 +230,7 @@ def test_a_frozen_server_goes_on_and_an_ended_one_counts_as_no_fault(
 
 
 @pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 2**22 - 1], ids=["own", "parent", "none"])
-def test_what_must_not_be_frozen_is_refused_before_anything_begins(tmp_path: Path, pid: int) -> None:
+def test_a_process_that_must_not_be_frozen_is_refused_before_anything_begins(tmp_path: Path, pid: int) -> None:
     with (
         pytest.raises(OptionInvalid, match="process"),
         site_at(f"sqlite:///{tmp_path}/a.db", QUEUES, 5.0, Harm(freeze_pid=pid)),

@@ -251,7 +251,7 @@ def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connec
     assert bodies in ([*range(sent), -1], [*range(sent + 1), -1])
 
 
-# --- what cannot be understood -----------------------------------------------------------------------------
+# --- malformed jobs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\xff garbage", b"[1, 2", b'{"multiq": 99, "task": "quick"}', b'"text"'])

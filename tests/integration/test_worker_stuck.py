@@ -138,7 +138,7 @@ def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
 
 
 @pytest.mark.parametrize("mode", ["processes=1", "processes=1, threads=2"])
-def test_what_has_ended_does_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> None:
+def test_ended_jobs_do_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> None:
     # Given a hook that takes longer than a lease lasts, each time after the first, and a worker beside it
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)

@@ -68,13 +68,13 @@ def supervise(folder: Path, count: int, seconds: float, url: str) -> int:
 def judge(total: hammer.Sum, seconds: float) -> int:
     """Compare what was enqueued with what was acked. Returns the exit code."""
     calls, jobs, refused = total.of("calls"), total.of("jobs"), total.of("refused")
-    replays = sum((Counter(diary["replays"]) for diary in total.diaries), Counter[str]())
+    retries = sum((Counter(diary["retries"]) for diary in total.diaries), Counter[str]())
     print(
         f"{total.told(seconds)}; "
         f"{refused:,} verdicts refused after their leases; {calls / seconds:,.0f} calls/s and {jobs / seconds:,.0f} "
         f"verbs on jobs/s, slowest call {total.slowest * 1000:.0f} ms; "
-        f"run again, per 10,000 calls: {sum(replays.values()) / calls * 10_000:.2f}, per 10,000 verbs on jobs: "
-        f"{sum(replays.values()) / jobs * 10_000:.2f} ({dict(replays)})"
+        f"run again, per 10,000 calls: {sum(retries.values()) / calls * 10_000:.2f}, per 10,000 verbs on jobs: "
+        f"{sum(retries.values()) / jobs * 10_000:.2f} ({dict(retries)})"
     )
     return 0 if total.is_right and refused else 1
 
@@ -104,7 +104,7 @@ class Hammer(hammer.Hammer):
 
     def diary(self) -> dict[str, Any]:
         counts = {failure.name: count for failure, count in repetitions.items()}
-        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": counts}
+        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "retries": counts}
 
     def _enqueue(self) -> None:
         luck = self.luck

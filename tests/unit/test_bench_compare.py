@@ -92,7 +92,7 @@ def test_repeats_that_spread_cannot_tell() -> None:
     assert not found.regressed
 
 
-def test_what_is_counted_and_always_the_same_needs_no_spread() -> None:
+def test_constant_counts_need_no_spread() -> None:
     before = report(seed=1)
     after = with_figure(report(seed=2), "drain", "commands", lambda value: value and value * 1.5)
     found = compare(before, after)
@@ -137,7 +137,7 @@ def with_figure(old: Report, workload: str, metric: str, change: Any) -> Report:
     return replaced(old, results=results)
 
 
-# --- what cannot be told ---------------------------------------------------------------------------------
+# --- uncertain figures -----------------------------------------------------------------------------------
 
 
 def test_a_drain_that_is_four_times_slower_in_two_repeats_is_not_no_difference() -> None:
@@ -178,7 +178,7 @@ def test_no_difference_is_said_of_all_figures_or_not_at_all() -> None:
     assert found.summary().startswith("cannot tell for ")
 
 
-def test_what_looks_worse_is_shown_though_it_is_not_certain() -> None:
+def test_figures_that_look_worse_are_shown_though_uncertain() -> None:
     found = compare(report(seed=1, repeats=1), report(seed=2, repeats=1, factors={("drain", "drained"): 0.2}))
     suspects = [(row.workload, row.metric.name) for row in found.suspects()]
     assert suspects[0] == ("drain", "drained")  # the worst
@@ -190,7 +190,7 @@ def only(old: Report, workload: str) -> Report:
     return replaced(old, results=[result for result in old.results if result.workload == workload])
 
 
-# --- what must be alike ----------------------------------------------------------------------------------
+# --- comparable runs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

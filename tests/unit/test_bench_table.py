@@ -55,7 +55,7 @@ def test_a_run_fits_any_width_and_loses_no_figure(width: int) -> None:
         assert everything.count(target) >= 9
 
 
-def test_a_row_has_each_contestants_median_spread_and_share_of_the_limit() -> None:
+def test_a_row_has_each_targets_median_spread_and_share_of_the_baseline() -> None:
     a_run = report(targets=TARGETS[:1], repeats=3)
     drain = next(result for result in a_run.results if result.workload == "drain")
     samples = [
@@ -80,7 +80,7 @@ def test_targets_are_listed_with_what_they_survive() -> None:
     assert "redis 7.0.15, yours" in "".join(lines(render(replaced(report(), targets=theirs))))
 
 
-def test_what_was_skipped_says_why() -> None:
+def test_a_skipped_workload_says_why() -> None:
     assert line(lines(render(report()), 200), "not on beanstalk, body 60 KB").endswith("raise the server's -z")
 
 
@@ -130,7 +130,7 @@ def compared(new: Report, width: int = 100) -> list[str]:
     return lines(render_comparison(compare(report(seed=1), new)), width)
 
 
-def test_what_is_worse_comes_first_and_the_verdict_last() -> None:
+def test_worse_figures_come_first_and_the_verdict_last() -> None:
     found = compared(report(seed=2, factors={("settle", "settle"): 1.3, ("bulk", "enqueued"): 1.7}), 120)
     rows = [text for text in found if text.endswith(("worse", "better"))]
     assert [text.split()[-1] for text in rows] == ["worse"] * 4 + ["better"] * 4
@@ -145,7 +145,7 @@ def test_no_difference_is_one_sentence() -> None:
     assert found[-1].startswith("no difference: of 2 figures none is worse by more than 100%")
 
 
-def test_what_may_be_worse_is_shown_and_the_rest_counted() -> None:
+def test_figures_that_may_be_worse_are_shown_and_the_rest_counted() -> None:
     found = compared(report(seed=2, repeats=2, factors={("drain", "drained"): 0.25}), 120)
     unsure = [text for text in found if text.endswith("cannot tell")]
     assert len(unsure) == 10

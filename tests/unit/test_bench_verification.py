@@ -52,7 +52,7 @@ def test_a_job_that_only_failed_is_lost() -> None:
     assert "lost" in found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[run(0, failed=True)], fails={0: 1}))
 
 
-def test_what_is_handed_out_when_the_queue_is_emptied_is_not_lost() -> None:
+def test_a_job_that_is_handed_out_when_the_queue_is_emptied_is_not_lost() -> None:
     result = verify(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], emptied=array("q", [2, 1])))
     assert result.violations == []
     assert (result.enqueued, result.finished, result.runs) == (3, 3, 1)
@@ -87,7 +87,7 @@ def test_counts_of_the_store_do_not_explain_a_lost_job(left: dict[str, int | Non
     assert found(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left=left))["lost"].count == 2
 
 
-def test_what_is_left_when_all_is_done_is_a_violation() -> None:
+def test_a_job_that_is_left_when_all_is_done_is_a_violation() -> None:
     runs = [run(0), run(1)]
     counted = found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=runs, left={"ready": 0, "delayed": 2, "buried": 1}))
     assert set(counted) == {"left over"}

@@ -51,7 +51,7 @@ class BoastfulHarness(ManualHarness):
 class ModestHarness(MemoryHarness):
     """An installation that lacks what the driver claims."""
 
-    gaps: Mapping[str, Gap] = {"waits_in_server": Gap("cannot today", "a proxy in between cuts off who waits")}
+    gaps: Mapping[str, Gap] = {"waits_in_server": Gap("cannot today", "a proxy in between cuts off waiting clients")}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_without_a_proxy_lost_replies_are_not_tried(whole: Report) -> None:
 def test_a_harness_can_lack_what_its_driver_claims() -> None:
     report = run_harness(ModestHarness, select=["an_idle_consumer"])
     assert [(row.power, row.gap, row.reason) for row in report.refused] == [
-        ("waits_in_server", "cannot today", "a proxy in between cuts off who waits")
+        ("waits_in_server", "cannot today", "a proxy in between cuts off waiting clients")
     ]
     assert report.ok
 
@@ -171,7 +171,7 @@ def test_a_paragraph_or_a_section_can_be_selected() -> None:
     assert len(section.rows) > len(paragraph.rows)
 
 
-def test_what_fits_nothing_is_an_error() -> None:
+def test_a_selection_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(OptionInvalid, match="matches no test"):
         run_harness(MemoryHarness, select=["no such topic"])
 
@@ -246,7 +246,7 @@ print(report.summary())
 
 
 @pytest.mark.long
-def test_it_runs_anywhere_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_suite_runs_in_any_folder_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # Given a folder with a project's own settings for pytest, broken ones among them
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     (tmp_path / "conftest.py").write_text("raise RuntimeError('must not be imported')\n")

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from multiq.conformance.forks import ended_well, fork
-from multiq.driverkit.fork import forks
+from multiq.driverkit.fork import PerProcess, forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,3 +129,41 @@ def test_hooks_run_on_the_right_side_of_the_fork() -> None:
 
     assert ended_well(fork(in_child))
     assert calls == ["before", "in parent"]
+
+
+# --- PerProcess ---
+
+
+class Shared:
+    """What all users of one store share in a process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_users_of_the_same_key_share_one_object() -> None:
+    shared = PerProcess(Shared)
+    one, other = shared.of("place", "database"), shared.of("place", "another")
+    assert shared.of("place", "database") is one
+    assert other is not one
+
+
+def test_shared_object_is_gone_when_it_is_not_in_use() -> None:
+    shared = PerProcess(Shared)
+    held = shared.of("place")
+    held.lock.acquire()
+    del held
+    gc.collect()
+    assert not shared.of("place").lock.locked()
+
+
+def test_child_has_a_shared_object_of_its_own() -> None:
+    shared = PerProcess(Shared)
+    ours = shared.of("place")
+
+    def look() -> None:
+        assert shared.of("place") is not ours
+        assert not shared.of("place").lock.locked()
+
+    with ours.lock:  # as if another thread had it at the fork
+        assert ended_well(fork(look))

@@ -32,10 +32,10 @@ class Watched(Consumer):
         self.touches: list[float] = []
         self.is_away = False
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         if self.is_away:
             raise BackendUnavailable("the backend is away")
-        return self._inner.reserve(limit, timeout)
+        return self._inner.reserve(limit, timeout, queues)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         if any(isinstance(verdict, Touch) for verdict in verdicts):

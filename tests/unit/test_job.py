@@ -294,7 +294,7 @@ def test_the_task_of_a_job_is_known_if_it_is_one(queue: Queue, body: bytes, task
 # --- the current job, and describing errors ---
 
 
-def test_there_is_no_current_job_outside_of_a_task() -> None:
+def test_current_job_raises_outside_of_a_task() -> None:
     with pytest.raises(LookupError, match="no multiq job runs here"):
         multiq.current_job()
 

@@ -132,7 +132,7 @@ def test_every_library_drains_as_many_jobs_and_a_long_run_comes_after(
         ("mark(number)", "one(number)", "early"),
     ],
 )
-def test_what_a_library_does_wrong_is_counted(tmp_path: Path, run: str, later: str, wrong: str) -> None:
+def test_faults_of_a_library_are_counted(tmp_path: Path, run: str, later: str, wrong: str) -> None:
     found = take(tmp_path, run, later).account
     assert {name for name in ("lost", "doubled", "early") if getattr(found, name)} == {wrong}
 

@@ -30,6 +30,7 @@ _NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_th
 
 # what a walk of one thread, without waits and long batches, cannot meet
 BEYOND_WALKS = {
+    "declared and refused",  # by an error, which ends a walk
     "half a batch",
     "batches in parts",
     "handed out twice",
@@ -107,7 +108,7 @@ class LooksNowAndThen(MemoryConsumer):
         super().__init__(*parts)
         self._told = threading.Event()
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
         while not (leases := super().reserve(limit, 0)) and (left := give_up_at - time.monotonic()) > 0:
             if self._told.wait(min(left, 8.0)):

@@ -172,7 +172,7 @@ def test_an_enqueue_gives_up_after_a_while() -> None:
     assert PATIENCE <= 2
 
 
-def test_what_ran_into_its_deadline_is_not_repeated() -> None:
+def test_an_enqueue_that_ran_into_its_deadline_is_not_repeated() -> None:
     backend = Dropping(drops=1, error=BackendTimeout)
     with pytest.raises(BackendTimeout):
         on(backend).enqueue(1)
@@ -322,7 +322,7 @@ def test_one_job_is_kicked_rescheduled_or_deleted_by_its_id(queue: Queue) -> Non
 
 
 @pytest.mark.parametrize("job_id", ["", "\ud800", "a\nb", None, 17])
-def test_what_cannot_be_an_id_is_refused_before_the_store_is_asked(queue: Queue, job_id: Any) -> None:
+def test_an_invalid_id_is_refused_before_the_store_is_asked(queue: Queue, job_id: Any) -> None:
     for verb in (queue.peek, queue.delete, queue.kick_job, queue.reschedule):
         with pytest.raises(OptionInvalid, match="a job's id must be the text"):
             verb(job_id)

@@ -67,7 +67,7 @@ def test_a_connection_that_is_neither_is_refused_with_those_there_are() -> None:
         Settings(connections={"main": "redis://a", "spare": "redis://b"}).resolve("mian")
 
 
-def test_what_looks_like_a_url_without_its_scheme_is_shown_masked() -> None:
+def test_text_like_a_url_without_its_scheme_is_shown_masked() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         Settings().resolve(f"ann:{CANARY}@host")
     assert CANARY not in str(caught.value)

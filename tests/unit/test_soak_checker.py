@@ -777,7 +777,7 @@ def kicked_while_it_was_delayed(script: Script) -> None:
         kicked_while_it_was_delayed,
     ],
 )
-def test_what_may_happen_breaks_nothing(story: Callable[[Script], None]) -> None:
+def test_an_allowed_history_breaks_no_invariant(story: Callable[[Script], None]) -> None:
     script = Script()
     story(script)
     assert script.broken() == set()
@@ -801,7 +801,7 @@ def test_every_invariant_has_a_history_that_breaks_it() -> None:
     assert {invariant for invariant, _ in BROKEN} == INVARIANTS.keys()
 
 
-def test_what_one_history_excuses_another_does_not() -> None:
+def test_a_fault_explains_only_its_own_history() -> None:
     # Given a run that a fault explains, and the same without the fault
     script = Script()
     script.enqueue(0.0, 0.1, 7)

@@ -137,7 +137,7 @@ def test_a_wrong_option_is_refused_when_it_is_given(app: multiq.App, wrong: Any,
         send.options(**wrong)
 
 
-def test_what_a_job_sets_wins_where_its_task_lets_it(app: multiq.App) -> None:
+def test_a_jobs_limit_wins_where_its_task_allows_it(app: multiq.App) -> None:
     @app.task(loosen=True, max_attempts=7, max_crashes=2, retry_for=60, backoff=9)
     def send(address: str) -> None: ...
 

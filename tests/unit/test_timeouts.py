@@ -101,7 +101,7 @@ def test_libraries_with_locks_and_context_managers_are_left_alone(function: Call
     assert allowed(function) == {(__name__, function.__name__)}
 
 
-def test_what_a_task_calls_of_its_own_is_its_own() -> None:
+def test_functions_that_a_task_calls_count_as_its_own_code() -> None:
     assert allowed(use_helper) == {(__name__, "use_helper"), (__name__, "helper")}
 
 
@@ -109,7 +109,7 @@ def test_the_runner_itself_is_left_alone() -> None:
     assert allowed(int) == set()
 
 
-def test_what_no_task_has_called_is_left_alone() -> None:
+def test_code_that_no_task_has_called_is_left_alone() -> None:
     assert not Timeouts(1.0)._may_raise(sys._getframe())
     assert not Timeouts(1.0)._may_raise(None)
 

@@ -156,7 +156,7 @@ def test_an_id_is_opaque_text(job_id: str) -> None:
 @pytest.mark.parametrize(
     "job_id", ["", "a\nb", "\x00", "\ud800", "x" * 201, None, True, 17, b"17", 10**5000], ids=shown
 )
-def test_what_cannot_be_an_id_is_refused(job_id: Any) -> None:
+def test_an_invalid_id_is_refused(job_id: Any) -> None:
     with pytest.raises(OptionInvalid, match=r"a job's id must be .*handle\.id"):
         check_id(job_id)
 
@@ -196,7 +196,7 @@ class Broken:
         raise RuntimeError
 
 
-def test_what_cannot_be_shown_is_shown_by_its_type() -> None:
+def test_a_value_without_a_repr_is_shown_by_its_type() -> None:
     assert shown(Broken()) == "a Broken"
     assert shown(10**5000) == "a int"
     assert shown("x" * 100) == "'" + "x" * 56 + "..."

@@ -152,7 +152,7 @@ class TestVerdicts:
         assert seen == ["JobStarted", "JobFailed", "JobRetried"]
         assert handle.state() is State.DELAYED
 
-    def test_what_a_decorator_hides_is_run_or_refused(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_a_coroutine_that_a_decorator_hides_is_run_or_refused(self, app: multiq.App, mode: dict[str, Any]) -> None:
         ran: list[str] = []
 
         class Later:
@@ -566,9 +566,9 @@ class FlakyConsumer(Consumer):
         self.queues = inner.queues
         self._calls = 0
 
-    def reserve(self, limit: int, timeout: float) -> list[Any]:
+    def reserve(self, limit: int, timeout: float, queues: Any = None) -> list[Any]:
         self._fail_at_times()
-        return self._inner.reserve(limit, timeout)
+        return self._inner.reserve(limit, timeout, queues)
 
     def settle(self, verdicts: Any) -> list[Any]:
         self._fail_at_times()
@@ -607,7 +607,7 @@ def test_an_outage_delays_verdicts_and_loses_none(
 
 
 class TestPrefetch:
-    def test_it_grows_while_jobs_are_short_and_batches_full(self) -> None:
+    def test_prefetch_grows_while_jobs_are_short_and_batches_full(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(20):
             prefetch.note_job(0.00001)
@@ -623,7 +623,7 @@ class TestPrefetch:
         prefetch.note_batch(1, 1)
         assert prefetch.size == 1
 
-    def test_it_never_holds_more_work_than_its_budget(self) -> None:
+    def test_prefetch_never_holds_more_work_than_its_budget(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(100):
             prefetch.note_job(0.002)
@@ -673,7 +673,7 @@ def test_no_more_jobs_run_at_a_time_than_allowed(app: multiq.App, mode: dict[str
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_comes_in_after_the_stop_does_not_begin(
+def test_jobs_that_arrive_after_the_stop_do_not_begin(
     app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a worker that is told to stop in the very moment in which it is handed a job
@@ -683,8 +683,8 @@ def test_what_comes_in_after_the_stop_does_not_begin(
     make = app.backend.consumer
 
     class StopsInTheMiddle(FlakyConsumer):
-        def reserve(self, limit: int, timeout: float) -> list[Any]:
-            leases = self._inner.reserve(limit, timeout)
+        def reserve(self, limit: int, timeout: float, queues: Any = None) -> list[Any]:
+            leases = self._inner.reserve(limit, timeout, queues)
             worker.stop()
             return leases
 

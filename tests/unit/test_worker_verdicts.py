@@ -171,7 +171,7 @@ class Away(Consumer):
         self._shared_state = shared_state
         self.beats: list[float] = []
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         raise NotImplementedError
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:

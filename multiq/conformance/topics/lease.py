@@ -100,6 +100,7 @@ class LeaseTests(Topic):
     # --- late ---
 
     @promise("4.3")
+    @requires("priorities")
     @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
     def test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job(
         self, verdict: Callable[[Lease], Verdict]
@@ -121,7 +122,7 @@ class LeaseTests(Topic):
         stranger = self.another_consumer(backend=self.another_backend())
         # When that one passes the verdict on, then the store refuses it
         self.refused(Ack(lease), by=stranger)
-        assert self.state(lease.id) is State.READY
+        assert self.stands(lease.id, State.READY)
 
     # --- stale ---
 
@@ -185,15 +186,17 @@ class LeaseTests(Topic):
         self._assert_untouched(leases, State.READY)
 
     @promise("4.4", "7.1")
+    @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_rescheduled(self) -> None:
         # Given jobs that were abandoned, and rescheduled since
         leases = self._abandoned_of_each_kind()
         ids = [self.backend.reschedule(self.queue, lease.id, LONG) for lease in leases]
         # When the old holder settles, then nothing changes
         self._refuse_all_kinds(leases)
-        assert [self.state(job_id) for job_id in ids] == [State.DELAYED] * len(ids)
+        assert all(self.stands(job_id, State.DELAYED) for job_id in ids)
 
     @promise("4.4", "8.1")
+    @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_deleted(self) -> None:
         # Given jobs that were abandoned, and deleted since
         leases = self._abandoned_of_each_kind()
@@ -213,7 +216,7 @@ class LeaseTests(Topic):
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4", "2.4")
-    @requires("client_ids")
+    @requires("client_ids", "management")
     def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
         # Given jobs that were abandoned and deleted, and new ones of the same ids that are reserved
         leases = self._abandoned_of_each_kind()
@@ -226,7 +229,7 @@ class LeaseTests(Topic):
         self._refuse_all_kinds(leases)
         self.settle(*map(Ack, other.held.values()), by=other)
 
-    # --- what it counts ---
+    # --- counters ---
 
     @promise("4.5")
     def test_attempt_counts_reservations_from_one(self) -> None:
@@ -253,6 +256,7 @@ class LeaseTests(Topic):
         assert (third.attempt, third.crashes) == (3, 2)
 
     @promise("4.6")
+    @requires("management")
     def test_verdicts_count_no_crashes(self) -> None:
         # Given a job that got a verdict of each kind, and always came back
         job_id = self.enqueue()
@@ -278,6 +282,7 @@ class LeaseTests(Topic):
         assert self.take().crashes == 1
 
     @promise("4.7")
+    @requires("management")
     def test_kicks_count_how_often_a_job_came_back_from_being_buried(self) -> None:
         # Given a job that is buried and kicked, by both ways of kicking
         job_id = self.enqueue()
@@ -337,7 +342,7 @@ class LeaseTests(Topic):
         self.take()
         self.worker.close()
         # Then the job stays reserved, for as long as the lease lasts
-        assert self.state(job_id) is State.RESERVED
+        assert self.stands(job_id, State.RESERVED)
         assert self.reserve(by=self.another_consumer()) == []
 
     # --- internals ---

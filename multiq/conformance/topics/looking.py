@@ -10,10 +10,12 @@ from multiq.errors import JobNotFound, Unsupported
 from multiq.ids import new_id
 
 
+@requires("inspection")
 class PeekTests(Topic):
     """What ``Backend.peek`` promises."""
 
     @promise("9.1")
+    @requires("priorities")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_peek_returns_the_state_and_all_else(self, state: State) -> None:
         # Given a job in some state
@@ -113,11 +115,12 @@ class PeekTests(Topic):
         assert self.tells(record.attempt, 1, "durable_attempts")
 
 
+@requires("inspection")
 class JobsTests(Topic):
     """What ``Backend.jobs`` promises."""
 
     @promise("9.2")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "priorities")
     def test_ready_jobs_are_listed_as_they_would_be_reserved(self) -> None:
         # Given jobs of several priorities and ages, one of which came back
         for number, priority in enumerate((5, 1, 5, 0, 1)):
@@ -129,7 +132,7 @@ class JobsTests(Topic):
         assert self.bodies() == listed
 
     @promise("9.2")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "priorities")
     def test_delayed_jobs_are_listed_by_due_time(self) -> None:
         # Given delays against age and priority
         for number in (4, 2, 3, 1):
@@ -182,7 +185,7 @@ class JobsTests(Topic):
             assert [record.id for record in self.backend.jobs(self.queue, state).jobs] == [ids[state]]
 
     @promise("9.2", "9.1")
-    @requires("lists_jobs")
+    @requires("lists_jobs", "priorities")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_a_listing_says_of_a_job_what_peek_says(self, state: State) -> None:
         # Given a job with values of its own
@@ -240,7 +243,7 @@ class JobsTests(Topic):
         assert [len(page) for page in self._pages(State.READY, 3)] == [3, 3]
 
     @promise("9.3")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "management")
     def test_a_job_that_stays_is_seen_once_while_others_go(self) -> None:
         # Given a listing of which the first page was read
         ids = self.enqueue_all(*[b"%d" % number for number in range(8)])
@@ -254,7 +257,7 @@ class JobsTests(Topic):
         assert seen + [record.id for record in page.jobs] == [ids[0], ids[1], ids[2], ids[3], ids[5], ids[6], ids[7]]
 
     @promise("9.3")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "priorities")
     def test_a_job_that_stays_is_seen_once_while_others_come(self) -> None:
         # Given a listing of which the first page was read
         ids = self.enqueue_all(*[b"x"] * 6, priority=5)
@@ -287,7 +290,7 @@ class JobsTests(Topic):
     @promise("9.2", "11.3")
     @without("lists_jobs")
     @pytest.mark.parametrize("state", STORED_STATES)
-    def test_what_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
+    def test_a_state_that_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
         # Given several jobs in a state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)
@@ -331,6 +334,7 @@ class JobsTests(Topic):
         )  # fmt: skip
 
 
+@requires("exact_counts")
 class StatsTests(Topic):
     """What ``Backend.stats`` promises."""
 
@@ -353,6 +357,7 @@ class StatsTests(Topic):
         assert self.counts() == (3, 2, 3, 4)
 
     @promise("9.5", "5.7")
+    @requires("management")
     def test_the_counts_follow_every_verb(self) -> None:
         # Given a queue that lives through all of them
         self.enqueue_all(*[b"x"] * 6, ttr=LONG)
@@ -381,6 +386,7 @@ class StatsTests(Topic):
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")
+    @requires("pausing")
     def test_stats_return_how_long_a_queue_is_still_paused(self) -> None:
         # Given a paused queue
         self.backend.pause(self.queue, LONG)
@@ -424,6 +430,7 @@ class QueuesTests(Topic):
         assert self._ours() == [self.queue]
 
     @promise("9.4")
+    @requires("pausing")
     def test_a_queue_is_named_while_it_is_paused(self) -> None:
         # Given an empty queue that is paused
         self.backend.pause(self.queue, LONG)
@@ -433,6 +440,7 @@ class QueuesTests(Topic):
         assert self._ours() == []
 
     @promise("9.4")
+    @requires("pausing", "purging")
     def test_a_queue_that_was_only_asked_about_is_not_named(self) -> None:
         # Given a queue that was looked at, waited at, resumed and purged, and never held a job
         self.counts()
@@ -442,6 +450,7 @@ class QueuesTests(Topic):
         assert self._ours() == []
 
     @promise("9.4")
+    @requires("management")
     def test_an_emptied_queue_is_not_named(self) -> None:
         # Given a queue whose last jobs were acked and deleted
         job_id = self.enqueue(delay=LONG)

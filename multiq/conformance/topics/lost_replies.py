@@ -274,6 +274,7 @@ class LostRepliesTests(Topic):
     # --- managing ---
 
     @promise("11.9", "8.1")
+    @requires("management")
     def test_a_delete_whose_reply_is_lost_does_not_say_that_there_was_no_job(self) -> None:
         for cut in self._cuts():
             first, doomed, last = self._put(3)
@@ -282,6 +283,7 @@ class LostRepliesTests(Topic):
             assert left == [first, last] or (not is_known and left == [first, doomed, last])
 
     @promise("11.9", "7.1", "7.2")
+    @requires("management")
     def test_a_reschedule_whose_reply_is_lost_moves_its_job_once(self) -> None:
         for cut in self._cuts():
             _, moved, _ = self._put(3)
@@ -306,6 +308,7 @@ class LostRepliesTests(Topic):
             assert not is_known or answer == len(kicked) == 2
 
     @promise("11.9", "6.2")
+    @requires("management")
     def test_a_kick_of_one_job_whose_reply_is_lost_kicks_it_once(self) -> None:
         for cut in self._cuts():
             _, kicked, _ = self._put_buried(3)
@@ -317,6 +320,7 @@ class LostRepliesTests(Topic):
             assert (ready, buried) == ((1, 2) if job.state is State.READY else (0, 3))
 
     @promise("11.9", "10.4")
+    @requires("purging")
     def test_a_purge_whose_reply_is_lost_counts_what_it_deleted(self) -> None:
         for cut in self._cuts():
             self._put(3)
@@ -327,6 +331,7 @@ class LostRepliesTests(Topic):
             assert not is_known or (answer, ready) == (3, 0)
 
     @promise("11.9", "10.1", "10.2")
+    @requires("pausing")
     def test_a_pause_and_a_resume_whose_replies_are_lost_can_be_said_again(self) -> None:
         for cut in self._cuts():
             self._put(1)

@@ -78,7 +78,7 @@ class TouchTests(Topic):
         lease = self.take()
         self.settle(Touch(lease), Release(lease, delay=LONG))
         # Then both were accepted, and the verdict is what counts
-        assert self.state(job_id) is State.DELAYED
+        assert self.stands(job_id, State.DELAYED)
 
     @promise("5.4")
     def test_touching_one_job_does_not_extend_another(self) -> None:

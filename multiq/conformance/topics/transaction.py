@@ -63,7 +63,7 @@ class TransactionTests(Topic):
             )
             connection.commit()
         # Then all is as if there had been no transaction
-        assert self.state(late) is State.DELAYED
+        assert self.stands(late, State.DELAYED)
         assert self.bodies() == [b"1", b"2", b"3"]
 
     @promise("2.7", "3.7")

@@ -177,7 +177,7 @@ def test_reserve_after_a_refused_watch_returns_no_job_of_another_queue(
         assert next(lease.queue for lease in consumer.reserve(9, 5)) == OTHER
 
 
-# --- what was certainly not sent -------------------------------------------------------------------------
+# --- unsent jobs -----------------------------------------------------------------------------------------
 
 
 def test_cut_enqueue_reports_unsent_jobs(proxy: Proxy, client: BareClient) -> None:

@@ -18,7 +18,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import LeaseLost
 from multiq.ids import new_id
 from multiq_beanstalk.clock import now
-from multiq_beanstalk.lease_timer import NOOP_DELAYS
+from multiq_beanstalk.leases import NOOP_DELAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -284,10 +284,10 @@ def test_djangos_errors_are_ours(
         backend.enqueue("q", jobs(), connection=django)
 
 
-# --- what does not fit -----------------------------------------------------------------------------------
+# --- refused connections ---------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_refused_with_the_way_out(
+def test_an_unsupported_connection_is_refused_with_the_way_out(
     backend: MysqlBackend, server: MysqlDatabases, place: Place, jobs: Jobs
 ) -> None:
     engine = sqlalchemy.create_engine("mysql+pymysql://", creator=lambda: server.connect(place.name))
@@ -310,7 +310,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
     assert bodies(backend) == []
 
 
-def test_what_is_asynchronous_is_refused_with_the_way_out(
+def test_an_asynchronous_connection_is_refused_with_the_way_out(
     backend: MysqlBackend, server: MysqlDatabases, place: Place, jobs: Jobs
 ) -> None:
     import aiomysql

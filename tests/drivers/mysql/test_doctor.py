@@ -153,7 +153,9 @@ def test_tables_that_this_multiq_cannot_use_are_bad(
     assert words in f"{finding.why} {finding.advice}"
 
 
-def test_what_a_user_may_not_ask_is_unknown_and_never_ok(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_finding_that_the_user_may_not_read_is_unknown_and_never_ok(
+    mysql_server: MysqlDatabases, place: Place
+) -> None:
     use(place)
     with mysql_server.account("SELECT, INSERT, UPDATE, DELETE", f"{place.name}.*") as account:
         found = examined(account.url(place.name))

@@ -130,7 +130,7 @@ def test_sqlalchemy_s_way_of_writing_it(mysql_server: MysqlDatabases, place: Pla
         ("mysql:///jobs", "name a host"),
         ("mysql://root@localhost/jobs?unix_socket=/run/x", "not both"),
         ("mysql://root@one,two/jobs", "several hosts"),
-        ("mysql+mariadbconnector://root@localhost/jobs", "the scheme is mysql://"),
+        ("mysql+mariadbconnector://root@localhost/jobs", "the scheme must be mysql://"),
         ("mysql://root:S3CR3T@localhost/jobs?password_env=X", "given twice"),
         ("mysql://root@localhost/jobs?password_file=x&password_env=X", "given twice"),
         ("mysql://root@/jobs?unix_socket=/run/x&tls=yes", "stays on this machine"),

@@ -105,7 +105,7 @@ def test_a_wait_beside_a_locked_due_row_polls_seldom_and_ends_in_time(
         # And an interrupt is heeded
         waiting = threading.Thread(target=consumer.reserve, args=(10, 3600))
         waiting.start()
-        until(lambda: backend._pool.poller._waiters)
+        until(lambda: backend._pool.poller.waiting)
         consumer.interrupt()
         waiting.join(60)
         assert not waiting.is_alive()
@@ -133,7 +133,7 @@ def test_a_stream_of_due_jobs_delays_no_ready_job(
         assert len(looks) <= 4
 
 
-def test_what_is_due_in_a_later_queue_waits_until_its_turn_comes(backend: MysqlBackend, plain: Any) -> None:
+def test_a_due_job_of_a_later_queue_waits_for_its_turn(backend: MysqlBackend, plain: Any) -> None:
     due_jobs(plain, "late", 3000)
     made = ready_jobs(backend, "early", 10)
     with backend.consumer(["early", "late"]) as consumer:
@@ -165,7 +165,7 @@ def test_a_listing_beside_a_locked_due_row_and_a_stream_ends(
     assert backend.stats("a").ready == 3
 
 
-# --- what is dropped is found again ----------------------------------------------------------------------
+# --- dropped claims --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ def test_an_urgent_job_whose_claim_a_deadlock_undid_is_not_hidden_by_the_scan_wi
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
         urgent_job(plain)
         # When a scan from the start has found it, and the transaction is run again
-        backend._pool.poller.scan_window("a").ready.restart.request()
+        backend._pool.poller.scan_windows.of("a").ready.restart.request()
         commit, failures = Session.commit, [True]
 
         def unlucky(self: Session, *texts: str, **options: Any) -> Any:
@@ -217,7 +217,7 @@ def test_an_urgent_job_that_was_locked_and_not_claimed_is_not_hidden_by_the_scan
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
         # When it comes upon something urgent there, but the first queue has enough
         urgent_job(plain, "b")
-        backend._pool.poller.scan_window("b").ready.restart.request()
+        backend._pool.poller.scan_windows.of("b").ready.restart.request()
         made = ready_jobs(backend, "a", 2)
         assert [lease.id for lease in consumer.reserve(2, 0)] == made
         # Then it comes first when it is the turn of the second

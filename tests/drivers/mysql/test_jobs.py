@@ -17,8 +17,8 @@ from multiq.driverkit.call_retry import Failure, repetitions
 from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
-from multiq_mysql import connection as connection_module
 from multiq_mysql import errors, scan_window
+from multiq_mysql import pool as pool_module
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
 from multiq_mysql.dsn import Dsn
@@ -248,7 +248,7 @@ def test_every_verb_is_run_again_after_a_deadlock(
 
 
 @pytest.mark.parametrize("code", [errors.REFUSED_BY_GROUP, errors.NOT_PREPARED])
-def test_what_a_cluster_refuses_is_tried_again_until_the_call_s_time_is_over(
+def test_a_statement_that_a_cluster_refuses_is_retried_until_the_deadline(
     mysql_server: MysqlDatabases, place: Place, jobs: Jobs, code: int
 ) -> None:
     with open_backend(f"{place.url}?timeout=0.5") as backend:
@@ -347,7 +347,7 @@ def test_nothing_of_ours_stays_open_between_calls(
     assert mysql_server.ask("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state IS NOT NULL") == ((0,),)
 
 
-# --- what is not ours ------------------------------------------------------------------------------------
+# --- foreign tables and rows -----------------------------------------------------------------------------
 
 
 def test_a_table_that_was_dropped_is_reported_with_the_way_to_make_it_again(
@@ -513,7 +513,7 @@ def test_connections_that_were_idle_for_a_while_are_closed(
         borrowed = [stack.enter_context(backend._pool.borrowed()) for _ in range(12)]
         for connection in borrowed:
             connection.select("SELECT 1")
-    monkeypatch.setattr(connection_module, "_IDLE_FOR", -1.0)
+    monkeypatch.setattr(pool_module, "_IDLE_FOR", -1.0)
     for _ in borrowed:  # each call closes one
         backend.stats("q")
     assert len([connection for connection in borrowed if connection._opened is not None]) <= 1

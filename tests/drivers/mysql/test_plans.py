@@ -13,7 +13,7 @@ from pymysql.cursors import DictCursor
 import multiq_mysql
 from multiq.backend import Ack, State
 from multiq.backend.registry import open_backend
-from multiq_mysql.connection import _SESSION
+from multiq_mysql.pool import _SESSION
 from multiq_mysql.scan_window import FROM_START
 from multiq_mysql.statements import NOW, Sql, render, template
 
@@ -96,7 +96,7 @@ def _is_by_index(verb: str, plan: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["look", "stats", "due", "last_buried", "buried"])
-def test_what_is_only_counted_or_found_is_read_from_the_index_alone(tables: Connection[Any], verb: str) -> None:
+def test_counts_and_lookups_read_the_index_alone(tables: Connection[Any], verb: str) -> None:
     steps = [step for step in _plan(tables, verb) if step["table"] == "multiq_jobs"]
     assert steps
     assert all("Using index" in step["Extra"] for step in steps)

@@ -18,7 +18,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost, SchemaNotReady
 from multiq.ids import new_ids
 from multiq_mysql import receipts
-from multiq_mysql.connection import Pool
+from multiq_mysql.pool import Pool
 from multiq_mysql.receipts import ReceiptBook
 from multiq_mysql.waiting import Poller
 
@@ -214,7 +214,7 @@ def test_a_reschedule_whose_request_is_lost_is_refused_if_another_consumer_has_t
     assert not proxy.is_armed
 
 
-# --- what counted is not lost ----------------------------------------------------------------------------
+# --- verdicts that counted -------------------------------------------------------------------------------
 
 
 @pytest.mark.few_rows

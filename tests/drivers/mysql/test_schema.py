@@ -76,8 +76,7 @@ def test_the_first_connection_makes_the_tables_and_the_next_one_finds_them(
 
 def test_a_look_makes_no_tables_and_finds_existing_ones(mysql_server: MysqlDatabases, place: Place) -> None:
     # Given a backend that only looks at a database without jobs
-    with open_backend(place.url) as looking, open_backend(place.url) as program:
-        looking.make_nothing()
+    with open_backend(place.url, create=False) as looking, open_backend(place.url) as program:
         # Then it gets an error, and the database stays as it is
         with pytest.raises(SchemaNotReady, match=rf"{place.name} has no tables of multiq's.*MULTIQ_URL"):
             looking.queues()

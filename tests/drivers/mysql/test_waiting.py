@@ -35,7 +35,7 @@ FOR_EVER = 60.0  # seconds; no test waits for it
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits looks only once a minute."""
-    monkeypatch.setattr(waiting, "_FIRST_NAP", FOR_EVER)
+    monkeypatch.setattr(waiting, "_FIRST_PAUSE", FOR_EVER)
     monkeypatch.setattr(waiting, "IDLE_POLL", FOR_EVER)
     monkeypatch.setattr("multiq_mysql.consumer._LONGEST_SLEEP", FOR_EVER)
 
@@ -175,6 +175,6 @@ def test_a_server_that_goes_away_ends_the_wait_with_an_error(new_mysql: Callable
 
 def until_all_wait(backend: MysqlBackend, count: int) -> None:
     give_up_at = time.monotonic() + 30
-    while len(backend._pool.poller._waiters) < count:
+    while backend._pool.poller.waiting < count:
         assert time.monotonic() < give_up_at
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""multiq on beanstalkd beside its limit, in one run: ``python benchmarks/beanstalk_beside_limit.py --help``.
+"""multiq on beanstalkd beside its baseline, in one run: ``python benchmarks/beanstalk_beside_baseline.py --help``.
 
 Each figure of multiq and the plain loop it is compared with are taken in turns on one private server, over TCP, that
 writes nothing to its disk, or with ``--binlog 1`` syncs before each answer. Every job is accounted for. Needs
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import greenstalk
+from baselines import puts_through_greenstalk
 from bench_app import app
 from beside import BODY, QUEUE, arguments, expect, report
 from beside_server import BesideServer
-from limits import puts_through_greenstalk
 from servers.beanstalk import BeanstalkServer
 from servers.process import HOST, until
 

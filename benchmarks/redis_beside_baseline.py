@@ -1,4 +1,4 @@
-"""multiq on Redis beside its limit, in one run: ``python benchmarks/redis_beside_limit.py --help``.
+"""multiq on Redis beside its baseline, in one run: ``python benchmarks/redis_beside_baseline.py --help``.
 
 Each figure of multiq and the plain redis-py loop it is compared with are taken in turns on one private server, over
 TCP, that writes nothing to its disk. Every job is accounted for. Needs redis-server and the extra ``dev``.
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import redis
+from baselines import pushes_through_redis_py
 from bench_app import app
 from beside import BODY, QUEUE, arguments, report
 from beside_server import BesideServer
-from limits import pushes_through_redis_py
 from servers.process import until
 from servers.redis import RedisServer
 

@@ -1,4 +1,4 @@
-"""multiq on MariaDB beside its limit, in one run: ``python benchmarks/mysql_beside_limit.py --help``.
+"""multiq on MariaDB beside its baseline, in one run: ``python benchmarks/mysql_beside_baseline.py --help``.
 
 Each figure of multiq and the plain PyMySQL loop it is compared with are taken in turns on one private server, over TCP,
 with ``innodb_flush_log_at_trx_commit=1``. Every job is accounted for. Needs mariadbd and the extra ``dev``.

@@ -1,4 +1,4 @@
-"""multiq on SQLite beside its limit, in one run: ``python benchmarks/sqlite_beside_limit.py --help``.
+"""multiq on SQLite beside its baseline, in one run: ``python benchmarks/sqlite_beside_baseline.py --help``.
 
 Each figure of multiq and the plain ``sqlite3`` loop it is compared with are taken in turns, on fresh files. Durability
 is the same for both: WAL and ``synchronous=FULL``, one fsync per commit. Every job is accounted for.
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from baselines import baseline_of
 from bench_app import app, noop
 from beside import (
     BODY,
@@ -31,7 +32,6 @@ from beside import (
     send,
     timed,
 )
-from limits import limit_of
 
 from multiq.bench.adapter import PUT_BATCH as BATCH
 
@@ -63,7 +63,7 @@ def bulk_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
         expect(app.queue().stats().ready, options.jobs)
         return rate
 
-    return _beside(folder, options, ours, lambda limit: limit.put_in_batches(options.jobs))
+    return _beside(folder, options, ours, lambda baseline: baseline.put_in_batches(options.jobs))
 
 
 def single_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
@@ -77,7 +77,7 @@ def single_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
         expect(app.queue().stats().ready, count + 1)
         return rate
 
-    return _beside(folder, options, ours, lambda limit: limit.put_one_by_one(count))
+    return _beside(folder, options, ours, lambda baseline: baseline.put_one_by_one(count))
 
 
 def drain(folder: Path, options: argparse.Namespace) -> Figures:
@@ -97,14 +97,14 @@ def drain(folder: Path, options: argparse.Namespace) -> Figures:
         expect(len(app.backend.queues()), 0)
         return float(options.jobs / seconds)
 
-    def limit(plain: Baseline) -> float:
+    def baseline(plain: Baseline) -> float:
         plain.put_in_batches(options.jobs)
         return plain.take_in_batches()
 
-    return _beside(folder, options, ours, limit)
+    return _beside(folder, options, ours, baseline)
 
 
-# --- figures without a limit ----------------------------------------------------------------------------------
+# --- figures without a baseline ----------------------------------------------------------------------------------
 
 
 def idle_worker(folder: Path, options: argparse.Namespace) -> Figures:
@@ -144,14 +144,14 @@ MEASUREMENTS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
 
 
 def _beside(
-    folder: Path, options: argparse.Namespace, ours: Callable[[Path], float], limit: Callable[[Baseline], float]
+    folder: Path, options: argparse.Namespace, ours: Callable[[Path], float], baseline: Callable[[Baseline], float]
 ) -> Figures:
     def fresh() -> Path:
         return folder / f"{time.monotonic_ns()}.db"
 
     def leanest() -> float:
-        with limit_of(f"sqlite:///{fresh()}", BODY) as plain:
-            return limit(plain)
+        with baseline_of(f"sqlite:///{fresh()}", BODY) as plain:
+            return baseline(plain)
 
     return in_turns(options.repeats, lambda: ours(fresh()), leanest)
 

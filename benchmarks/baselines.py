@@ -24,32 +24,32 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def limit_of(url: str, body: bytes) -> Iterator[Baseline]:
+def baseline_of(url: str, body: bytes) -> Iterator[Baseline]:
     """The leanest loops on the server of *url*, for bodies as large as those of a no-op task."""
     bench = load_bench(url.partition(":")[0])
     assert bench is not None  # noqa: S101 - all that are measured here have one
-    with bench.at(url) as place:
-        limit = place.baseline(body)
-        assert limit is not None  # noqa: S101
-        with closing(limit):
-            yield limit
+    with bench.at(url) as adapter:
+        baseline = adapter.baseline(body)
+        assert baseline is not None  # noqa: S101
+        with closing(baseline):
+            yield baseline
 
 
 def pushes_through_redis_py(port: int, body: bytes, count: int) -> float:
     """``LPUSH`` per second, each with a round trip of its own, plain redis-py with hiredis."""
     with closing(redis.Redis(port=port, protocol=2, retry=Retry(NoBackoff(), 0))) as client:
-        client.lpush("limit:list", body)
+        client.lpush("baseline:list", body)
         start = time.perf_counter()
         for _ in range(count):
-            client.lpush("limit:list", body)
+            client.lpush("baseline:list", body)
         rate = count / (time.perf_counter() - start)
-        client.delete("limit:list")
+        client.delete("baseline:list")
     return rate
 
 
 def puts_through_greenstalk(address: tuple[str, int], body: bytes, count: int) -> float:
     """greenstalk's ``put`` per second, each with a round trip of its own. The jobs are deleted again."""
-    with greenstalk.Client(address, encoding=None, use="limit", watch="limit") as client:
+    with greenstalk.Client(address, encoding=None, use="baseline", watch="baseline") as client:
         put = client.put
         start = time.perf_counter()
         for _ in range(count):

@@ -1,9 +1,9 @@
-"""Sockets whose deadline and size limit are those of a whole reply.
+"""Sockets whose deadline and size limit are those of a whole reply, for a client library that takes a ready socket.
 
-PyMySQL's timeouts are those of one ``recv``: a server that sends a byte now and then holds a call for as long as it
-likes. PyMySQL reads through ``socket.makefile``, which calls ``recv_into``, and writes with ``sendall``: both look at
-the deadline here, and set the socket's own timeout only if that is off by more than a tenth of a second, as that is a
-system call.
+The timeouts of such libraries, like PyMySQL, are those of one ``recv``: a server that sends a byte now and then holds a
+call for as long as it likes. They read through ``socket.makefile``, which calls ``recv_into``, and write with
+``sendall``: both look at the deadline here, and set the socket's own timeout only if that is off by more than a tenth
+of a second, as that is a system call.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ import math
 import socket
 import ssl
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from multiq.driverkit.tls import handshake
-
-if TYPE_CHECKING:
-    from pymysql.connections import Connection
+from .tls import handshake
 
 _SLACK = 0.1  # seconds that a read may end later than the deadline
-_LARGEST_REPLY = 640_000_000  # bytes, as in the Redis driver
+_LARGEST_REPLY = 640_000_000  # bytes; as in the Redis driver
 
 
-class _Deadline(socket.socket):
+class DeadlineSocket(socket.socket):
     """What both classes of sockets share: the deadline and the size limit."""
 
     deadline = math.inf
@@ -59,7 +56,7 @@ class _Deadline(socket.socket):
 _recv_into, _sendall = socket.socket.recv_into, socket.socket.sendall
 
 
-class TimedSocket(_Deadline):
+class TimedSocket(DeadlineSocket):
     """A TCP socket without TLS, or a UNIX socket."""
 
     def recv_into(self, *args: Any) -> int:
@@ -71,7 +68,7 @@ class TimedSocket(_Deadline):
         _sendall(self, *args)  # ``sendall`` applies its timeout to the whole write
 
 
-class TimedTlsSocket(_Deadline, ssl.SSLSocket):
+class TimedTlsSocket(DeadlineSocket, ssl.SSLSocket):
     """A TLS socket."""
 
     def recv_into(self, *args: Any) -> int:
@@ -88,7 +85,7 @@ class TimedTlsSocket(_Deadline, ssl.SSLSocket):
 
 
 class TimedTlsContext:
-    """Stands for the ``SSLContext`` of one connection, of which PyMySQL calls nothing but ``wrap_socket``."""
+    """Stands for the ``SSLContext`` of one connection, for a library that calls nothing but ``wrap_socket``."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
@@ -96,7 +93,7 @@ class TimedTlsContext:
     def wrap_socket(self, sock: TimedSocket, server_hostname: str) -> TimedTlsSocket:
         """Do the handshake, within the deadline of *sock*."""
         wrapped = handshake(self._context, sock, server_hostname, sock.deadline)
-        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - dsn.py has set the context's sslsocket_class
+        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - the caller sets the context's sslsocket_class
         wrapped.deadline = sock.deadline
         return wrapped
 
@@ -106,23 +103,3 @@ def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
     made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
     made.deadline = deadline
     return made
-
-
-def limit_each_call(connection: Connection[Any], seconds: float) -> None:
-    """Limit each following statement and its whole reply to so many *seconds*."""
-    sock = _socket_of(connection)
-    if sock is not None:
-        sock.period = seconds
-
-
-def set_deadline(connection: Connection[Any], deadline: float) -> None:
-    """Have all following statements together end at *deadline* (monotonic)."""
-    sock = _socket_of(connection)
-    if sock is not None:
-        sock.deadline, sock.period = deadline, None
-
-
-def _socket_of(connection: Any) -> _Deadline | None:
-    """The connection's socket; None if it is closed, or not one of these classes."""
-    sock = connection._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
-    return sock if isinstance(sock, _Deadline) else None
