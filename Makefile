@@ -15,7 +15,7 @@ ARGS ?=
 MINUTES ?= 60
 # most tests wait (for leases, due times, servers that start), so more of them than cores run side by side
 SIDE_BY_SIDE ?= -n 8 --dist worksteal
-# thousands of interpreters are started: none of them shall compile all modules anew, whatever the shell has set
+# thousands of interpreters are started: none of them may compile all modules again, whatever the shell has set
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin

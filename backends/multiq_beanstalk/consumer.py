@@ -78,7 +78,7 @@ class BeanstalkConsumer(Consumer):
         answers, leases = self._exchange(verdicts, limit)
         if not leases and timeout > 0 and limit > 0:
             try:
-                leases = self._wait(give_up_at)
+                leases = self._wait_for_jobs(give_up_at)
             except BackendError:
                 if not verdicts:
                     raise
@@ -505,7 +505,7 @@ class BeanstalkConsumer(Consumer):
 
     # --- waiting ---
 
-    def _wait(self, give_up_at: float) -> list[Lease]:
+    def _wait_for_jobs(self, give_up_at: float) -> list[Lease]:
         reserved = self._waiter.wait(self._main, give_up_at)
         if reserved is None:
             return []

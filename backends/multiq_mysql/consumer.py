@@ -138,7 +138,7 @@ class MysqlConsumer(Consumer):
         if queues is not None or self._order is not self.queues:
             self._set_order(queues)
         give_up_at = time.monotonic() + timeout
-        outcome = self._transact(verdicts, limit)
+        outcome = self._exchange(verdicts, limit)
         self._notify_released(verdicts)
         if outcome.leases or timeout <= 0:
             self._interrupted = False
@@ -153,11 +153,6 @@ class MysqlConsumer(Consumer):
         self._interrupted = True
         self._pool.poller.notify()
 
-    def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply: later replies on them may be malformed, too."""
-        self._connection.close()
-        self._pool.close()
-
     def close(self) -> None:
         deadline = time.monotonic() + self._pool.timeout
         if leases := self._recover_leases(deadline):
@@ -167,62 +162,50 @@ class MysqlConsumer(Consumer):
             self._notify_released(batch.verdicts)
         self._connection.close()
 
-    # --- waiting ---
+    def _discard_connections(self) -> None:
+        """Close all connections after a malformed reply: later replies on them may be malformed, too."""
+        self._connection.close()
+        self._pool.close()
 
-    def _wait_for_jobs(self, limit: int, give_up_at: float, *, has_looked: bool) -> list[Lease]:
-        """Reserve, and wait until *give_up_at* for jobs. *has_looked*: a poll found no jobs just before this call."""
-        poller = self._pool.poller
-        while True:
-            notifications = poller.notifications  # read before polling: an enqueue in this process after this wakes us
-            outlooks: list[Outlook] = []
-            if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
-                outcome = self._transact((), limit)
-                outlooks = outcome.outlooks
-                if outcome.leases:
-                    self._interrupted = False
-                    return outcome.leases
-            has_looked = False
-            if any(outlook.has_past_pause for outlook in outlooks):
-                self._forget_pauses()
-            if self._interrupted or time.monotonic() >= give_up_at:
-                self._interrupted = False
-                return []
-            wake_at = self._wake_at(outlooks, give_up_at)
-            poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
+    # --- settling ---
 
-    def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
-        """The verdicts are settled and must not be settled again, so an error is left for the next reserve to raise."""
+    def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
+        if batch.is_short and not self._unconfirmed.about(batch):
+            done, acks = batch.all_done(), batch.acks(session.take_ticket())
+            if len(done) == 1:  # one statement, committed by itself
+                if batch.are_done(self._commit(session, batch, done, acks)):
+                    return done
+            elif batch.are_done(session.begin(*acks)):
+                self._commit(session, batch, done, [])
+                return done
+            else:
+                session.roll_back()
+        answers, statements = batch.lock(session, self._unconfirmed)
+        self._commit(session, batch, answers, statements)
+        return answers
+
+    def _settle_carefully(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
+        answers, statements = batch.lock(session, self._unconfirmed)
+        if statements:
+            session.execute(*statements)
+        return answers
+
+    def _commit(
+        self,
+        session: Session,
+        batch: Batch | None,
+        answers: Sequence[LeaseLost | None],
+        statements: Sequence[str],
+    ) -> list[Reply]:
+        """Commit. If the reply is lost, the ticket or the receipt shows later whether these answers hold."""
+        if batch is None:
+            return session.commit(*statements)
         try:
-            return self._wait_for_jobs(limit, give_up_at, has_looked=True)
-        except MultiqError:
-            found = self._recover_leases(self._call_began + self._pool.timeout)
-            self._unconfirmed_leases = found[limit:] or self._unconfirmed_leases
-            return found[:limit]
-
-    def _has_work(self, outlooks: list[Outlook]) -> bool:
-        with self._pool.borrowed() as connection:
-            outlooks += look(connection, self._pool, self._order)
-        return any(outlook.has_work for outlook in outlooks)
-
-    def _forget_pauses(self) -> None:
-        """Delete the rows of pauses that are over, so that polls do not see them again. Other processes may, too."""
-        if self._may_forget:
-            try:
-                with self._pool.borrowed() as connection:
-                    statement = render("forget_pauses", now=self._pool.now)
-                    connection.run(lambda session: session.commit(statement))
-            except BackendError:  # a row that stays does no harm, and this user may not have the right to DELETE
-                self._may_forget = False
-
-    def _wake_at(self, outlooks: Sequence[Outlook], give_up_at: float) -> float:
-        changes = [outlook.changes_in for outlook in outlooks if outlook.changes_in is not None]
-        nap = min([_LONGEST_SLEEP, *(change / SECOND for change in changes if change > 0)])
-        return min(give_up_at, time.monotonic() + nap)
-
-    def _notify_released(self, verdicts: Sequence[Verdict]) -> None:
-        """Wake this process's waiting consumers if a verdict may have made a job ready or due."""
-        if not _MAKE_READY.isdisjoint(map(type, verdicts)):
-            self._pool.poller.notify()
+            return session.commit(*statements, done=1)
+        except BaseException:
+            if session.is_broken and session.proof is not None:
+                self._unconfirmed.begin(batch, answers, session.proof)
+            raise
 
     # --- reserving ---
 
@@ -232,7 +215,7 @@ class MysqlConsumer(Consumer):
         # while an earlier queue has jobs, rows of a later one would be locked for nothing
         self._likely_queue = next((queue for queue in self._order if queue not in self._without), self._order[0])
 
-    def _transact(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
+    def _exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
         """Settle and reserve in one transaction."""
         batch = Batch(self._pool, verdicts) if verdicts else None
         self._call_began = time.monotonic()
@@ -386,45 +369,62 @@ class MysqlConsumer(Consumer):
         live = {seq for (seq,) in session.execute(asked)[0].rows}
         return [lease for lease, (seq, _) in zip(self._unconfirmed_leases, fences, strict=True) if int(seq) in live]
 
-    # --- settling ---
+    # --- waiting ---
 
-    def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
-        if batch.is_short and not self._unconfirmed.about(batch):
-            done, acks = batch.all_done(), batch.acks(session.take_ticket())
-            if len(done) == 1:  # one statement, committed by itself
-                if batch.are_done(self._commit(session, batch, done, acks)):
-                    return done
-            elif batch.are_done(session.begin(*acks)):
-                self._commit(session, batch, done, [])
-                return done
-            else:
-                session.roll_back()
-        answers, statements = batch.lock(session, self._unconfirmed)
-        self._commit(session, batch, answers, statements)
-        return answers
+    def _wait_for_jobs(self, limit: int, give_up_at: float, *, has_looked: bool) -> list[Lease]:
+        """Reserve, and wait until *give_up_at* for jobs. *has_looked*: a poll found no jobs just before this call."""
+        poller = self._pool.poller
+        while True:
+            notifications = poller.notifications  # read before polling: an enqueue in this process after this wakes us
+            outlooks: list[Outlook] = []
+            if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
+                outcome = self._exchange((), limit)
+                outlooks = outcome.outlooks
+                if outcome.leases:
+                    self._interrupted = False
+                    return outcome.leases
+            has_looked = False
+            if any(outlook.has_past_pause for outlook in outlooks):
+                self._forget_pauses()
+            if self._interrupted or time.monotonic() >= give_up_at:
+                self._interrupted = False
+                return []
+            wake_at = self._wake_at(outlooks, give_up_at)
+            poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
 
-    def _settle_carefully(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
-        answers, statements = batch.lock(session, self._unconfirmed)
-        if statements:
-            session.execute(*statements)
-        return answers
-
-    def _commit(
-        self,
-        session: Session,
-        batch: Batch | None,
-        answers: Sequence[LeaseLost | None],
-        statements: Sequence[str],
-    ) -> list[Reply]:
-        """Commit. If the reply is lost, the ticket or the receipt shows later whether these answers hold."""
-        if batch is None:
-            return session.commit(*statements)
+    def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
+        """The verdicts are settled and must not be settled again, so an error is left for the next reserve to raise."""
         try:
-            return session.commit(*statements, done=1)
-        except BaseException:
-            if session.is_broken and session.proof is not None:
-                self._unconfirmed.begin(batch, answers, session.proof)
-            raise
+            return self._wait_for_jobs(limit, give_up_at, has_looked=True)
+        except MultiqError:
+            found = self._recover_leases(self._call_began + self._pool.timeout)
+            self._unconfirmed_leases = found[limit:] or self._unconfirmed_leases
+            return found[:limit]
+
+    def _has_work(self, outlooks: list[Outlook]) -> bool:
+        with self._pool.borrowed() as connection:
+            outlooks += look(connection, self._pool, self._order)
+        return any(outlook.has_work for outlook in outlooks)
+
+    def _forget_pauses(self) -> None:
+        """Delete the rows of pauses that are over, so that polls do not see them again. Other processes may, too."""
+        if self._may_forget:
+            try:
+                with self._pool.borrowed() as connection:
+                    statement = render("forget_pauses", now=self._pool.now)
+                    connection.run(lambda session: session.commit(statement))
+            except BackendError:  # a row that stays does no harm, and this user may not have the right to DELETE
+                self._may_forget = False
+
+    def _wake_at(self, outlooks: Sequence[Outlook], give_up_at: float) -> float:
+        changes = [outlook.changes_in for outlook in outlooks if outlook.changes_in is not None]
+        nap = min([_LONGEST_SLEEP, *(change / SECOND for change in changes if change > 0)])
+        return min(give_up_at, time.monotonic() + nap)
+
+    def _notify_released(self, verdicts: Sequence[Verdict]) -> None:
+        """Wake this process's waiting consumers if a verdict may have made a job ready or due."""
+        if not _MAKE_READY.isdisjoint(map(type, verdicts)):
+            self._pool.poller.notify()
 
 
 class _Polled(NamedTuple):

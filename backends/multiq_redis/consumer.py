@@ -135,7 +135,7 @@ class RedisConsumer(Consumer):
             answers, found = self._exchange(verdicts, limit)
         if not found:
             try:
-                found = self._wait(limit, give_up_at) if limit > 0 else self._wait_without_jobs(give_up_at)
+                found = self._wait_for_jobs(limit, give_up_at) if limit > 0 else self._wait_without_jobs(give_up_at)
             except BaseException as exc:
                 self._looked_at = -_NEVER  # the wait may have consumed a marker
                 if not verdicts or not isinstance(exc, BackendError):
@@ -504,7 +504,7 @@ class RedisConsumer(Consumer):
             self._waiter.pause(give_up_at)
         return []
 
-    def _wait(self, limit: int, give_up_at: float) -> list[Lease]:
+    def _wait_for_jobs(self, limit: int, give_up_at: float) -> list[Lease]:
         look_every = self._client.servers.look_every
         while not self._interrupted:
             now = time.monotonic()

@@ -75,7 +75,7 @@ class SqliteConsumer(Consumer):
             return [], self.reserve(limit, timeout, queues)
         self._asked = self._own_order if queues is None else as_json(self.in_order(queues))
         give_up_at = time.monotonic() + timeout
-        answers, leases, is_all = self._burying_malformed(lambda: self._transact(verdicts, limit, self._clock()))
+        answers, leases, is_all = self._burying_malformed(lambda: self._exchange(verdicts, limit, self._clock()))
         self._notify_released(verdicts)
         if leases or (is_all and timeout <= 0):
             self._interrupted = False
@@ -100,9 +100,9 @@ class SqliteConsumer(Consumer):
         except MalformedRecord as exc:
             return bury_and_repeat(self._pool, self._clock, call, exc)
 
-    # --- reserving ---
+    # --- settling and reserving ---
 
-    def _transact(
+    def _exchange(
         self, verdicts: Sequence[Verdict], limit: int, until: int
     ) -> tuple[list[LeaseLost | None], list[Lease], bool]:
         """Settle and reserve in one transaction.
@@ -125,7 +125,7 @@ class SqliteConsumer(Consumer):
         """
         until = self._clock()
         while True:
-            _, leases, is_all = self._transact((), limit, until)
+            _, leases, is_all = self._exchange((), limit, until)
             if leases or is_all or self._interrupted:
                 return leases
             time.sleep(SLICE_PAUSE)
@@ -178,53 +178,6 @@ class SqliteConsumer(Consumer):
         if change_at is None:
             return lambda: until - time.monotonic()
         return lambda: min(until - time.monotonic(), (change_at - self._clock()) / SECOND)
-
-
-def _next_change_at(outlooks: Sequence[Outlook], now: int) -> int | None:
-    changes = (outlook.next_change_at(now) for outlook in outlooks)
-    return min((at for at in changes if at is not None), default=None)
-
-
-def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list[Lease]:
-    leases: list[Lease] = []
-    token = secrets.randbits(63)
-    while len(leases) < limit:
-        asked = min(_ROWS_AT_ONCE, limit - len(leases))
-        (packed,) = transaction.execute("ready", {"queue": queue, "limit": asked}).fetchone()
-        jobs = unpacked(_decode_jobs, packed)
-        if jobs:
-            seqs = as_json([job[0] for job in jobs])
-            transaction.execute("reserve", {"token": token, "now": now, "seqs": seqs})
-            leases += [_lease(transaction, queue, f"{job[0]}:{token}", now, job) for job in jobs]
-        if len(jobs) < asked:
-            break
-    return leases
-
-
-def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job) -> Lease:
-    seq, job_id, priority, ttr, attempt, crashes, kicks, enqueued_at, body = job
-    if not (0 < ttr <= LONGEST_TTR and 0 <= attempt <= MOST_COUNTED and 0 <= crashes <= MOST_COUNTED):
-        raise MalformedRecord(f"number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
-    return Lease(
-        queue=queue,
-        id=job_id,
-        token=token,
-        body=_large_body(transaction, seq) if body is None else bytes.fromhex(body),
-        priority=priority,
-        ttr=ttr / SECOND,
-        attempt=attempt + 1,
-        crashes=crashes,
-        kicks=kicks,
-        age=max(0, now - enqueued_at) / SECOND,
-    )
-
-
-def _large_body(transaction: Transaction, seq: int) -> bytes:
-    row = transaction.execute("body", {"seq": seq}).fetchone()
-    if row is None:
-        raise MalformedRecord(f"number {seq} has no body")
-    body: bytes = row[0]
-    return body
 
 
 # --- settling --------------------------------------------------------------------------------------------
@@ -283,3 +236,56 @@ def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple
         transaction.execute("bury", {"seq": seq, "reason": clean(verdict.reason)})
     for seq, verdict in allowed[Abandon]:
         transaction.execute("abandon", {"seq": seq, "reason": clean(verdict.reason)})
+
+
+# --- reserving -------------------------------------------------------------------------------------------
+
+
+def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list[Lease]:
+    leases: list[Lease] = []
+    token = secrets.randbits(63)
+    while len(leases) < limit:
+        asked = min(_ROWS_AT_ONCE, limit - len(leases))
+        (packed,) = transaction.execute("ready", {"queue": queue, "limit": asked}).fetchone()
+        jobs = unpacked(_decode_jobs, packed)
+        if jobs:
+            seqs = as_json([job[0] for job in jobs])
+            transaction.execute("reserve", {"token": token, "now": now, "seqs": seqs})
+            leases += [_lease(transaction, queue, f"{job[0]}:{token}", now, job) for job in jobs]
+        if len(jobs) < asked:
+            break
+    return leases
+
+
+def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job) -> Lease:
+    seq, job_id, priority, ttr, attempt, crashes, kicks, enqueued_at, body = job
+    if not (0 < ttr <= LONGEST_TTR and 0 <= attempt <= MOST_COUNTED and 0 <= crashes <= MOST_COUNTED):
+        raise MalformedRecord(f"number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
+    return Lease(
+        queue=queue,
+        id=job_id,
+        token=token,
+        body=_large_body(transaction, seq) if body is None else bytes.fromhex(body),
+        priority=priority,
+        ttr=ttr / SECOND,
+        attempt=attempt + 1,
+        crashes=crashes,
+        kicks=kicks,
+        age=max(0, now - enqueued_at) / SECOND,
+    )
+
+
+def _large_body(transaction: Transaction, seq: int) -> bytes:
+    row = transaction.execute("body", {"seq": seq}).fetchone()
+    if row is None:
+        raise MalformedRecord(f"number {seq} has no body")
+    body: bytes = row[0]
+    return body
+
+
+# --- waiting ---------------------------------------------------------------------------------------------
+
+
+def _next_change_at(outlooks: Sequence[Outlook], now: int) -> int | None:
+    changes = (outlook.next_change_at(now) for outlook in outlooks)
+    return min((at for at in changes if at is not None), default=None)

@@ -85,8 +85,8 @@ def _poller(pause: float = 0.001) -> SharedPoller:
 
 def _asleep(poller: SharedPoller, queues: Sequence[str], poll: Callable[[Sequence[str]], Found]) -> threading.Thread:
     """A consumer that waits for *queues* in a thread of its own, until it is woken."""
-    until = time.monotonic() + _GUARD
-    thread = threading.Thread(target=poller.sleep, args=(queues, poller.notifications, until, poll))
+    until = time.monotonic() + 2 * _GUARD  # its end by time would be taken for a wake-up, if it came before the guard's
+    thread = threading.Thread(target=poller.sleep, args=(queues, poller.notifications, until, poll), daemon=True)
     before = poller.waiting
     thread.start()
     _until(lambda: poller.waiting > before)
