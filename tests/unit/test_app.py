@@ -282,7 +282,7 @@ def test_an_app_takes_a_backend_instead_of_a_connection() -> None:
 
 def test_what_is_no_backend_is_refused_without_showing_it() -> None:
     wrong: Any = "redis://:S3CR3T@host"
-    with pytest.raises(OptionInvalid, match="backend must be a Backend.*got a str") as caught:
+    with pytest.raises(OptionInvalid, match=r"backend must be a Backend.*got a str") as caught:
         multiq.App(backend=wrong)
     assert "S3CR3T" not in str(caught.value)
     with pytest.raises(OptionInvalid, match="got both"):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 import redis.asyncio
+import redis.cluster
+import redis.sentinel
 from proxy import Proxy
-from redis.cluster import ClusterNode
-from redis.sentinel import Sentinel
 from servers.certificate import Certificate
 from servers.process import HOST
 from servers.redis import SERVICE, RedisCluster, RedisServer, SentinelTrio
@@ -25,6 +25,12 @@ from multiq_redis.backend import RedisBackend
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+#: redis-py annotates a part of them, and differently in each version
+Redis: Any = redis.Redis
+BlockingConnectionPool: Any = redis.BlockingConnectionPool
+ClusterNode: Any = redis.cluster.ClusterNode
+Sentinel: Any = redis.sentinel.Sentinel
 
 QUEUE = "mail"
 PASSWORD = "S3CR3T"  # noqa: S105 - of a server for these tests
@@ -71,14 +77,14 @@ class Provider(redis.CredentialProvider):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda port: redis.Redis(HOST, port, username="ann", password=PASSWORD, db=2, client_name="shop"),
-        lambda port: redis.Redis(HOST, port, password=PASSWORD, db=2, client_name="shop", decode_responses=True),
-        lambda port: redis.Redis.from_url(f"redis://ann:{PASSWORD}@{HOST}:{port}/2?client_name=shop"),
-        lambda port: redis.Redis(HOST, port, db=2, client_name="shop", credential_provider=Provider("ann", PASSWORD)),
-        lambda port: redis.Redis(HOST, port, db=2, client_name="shop", credential_provider=Provider(PASSWORD)),
-        lambda port: redis.Redis(HOST, port, db=2, client_name="shop", password=PASSWORD, protocol=3),
+        lambda port: Redis(HOST, port, username="ann", password=PASSWORD, db=2, client_name="shop"),
+        lambda port: Redis(HOST, port, password=PASSWORD, db=2, client_name="shop", decode_responses=True),
+        lambda port: Redis.from_url(f"redis://ann:{PASSWORD}@{HOST}:{port}/2?client_name=shop"),
+        lambda port: Redis(HOST, port, db=2, client_name="shop", credential_provider=Provider("ann", PASSWORD)),
+        lambda port: Redis(HOST, port, db=2, client_name="shop", credential_provider=Provider(PASSWORD)),
+        lambda port: Redis(HOST, port, db=2, client_name="shop", password=PASSWORD, protocol=3),
         lambda port: redis.ConnectionPool(host=HOST, port=port, db=2, client_name="shop", password=PASSWORD),
-        lambda port: redis.BlockingConnectionPool(host=HOST, port=port, db=2, client_name="shop", password=PASSWORD),
+        lambda port: BlockingConnectionPool(host=HOST, port=port, db=2, client_name="shop", password=PASSWORD),
     ],
     ids=["user", "decoding", "url", "provider", "provider of a password", "RESP 3", "pool", "blocking pool"],
 )
@@ -93,7 +99,7 @@ def test_client_of_one_server(guarded_server: RedisServer, make: Callable[[int],
 
 
 def test_client_of_a_unix_socket(guarded_server: RedisServer) -> None:
-    with redis.Redis(unix_socket_path=str(guarded_server.socket), password=PASSWORD, db=1) as client:
+    with Redis(unix_socket_path=str(guarded_server.socket), password=PASSWORD, db=1) as client:
         with RedisBackend(client=client, prefix="shop", partitions=2) as backend:
             works(backend)
             backend.enqueue(QUEUE, [new() for _ in range(20)])
@@ -102,7 +108,7 @@ def test_client_of_a_unix_socket(guarded_server: RedisServer) -> None:
 
 
 def test_sockets_of_the_client_are_not_shared(guarded_server: RedisServer) -> None:
-    with redis.Redis(HOST, guarded_server.port, password=PASSWORD) as client:
+    with Redis(HOST, guarded_server.port, password=PASSWORD) as client:
         client.ping()
         ours = client.client_id()
         with RedisBackend(client=client) as backend:
@@ -123,7 +129,7 @@ def test_connect_function_of_the_client_logs_in(guarded_server: RedisServer) -> 
         assert connection.read_response() == b"OK"
 
     with (
-        redis.Redis(HOST, guarded_server.port, redis_connect_func=log_in) as client,
+        Redis(HOST, guarded_server.port, redis_connect_func=log_in) as client,
         RedisBackend(client=client) as backend,
     ):
         works(backend)
@@ -137,7 +143,7 @@ def test_connect_function_that_fails_is_a_typed_error(guarded_server: RedisServe
         raise KeyError(PASSWORD)
 
     with (
-        redis.Redis(HOST, guarded_server.port, redis_connect_func=fail) as client,
+        Redis(HOST, guarded_server.port, redis_connect_func=fail) as client,
         RedisBackend(client=client) as backend,
         pytest.raises(BackendUnavailable, match="redis_connect_func raised KeyError") as caught,
     ):
@@ -153,10 +159,10 @@ def test_tls_settings_of_the_client_are_taken(redis_tls: RedisServer) -> None:
     authority = redis_tls.certificate.authority
     url = f"rediss://{HOST}:{redis_tls.port}"
     for client in (
-        redis.Redis(HOST, redis_tls.port, ssl=True, ssl_ca_certs=str(authority), ssl_check_hostname=True),
-        redis.Redis(HOST, redis_tls.port, ssl=True, ssl_ca_data=authority.read_text()),
-        redis.Redis.from_url(f"{url}?ssl_ca_certs={authority}&ssl_min_version={int(ssl.TLSVersion.TLSv1_2)}"),
-        redis.Redis(HOST, redis_tls.port, ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False),
+        Redis(HOST, redis_tls.port, ssl=True, ssl_ca_certs=str(authority), ssl_check_hostname=True),
+        Redis(HOST, redis_tls.port, ssl=True, ssl_ca_data=authority.read_text()),
+        Redis.from_url(f"{url}?ssl_ca_certs={authority}&ssl_min_version={int(ssl.TLSVersion.TLSv1_2)}"),
+        Redis(HOST, redis_tls.port, ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False),
     ):
         with client, RedisBackend(client=client) as backend:
             works(backend, "tls")
@@ -164,7 +170,7 @@ def test_tls_settings_of_the_client_are_taken(redis_tls: RedisServer) -> None:
 
 def test_tls_of_the_client_checks_what_the_client_checks(redis_tls: RedisServer) -> None:
     with (
-        redis.Redis(HOST, redis_tls.port, ssl=True) as client,
+        Redis(HOST, redis_tls.port, ssl=True) as client,
         RedisBackend(client=client) as backend,
         pytest.raises(BackendUnavailable, match="cannot be trusted"),
     ):
@@ -173,10 +179,10 @@ def test_tls_of_the_client_checks_what_the_client_checks(redis_tls: RedisServer)
 
 def test_certificate_of_the_client_is_shown(tmp_path: Path, new_redis: Callable[..., RedisServer]) -> None:
     certificate = Certificate.make(tmp_path, "both")
-    server = new_redis(certificate=certificate, tls_auth_clients="yes")  # type: ignore[arg-type]
+    server = new_redis(certificate=certificate, tls_auth_clients="yes")
     own = {"ssl_certfile": str(certificate.pair), "ssl_keyfile": str(certificate.pair)}
     for options, is_accepted in (({}, False), (own, True)):
-        client = redis.Redis(HOST, server.port, ssl=True, ssl_ca_certs=str(certificate.authority), **options)
+        client = Redis(HOST, server.port, ssl=True, ssl_ca_certs=str(certificate.authority), **options)
         with client, RedisBackend(client=client) as backend:
             if is_accepted:
                 works(backend)
@@ -293,7 +299,7 @@ def test_addresses_of_a_cluster_are_remapped(redis_cluster: RedisCluster) -> Non
 
 def test_app_takes_a_backend(guarded_server: RedisServer) -> None:
     done: list[int] = []
-    with redis.Redis(HOST, guarded_server.port, password=PASSWORD) as client:
+    with Redis(HOST, guarded_server.port, password=PASSWORD) as client:
         app = App(backend=RedisBackend(client=client))
         task = app.task(name="add")(done.append)
         with app:
@@ -318,8 +324,8 @@ class Foreign(redis.Connection):
         (lambda: "redis://:S3CR3T@h", "got builtins.str"),
         (redis.asyncio.Redis, "got redis.asyncio.client.Redis"),
         (lambda: redis.ConnectionPool(connection_class=Foreign), "got .*Foreign"),
-        (lambda: redis.Redis(ssl=True, ssl_validate_ocsp=True), "ssl_validate_ocsp"),
-        (lambda: redis.Redis(ssl=True, ssl_ca_certs="/nowhere"), "TLS settings"),
+        (lambda: Redis(ssl=True, ssl_validate_ocsp=True), "ssl_validate_ocsp"),
+        (lambda: Redis(ssl=True, ssl_ca_certs="/nowhere"), "TLS settings"),
     ],
 )
 def test_client_that_cannot_be_used_is_refused(make: Callable[[], Any], named: str) -> None:
@@ -334,7 +340,7 @@ def test_client_that_cannot_be_used_is_refused(make: Callable[[], Any], named: s
 )
 def test_options_of_the_constructor_are_checked(options: dict[str, Any], named: str) -> None:
     with pytest.raises(OptionInvalid, match=named):
-        RedisBackend(client=redis.Redis(), **options)
+        RedisBackend(client=Redis(), **options)
 
 
 def test_backend_without_a_client_is_refused() -> None:

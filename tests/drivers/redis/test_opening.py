@@ -445,7 +445,12 @@ def test_provider_that_takes_too_long_is_a_timeout(
     rotating: tuple[Rotating, RedisBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     provider, _ = rotating
-    monkeypatch.setattr(Rotating, "get_credentials", lambda _self: time.sleep(0.2) or ("ann", CANARY))
+
+    def dawdle(_self: Rotating) -> tuple[str, str]:
+        time.sleep(0.2)
+        return "ann", CANARY
+
+    monkeypatch.setattr(Rotating, "get_credentials", dawdle)
     client = redis.Redis(HOST, 1, credential_provider=provider)
     with Replier(b"") as server:
         client.connection_pool.connection_kwargs["port"] = server.port
@@ -496,7 +501,7 @@ def test_tls_options_that_cannot_be_used_are_refused(options: str, named: str) -
 
 def test_host_name_is_checked_unless_switched_off(tmp_path: Path, new_redis: Callable[..., RedisServer]) -> None:
     certificate = Certificate.make(tmp_path, "theirs", host="elsewhere.example")
-    server = new_redis(certificate=certificate)  # type: ignore[arg-type]
+    server = new_redis(certificate=certificate)
     where = f"rediss://{HOST}:{server.port}?ssl_ca_certs={certificate.authority}"
     assert "cannot be trusted" in refused(where)
     with pytest.warns(match="ssl_check_hostname"), open_backend(f"{where}&ssl_check_hostname=no") as backend:
