@@ -90,6 +90,20 @@ def _yes_or_no(text: str) -> str:
 class RedisBackend(Backend):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
+
+    ``RedisBackend(client=...)`` takes the settings of a redis-py client: addresses, database, user, password or
+    credential provider, client name, TLS, sentinels. It opens connections of its own with them; the client can be
+    closed. For a URL, ``multiq.App(url)`` makes the backend.
+
+    Parameters of the constructor:
+
+    - *client*: a ``redis.Redis``, also one of ``Sentinel.master_for``, its pool, or a ``redis.RedisCluster``.
+    - *timeout*: seconds that a call may take, retries included, from 0.05 to 3600. Default: 5.
+    - *prefix*: what all keys begin with. Default: ``multiq``.
+    - *partitions*: partitions that a queue's jobs are spread over, from 1 to 64. Default: 1.
+    - *servers*: what ``from_url`` makes of a URL, in place of *client* and *timeout*.
+
+    Raises ``OptionInvalid``.
     """
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -153,20 +167,6 @@ class RedisBackend(Backend):
         prefix: str = "multiq",
         partitions: int = 1,
     ) -> None:
-        """A backend for *client*, a redis-py client; for a URL, ``multiq.App(url)`` makes one.
-
-        The client's settings are taken: addresses, database, user, password or credential provider, client name, TLS,
-        sentinels. multiq opens connections of its own with them; the client can be closed.
-
-        Parameters:
-            servers: what ``from_url`` makes of a URL.
-            client: a ``redis.Redis``, also one of ``Sentinel.master_for``, its pool, or a ``redis.RedisCluster``.
-            timeout: seconds that a call may take, retries included, from 0.05 to 3600; with *client*. Default: 5.
-            prefix: what all keys begin with. Default: ``multiq``.
-            partitions: partitions that a queue's jobs are spread over, from 1 to 64. Default: 1.
-
-        Raises ``OptionInvalid``.
-        """
         if (servers is None) == (client is None):
             raise OptionInvalid("RedisBackend must have client=, a redis-py client; for a URL there is multiq.App(url)")
         if servers is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from typing import TYPE_CHECKING, Any
 
 import redis
@@ -105,7 +106,9 @@ class RedisServer(Server):
         return [str(self.folder / "redis.conf")]
 
     def answers(self) -> bool:
-        with contextlib.suppress(redis.RedisError):
+        with contextlib.suppress(redis.RedisError, OSError):
+            with socket.socket(socket.AF_UNIX) as probe:  # redis-py 5 leaves a socket open that could not connect
+                probe.connect(str(self.socket))
             return bool(self.ask("PING"))
         return False
 

@@ -160,8 +160,10 @@ def test_tls_settings_of_the_client_are_taken(redis_tls: RedisServer) -> None:
     url = f"rediss://{HOST}:{redis_tls.port}"
     for client in (
         Redis(HOST, redis_tls.port, ssl=True, ssl_ca_certs=str(authority), ssl_check_hostname=True),
-        Redis(HOST, redis_tls.port, ssl=True, ssl_ca_data=authority.read_text()),
-        Redis.from_url(f"{url}?ssl_ca_certs={authority}&ssl_min_version={int(ssl.TLSVersion.TLSv1_2)}"),
+        Redis(
+            HOST, redis_tls.port, ssl=True, ssl_ca_data=authority.read_text(), ssl_min_version=ssl.TLSVersion.TLSv1_2
+        ),
+        Redis.from_url(f"{url}?ssl_ca_certs={authority}&ssl_cert_reqs=required"),
         Redis(HOST, redis_tls.port, ssl=True, ssl_cert_reqs="none", ssl_check_hostname=False),
     ):
         with client, RedisBackend(client=client) as backend:
