@@ -140,18 +140,24 @@ def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings,
         "db": settings.database,
         "client_name": settings.client_name,
         "protocol": 2,
+        **_without_setinfo(redis),
     }
     if isinstance(address, str):
         connection = redis.UnixDomainSocketConnection(path=address, **options)
     else:
         connection = redis.Connection(host=address[0], port=address[1], **options)
-    # without CLIENT SETINFO: two round trips; the names of the arguments for this differ between redis-py's versions
-    connection.lib_name = connection.lib_version = connection.driver_info = None
     link = _LoginSocket(sock, deadline)
     connection._sock = link  # noqa: SLF001 - the only private name; tests/drivers/redis/test_opening.py guards it
     failure = _attempt(connection, link, settings)
     if failure is not None:
         raise failure  # not inside of an except: redis-py's error may have the reply with the password
+
+
+def _without_setinfo(redis: Any) -> dict[str, None]:
+    """Arguments of a connection of redis-py that keep it from sending CLIENT SETINFO, which takes two round trips."""
+    if hasattr(redis, "DriverInfo"):  # late in redis-py 7; without it, each connection reads redis-py's metadata
+        return {"driver_info": None}
+    return {"lib_name": None, "lib_version": None}
 
 
 def _attempt(connection: Any, link: _LoginSocket, settings: ConnectionSettings) -> Exception | None:
