@@ -56,7 +56,7 @@ docs: $(VENV)/.dev
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs $(ARGS)
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/sqlite_beside_limit.py $(ARGS)
+	$(BIN)/python benchmarks/sqlite_beside_baseline.py $(ARGS)
 
 bench-peers: $(VENV)/.dev
 	@.ci/install-servers

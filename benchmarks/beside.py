@@ -59,17 +59,17 @@ def report(title: str, measurements: Mapping[str, Callable[[], Figures]], *, as_
         Console().print(_table(title, figures))
 
 
-def in_turns(repeats: int, ours: Callable[[], float], limit: Callable[[], float]) -> Figures:
+def in_turns(repeats: int, ours: Callable[[], float], baseline: Callable[[], float]) -> Figures:
     """Medians of two rates, both measured *repeats* times."""
-    rates: dict[str, list[float]] = {"multiq": [], "limit": []}
+    rates: dict[str, list[float]] = {"multiq": [], "baseline": []}
     for _ in range(repeats):
-        for name, measure in (("multiq", ours), ("limit", limit)):
+        for name, measure in (("multiq", ours), ("baseline", baseline)):
             rates[name].append(measure())
     medians = {name: statistics.median(values) for name, values in rates.items()}
     return {
         "multiq /s": medians["multiq"],
-        "limit /s": medians["limit"],
-        "share of the limit": medians["multiq"] / medians["limit"],
+        "baseline /s": medians["baseline"],
+        "share of the baseline": medians["multiq"] / medians["baseline"],
         "spread": max(rates["multiq"]) / min(rates["multiq"]),
     }
 

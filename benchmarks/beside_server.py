@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from baselines import baseline_of
 from bench_app import app, noop
 from beside import (
     BODY,
@@ -22,7 +23,6 @@ from beside import (
     per_second,
     send,
 )
-from limits import limit_of
 
 from multiq.backend import NewJob
 from multiq.bench.adapter import PUT_BATCH as BULK
@@ -96,7 +96,7 @@ class BesideServer(ABC):
 
     def limit_one_by_one(self, count: int) -> float:
         """Jobs per second of the leanest way to put them with a round trip each."""
-        return self._leanest(lambda limit: limit.put_one_by_one(count))
+        return self._leanest(lambda baseline: baseline.put_one_by_one(count))
 
     # --- the three figures beside their limits ---
 
@@ -122,7 +122,10 @@ class BesideServer(ABC):
                 app.backend.enqueue(QUEUE, [NewJob(BODY, job_id) for job_id in new_ids(BULK)])
 
         return self._enqueue(
-            self.jobs, put, self._enqueue_many, lambda: self._leanest(lambda limit: limit.put_in_batches(self.jobs))
+            self.jobs,
+            put,
+            self._enqueue_many,
+            lambda: self._leanest(lambda baseline: baseline.put_in_batches(self.jobs)),
         )
 
     def drain(self) -> Figures:
@@ -141,14 +144,14 @@ class BesideServer(ABC):
                     counted.append((self.asked_by_drain() - before) / self.jobs)
             return rate
 
-        def theirs(limit: Baseline) -> float:
-            limit.put_in_batches(self.jobs)
-            return limit.take_in_batches()
+        def theirs(baseline: Baseline) -> float:
+            baseline.put_in_batches(self.jobs)
+            return baseline.take_in_batches()
 
         figures = in_turns(self.repeats, ours, lambda: self._leanest(theirs))
         return {**figures, f"{self.drain_asks} per job": statistics.median(counted)}
 
-    # --- figures without a limit ---
+    # --- figures without a baseline ---
 
     def latency(self) -> Figures:
         """Pickup by a worker that waits, and how late it begins delayed jobs."""
@@ -172,7 +175,7 @@ class BesideServer(ABC):
     # --- how ---
 
     def _enqueue(
-        self, count: int, put: Callable[[], object], put_tasks: Callable[[], object], limit: Callable[[], float]
+        self, count: int, put: Callable[[], object], put_tasks: Callable[[], object], baseline: Callable[[], float]
     ) -> Figures:
         """By the backend, against the baseline; and through a task, which encodes arguments and makes a handle."""
 
@@ -182,7 +185,7 @@ class BesideServer(ABC):
                 expect(app.queue().stats().ready, count)
                 return rate
 
-        figures = in_turns(self.repeats, lambda: measured(put), limit)
+        figures = in_turns(self.repeats, lambda: measured(put), baseline)
         return {**figures, "as tasks /s": median_rate(self.repeats, lambda: measured(put_tasks))}
 
     def _enqueue_many(self) -> None:
@@ -190,8 +193,8 @@ class BesideServer(ABC):
             noop.enqueue_many([(number,) for number in range(at, at + BULK)])
 
     def _leanest(self, work: Callable[[Baseline], float]) -> float:
-        with self.empty() as url, limit_of(url, BODY) as limit:
-            return work(limit)
+        with self.empty() as url, baseline_of(url, BODY) as baseline:
+            return work(baseline)
 
 
 def _work_off(is_empty: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
 """multiq on MariaDB with a long queue, and with a long past: ``python benchmarks/mysql_backlog.py --help``.
 
 Two questions. What enqueue, reserve and ack cost in front of a million jobs (``--waiting``), compared with an empty
-queue; and what reserve costs while somebody else on the server holds a snapshot open, so that nothing of a hundred
+queue; and what reserve costs while another client of the server holds a snapshot open, so that nothing of a hundred
 thousand jobs (``--past``) that were worked off can be purged. On private servers with
 ``innodb_flush_log_at_trx_commit=1``. Needs the extra ``dev``, and mariadbd (``.ci/install-servers``).
 """

@@ -103,9 +103,9 @@ def report(outcomes: Sequence[Outcome], seconds: float, console: Console | None 
     return 0
 
 
-def report_failure(why: str, log: str, console: Console | None = None) -> int:
+def report_failure(why: str, log: str) -> int:
     """Print why the show could not go on, with the end of the worker's log. Returns the exit code, 1."""
-    out = Console(highlight=False) if console is None else console
+    out = Console(highlight=False)
     out.print("\n".join(log.splitlines()[-20:]), markup=False, soft_wrap=True)
     out.print(f"[bold red]{escape(why)}[/]", soft_wrap=True)
     return 1

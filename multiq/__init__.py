@@ -71,7 +71,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if "MULTIQ_RELOADED" in os.environ:  # a worker has begun this program anew, with signals blocked
+if "MULTIQ_RELOADED" in os.environ:  # a worker has re-executed this program, with signals blocked
     from .worker.processes import reload
 
     reload.note_signals()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, overload
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .backend.registry import open_backend
+from .driverkit.fork import forks
 from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
 from .formatting import shown
@@ -66,12 +66,21 @@ class App:
     *backend* is a backend that you have made, instead of a connection: ``RedisBackend(client=...)``. ``url`` is then
     only its name, ``redis://``. ``close`` closes the backend, which opens again at the next call.
 
+    Without *create* a store that is not there is not created: calls raise ``BackendError`` for a missing SQLite file,
+    or for tables that are missing in a database. It is for programs that only look.
+
     Raises ``SettingsInvalid``; ``OptionInvalid`` for a *backend* that is none, or beside a connection.
     """
 
     def __init__(
-        self, connection: str | None = None, *, backend: Backend | None = None, settings: Settings | None = None
+        self,
+        connection: str | None = None,
+        *,
+        backend: Backend | None = None,
+        settings: Settings | None = None,
+        create: bool = True,
     ) -> None:
+        self._create = create
         self.settings = load_settings() if settings is None else settings
         self.url = self.settings.resolve(connection) if backend is None else _name_of(backend, connection)
         self.tasks: dict[str, Task[Any, Any]] = {}
@@ -87,7 +96,7 @@ class App:
         backend = self._backend
         if backend is None:
             with _opening.lock:
-                backend = self._backend = self._backend or open_backend(self.url)
+                backend = self._backend = self._backend or open_backend(self.url, create=self._create)
         return backend
 
     def queue(self, name: str = "default") -> Queue:
@@ -310,7 +319,7 @@ def _check_function(function: Callable[..., Any]) -> None:
         inspect.signature(function)
     except (ValueError, TypeError) as exc:
         raise ArgumentsInvalid(
-            f"the arguments of {_place(function)} cannot be found out ({exc}): call it from a function of your own"
+            f"the signature of {_place(function)} cannot be read ({exc}): call it from a function of your own"
         ) from exc
 
 
@@ -333,14 +342,13 @@ def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
 
 
 class _Opening:
-    """The lock around constructing a backend, made anew in a forked child: another thread may have held it."""
+    """The lock around constructing a backend, made again in a forked child: another thread may have held it."""
 
     def __init__(self) -> None:
-        self.renew()
-        if hasattr(os, "register_at_fork"):  # Windows has no fork
-            os.register_at_fork(after_in_child=self.renew)
+        self.start_over_in_child()
+        forks.watch(self)
 
-    def renew(self) -> None:
+    def start_over_in_child(self) -> None:
         self.lock = threading.Lock()
 
 

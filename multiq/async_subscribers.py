@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from concurrent.futures import TimeoutError as TimedOut
 from typing import TYPE_CHECKING
 
+from .driverkit.fork import forks
 from .job import job_tasks
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class AsyncSubscribers:
 
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
         """Wait up to *patience* seconds for all that was started. On *loop*, which ends now, cancel the rest."""
-        if self._pid != os.getpid():
+        if self._generation != forks.generation:
             self._reset()
         worker_loop = None if loop is None else self._worker_loops.pop(loop, None)
         if worker_loop is not None:
@@ -65,7 +65,7 @@ class AsyncSubscribers:
             own.close()
 
     def _loop(self) -> _Loop:
-        if self._pid != os.getpid():
+        if self._generation != forks.generation:
             self._reset()
         worker_loop = self._worker_loop()
         if worker_loop is not None:
@@ -78,9 +78,11 @@ class AsyncSubscribers:
     def _worker_loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop of the worker in which the event happened, if that is known."""
         sessions = list(self._sessions)
-        if len(sessions) == 1 and sessions[0].pid == self._pid:
+        if len(sessions) == 1 and sessions[0].generation == self._generation:
             return sessions[0].loop
-        loops = [session.loop for session in sessions if session.pid == self._pid and session.loop is not None]
+        loops = [
+            session.loop for session in sessions if session.generation == self._generation and session.loop is not None
+        ]
         here = asyncio._get_running_loop() if loops else None  # noqa: SLF001 - public, says asyncio.events
         return here if here in loops else None
 
@@ -89,7 +91,7 @@ class AsyncSubscribers:
         _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
         self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._generation = forks.generation
 
 
 class _Loop:

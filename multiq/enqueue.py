@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from . import timeout_notices
-from .backend import NewJob
+from .backend import PRIORITY_DEFAULT, NewJob
+from .driverkit.call_retry import Attempts, Failure
 from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from .ids import new_id, new_ids
 from .job import JobHandle
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 #: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
 PATIENCE = 1.0
-_FIRST_PAUSE = 0.02
 
 _Ids = TypeVar("_Ids", str, list[str])
 
@@ -47,7 +47,13 @@ def put(
     connection: Any,
     ids: Iterable[str] | None = None,
 ) -> list[JobHandle]:
-    """Enqueue checked bodies with checked options. *ids* are the caller's own; they are checked here."""
+    """Enqueue checked bodies with checked options.
+
+    - *priority*, *delay*, *ttr*, *connection*: for all of the jobs, as for ``Queue.enqueue``; *delay* in seconds.
+    - *ids*: the caller's own, which are checked here. None: new ones.
+    """
+    if delay or priority != PRIORITY_DEFAULT:
+        backend.check_terms(priority=priority, delay=delay)
     count = len(bodies)
     used = new_ids(count) if ids is None else _allowed(backend, check_new_ids(ids, count))
     jobs = [NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, used, strict=True)]
@@ -68,6 +74,8 @@ def put_one(
     own_id: str | None = None,
 ) -> JobHandle:
     """``put`` for one job, faster. *own_id* is an id of the caller's own, checked already."""
+    if delay or priority != PRIORITY_DEFAULT:
+        backend.check_terms(priority=priority, delay=delay)
     job_id = new_id() if own_id is None else _allowed(backend, own_id)
     (job_id,) = _add(backend, queue, [NewJob(body, job_id, priority, delay, ttr)], connection, is_one=True)
     return JobHandle(backend, queue, job_id)
@@ -105,7 +113,7 @@ class _Delivery:
         self._began = began
         self._is_one = is_one
         self._there: dict[int, str] = {}  # position -> id
-        self._in_doubt: set[int] = set()  # positions
+        self._uncertain: set[int] = set()  # positions
         self._sent: Sequence[int] = range(len(jobs))
         """The positions of the jobs that the last attempt sent."""
         self._is_first = True
@@ -117,11 +125,10 @@ class _Delivery:
         Raises ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)
-        give_up_at = since + PATIENCE
-        pause = _FIRST_PAUSE
+        attempts = Attempts(since + PATIENCE, has_failover=True)  # or the server itself is back soon
         while True:
             self._note(error)
-            if not may_repeat or not _is_passing(error) or time.monotonic() + pause > give_up_at:
+            if not may_repeat or not attempts.again(_classify(error)):
                 told = self._told(error)
                 cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
                 try:
@@ -130,8 +137,6 @@ class _Delivery:
                     raise told from cause
                 finally:
                     del error, told, cause  # else they and this frame would keep each other, and sockets, alive
-            time.sleep(pause)
-            pause *= 2
             try:
                 return self._send()
             except BackendError as exc:
@@ -163,19 +168,19 @@ class _Delivery:
             self._there.update((self._sent[at], job_id) for at, job_id in error.accepted.items())
         if isinstance(error, EnqueueUncertain):
             ids = {job.id for job in error.jobs}
-            self._in_doubt.update(at for at in self._sent if self._jobs[at].id in ids)
-        self._in_doubt -= self._there.keys()
+            self._uncertain.update(at for at in self._sent if self._jobs[at].id in ids)
+        self._uncertain -= self._there.keys()
 
     def _told(self, error: BackendError) -> BackendError:
         """The error to raise: it covers all attempts, not only the last one."""
         why = error.why if isinstance(error, EnqueueUncertain | EnqueuePartial) else str(error)
-        if self._in_doubt:
+        if self._uncertain:
             uncertain = error
             if not isinstance(uncertain, EnqueueUncertain) or not self._is_first:
-                others = [at for at in range(len(self._jobs)) if at not in self._there and at not in self._in_doubt]
+                others = [at for at in range(len(self._jobs)) if at not in self._there and at not in self._uncertain]
                 uncertain = EnqueueUncertain(
                     self._queue,
-                    [self._jobs[at] for at in sorted(self._in_doubt)],
+                    [self._jobs[at] for at in sorted(self._uncertain)],
                     why,
                     accepted=self._there,
                     unsent=[self._jobs[at] for at in others],
@@ -188,10 +193,11 @@ class _Delivery:
         return error
 
 
-def _is_passing(error: BackendError) -> bool:
-    """Whether another attempt may succeed: a connection was dropped, or could not be made."""
+def _classify(error: BackendError) -> Failure:
+    """Another attempt may succeed if a connection was dropped, or could not be made."""
     cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
-    return isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
+    is_passing = isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
+    return Failure.UNREACHABLE if is_passing else Failure.FINAL
 
 
 def _later(job: NewJob, passed: float) -> NewJob:

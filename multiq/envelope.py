@@ -1,6 +1,6 @@
 """Values to bytes and back: JSON, and the envelope that a task's job travels in.
 
-``docs/envelope.md`` describes the envelope for those who write or read it without multiq. No pickle, no classes by
+``docs/envelope.md`` describes the envelope for programs that write or read it without multiq. No pickle, no classes by
 name: what comes out of a queue is data.
 """
 
@@ -138,7 +138,7 @@ def _check(value: Any, path: str, depth: int) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise PayloadInvalid(f"{_short(path)} is {value}, which JSON cannot say: pass None or a string")
+            raise PayloadInvalid(f"{_short(path)} is {value}, which JSON cannot hold: pass None or a string")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _check(item, f"{path}[{index}]", depth + 1)

@@ -23,7 +23,7 @@ class MultiqError(Exception):
     """The root: ``except MultiqError`` catches every error that multiq raises."""
 
 
-# --- what the caller passed in ---------------------------------------------------------------------------
+# --- invalid arguments -----------------------------------------------------------------------------------
 
 
 class NameInvalid(MultiqError, ValueError):
@@ -71,7 +71,7 @@ class TaskExists(MultiqError, ValueError):
     """Two functions claim one task name."""
 
 
-# --- what happened to a job ---------------------------------------------------------------------------------
+# --- jobs ---------------------------------------------------------------------------------------------------
 
 
 class JobError(MultiqError):
@@ -116,7 +116,7 @@ class QueueEmpty(MultiqError, _stdlib_queue.Empty):
     """Nothing was due within the timeout."""
 
 
-# --- what the backend answered, or did not answer ----------------------------------------------------------------
+# --- the backend -------------------------------------------------------------------------------------------------
 
 
 class BackendError(MultiqError):
@@ -161,6 +161,10 @@ class SchemaNotReady(BackendError):
     """The store's tables are missing, or older than this multiq needs. The message has the command that helps."""
 
 
+class DriverInvalid(MultiqError, TypeError):
+    """A driver's class declares capabilities that contradict what it implements."""
+
+
 class BackendNotInstalled(MultiqError, LookupError):
     """No driver of this name is installed, or its client library is missing."""
 
@@ -201,7 +205,14 @@ class EnqueueUncertain(BackendError):
         unsent: Sequence[NewJob] = (),
         client_ids: bool = False,
     ) -> None:
-        """*client_ids*: whether the jobs have the ids that the caller sent, so that sending them again adds nothing."""
+        """Drivers raise it.
+
+        - *queue*, *jobs*: the jobs that were sent without an answer, and their queue.
+        - *why*: what happened, for the message.
+        - *accepted*: position in the batch to id, for the jobs that are certainly there. Default: none.
+        - *unsent*: the jobs that are certainly not there. Default: none.
+        - *client_ids*: whether the jobs have the ids that the caller sent, so that sending them again adds nothing.
+        """
         self.queue = queue
         self.jobs = tuple(jobs)
         self.why = why

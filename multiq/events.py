@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
+
+from .driverkit.fork import forks
 
 if TYPE_CHECKING:
     import asyncio
@@ -162,7 +163,6 @@ class Events:
         """Whether ``multiq.logging`` has subscribed already."""
         self._async_subscribers: AsyncSubscribers | None = None  # as long as no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
-        self._default: EventSession | None = None
         self._session_lock = threading.Lock()
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
@@ -174,20 +174,14 @@ class Events:
         """A worker begins to emit events. Subscribers that are coroutines may run on its *loop*."""
         with self._session_lock:
             # without those of a parent process
-            self._sessions[:] = [session for session in self._sessions if session.pid == os.getpid()]
+            self._sessions[:] = [session for session in self._sessions if session.generation == forks.generation]
             session = EventSession(self, loop)
             self._sessions.append(session)
             return session
 
-    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run subscribers that are coroutines on this loop, until ``finish``."""
-        self._default = self.open_session(loop)
-
     def finish(self, patience: float) -> None:
         """Wait for subscribers that are coroutines, up to *patience* seconds; what is left then is cancelled."""
-        session = self._default or self.open_session()
-        self._default = None
-        session.close(patience)
+        self.open_session().close(patience)
 
     def emit(self, event: Event) -> None:
         """Call all subscribers; their errors are logged."""
@@ -229,7 +223,7 @@ class EventSession:
         self._events = events
         self.loop = loop
         """Where subscribers that are coroutines run, until ``finish``."""
-        self.pid = os.getpid()
+        self.generation = forks.generation
 
     def finish(self, patience: float) -> None:
         """Wait up to *patience* seconds for subscribers that are coroutines. Cancels what is left on its loop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-_PER_MILLISECOND = 4096  # what the counter can tell apart
+_PER_MILLISECOND = 4096  # as many values as the counter has
 _WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the two bits that every such UUID has there
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # the same, of the digit that holds them
 

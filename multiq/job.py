@@ -47,7 +47,9 @@ class JobHandle:
 
         Raises ``JobReserved``, ``JobNotFound``. Where the backend has no stable ids, ``id`` changes.
         """
-        self.id = self._backend.reschedule(self.queue, self.id, check_delay(delay, at))
+        seconds = check_delay(delay, at)
+        self._backend.check_terms(delay=seconds)
+        self.id = self._backend.reschedule(self.queue, self.id, seconds)
 
     def state(self) -> State:
         """Where the job stands now; ``State.GONE`` once it was acked or deleted."""
@@ -168,15 +170,11 @@ class Job:
     def release(
         self, delay: float | dt.timedelta = 0, *, priority: int | None = None, reason: str | None = None
     ) -> None:
-        """Make the job ready again, now or in *delay* seconds. Raises ``LeaseLost``."""
-        self._settle(
-            Release(
-                self.lease,
-                check_delay(delay),
-                None if priority is None else check_priority(priority),
-                check_reason(reason),
-            )
-        )
+        """Make the job ready again, now or in *delay* seconds. Raises ``LeaseLost``, and as ``Queue.enqueue`` does."""
+        seconds = check_delay(delay)
+        first = None if priority is None else check_priority(priority)
+        self._consumer.backend.check_terms(priority=first, delay=seconds)
+        self._settle(Release(self.lease, seconds, first, check_reason(reason)))
 
     def bury(self, reason: str | None = None) -> None:
         """Set the job aside until it is kicked. Raises ``LeaseLost``."""
@@ -202,7 +200,7 @@ class Job:
             self.ack()
             return
         try:
-            self.release(DEFAULT(self.attempt), reason=describe(error))
+            self.release(self._consumer.backend.shortened(DEFAULT(self.attempt)), reason=describe(error))
         except Exception as lost:  # noqa: BLE001 - the block's own error matters more, and carries this one along
             error.add_note(f"and the job could not be released: {lost}")
 

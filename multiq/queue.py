@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State, check_state, check_states
+from .driverkit.fork import forks
 from .enqueue import put, put_one
 from .envelope import encode_json
 from .errors import ArgumentsInvalid, QueueEmpty
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .app import App
-    from .backend import Consumer, Lease, QueueStats, Verdict
+    from .backend import Backend, Lease, QueueStats, Verdict
     from .errors import LeaseLost
 
 _YIELD_EVERY = 0.0005  # seconds between two looks whether the threads that settle are finished
@@ -96,7 +96,9 @@ class Queue:
     ) -> list[JobHandle]:
         """Add many jobs in one round trip, with the same options. All or nothing where the backend can.
 
-        *ids* are ids of your own, one for each job; the other options are those of ``enqueue``.
+        - *bodies*: bytes as they are, anything else as JSON.
+        - *delay*, *at*, *priority*, *ttr*, *connection*: as for ``enqueue``, for all of the jobs.
+        - *ids*: ids of your own, one for each job. Default: multiq makes them.
 
         Raises as ``enqueue`` does, and ``ArgumentsInvalid`` if *bodies* is a single body.
         """
@@ -161,8 +163,9 @@ class Queue:
 
         Returns its handle, with the id to use from now on. Raises ``JobReserved``, ``JobNotFound``.
         """
-        backend = self._app.backend
-        return JobHandle(backend, self.name, backend.reschedule(self.name, check_id(job_id), check_delay(delay, at)))
+        backend, seconds = self._app.backend, check_delay(delay, at)
+        backend.check_terms(delay=seconds)
+        return JobHandle(backend, self.name, backend.reschedule(self.name, check_id(job_id), seconds))
 
     def kick(self, limit: int = 1) -> int:
         """Up to *limit* buried jobs, the longest buried first, become ready. Returns how many."""
@@ -195,8 +198,8 @@ class Queue:
     def _consumer(self) -> SharedConsumer:
         """The consumer of this thread and process."""
         consumer: SharedConsumer | None = getattr(self._local, "consumer", None)
-        if consumer is None or consumer.pid != os.getpid():
-            consumer = self._local.consumer = SharedConsumer(self._app.backend.consumer([self.name]))
+        if consumer is None or consumer.generation != forks.generation:
+            consumer = self._local.consumer = SharedConsumer(self._app.backend, [self.name])
             self._consumers.add(consumer)
         return consumer
 
@@ -207,13 +210,14 @@ class SharedConsumer:
     It closes when nothing refers to it any more: neither its thread nor any of its jobs.
     """
 
-    def __init__(self, consumer: Consumer) -> None:
-        self.pid = os.getpid()
-        self._consumer = consumer
+    def __init__(self, backend: Backend, queues: Sequence[str]) -> None:
+        self.generation = forks.generation
+        self.backend = backend
+        self._consumer = backend.consumer(queues)
         self._lock = threading.Lock()
         self._settling: set[int] = set()  # threads that want to settle while another one waits for jobs
         # not at exit: a daemon thread may be in the middle of a call, and the system closes everything anyway
-        weakref.finalize(self, consumer.close).atexit = False
+        weakref.finalize(self, self._consumer.close).atexit = False
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         """As ``Consumer.reserve``; other threads may settle while it waits."""

@@ -165,13 +165,18 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             return f"too late: enqueued {lease.age:.0f} s ago, retried for {self.retry_for:g} s"
         return None
 
-    def after_failure(self, lease: Lease, reason: str, delay: float | None = None) -> Release | Bury:
-        """What to do after a failed attempt. ``delay`` overrides the backoff."""
+    def after_failure(
+        self, lease: Lease, reason: str, delay: float | None = None, *, longest: float | None = None
+    ) -> Release | Bury:
+        """What to do after a failed attempt. ``delay`` overrides the backoff; no delay is longer than ``longest``."""
         limit = self.attempts()
         if limit and lease.attempt >= limit + lease.kicks:
             return Bury(lease, check_reason(reason))
         # a backoff function of the user's may return anything that is a number
-        wait = min(DELAY_MAX, max(0.0, float(self.backoff(lease.attempt) if delay is None else delay)))
+        wait = min(
+            DELAY_MAX if longest is None else longest,
+            max(0.0, float(self.backoff(lease.attempt) if delay is None else delay)),
+        )
         if self.retry_for is not None and lease.age + wait > self.retry_for:
             return Bury(lease, check_reason(reason))
         return Release(lease, wait, reason=check_reason(reason))

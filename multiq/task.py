@@ -61,6 +61,11 @@ class Task(Generic[P, R]):
         on_retry: Callable[[JobContext, BaseException], object] | None = None,
         on_failure: Callable[[JobContext, BaseException], object] | None = None,
     ) -> None:
+        """``App.task`` calls this, and lists the options; here they are checked already.
+
+        - *options*: the defaults of each job: queue, priority, ttr.
+        - *policy*: from *max_attempts*, *max_crashes*, *retry_for* and *backoff*.
+        """
         self.app = app
         self.function = function
         self.name = check_name(name, "task")

@@ -82,11 +82,11 @@ class Attacker:
 
     def garble(self, seed: int, at: int, *, times: int = 1) -> None:
         """Change *times* pieces, beginning with the one that comes after *at* others from now on."""
-        dice = random.Random(seed)
+        rng = random.Random(seed)
 
         def change(number: int, data: bytes, client: socket.socket) -> None:
             if at <= number < at + times:
-                self._garble(dice, data, client)
+                self._garble(rng, data, client)
             else:
                 client.sendall(data)
 
@@ -111,41 +111,41 @@ class Attacker:
         with self._lock:
             self._change, self.pieces = change, 0
 
-    def _garble(self, dice: random.Random, data: bytes, client: socket.socket) -> None:  # noqa: C901, PLR0912 - a list
-        kind = dice.choice(_KINDS)
-        at = dice.randrange(len(data))
+    def _garble(self, rng: random.Random, data: bytes, client: socket.socket) -> None:  # noqa: C901, PLR0912 - a list
+        kind = rng.choice(_KINDS)
+        at = rng.randrange(len(data))
         if kind == "cut":
             client.sendall(data[:at])
             client.shutdown(socket.SHUT_RDWR)
         elif kind == "silence":
             client.sendall(data[:at])
         elif kind == "flip":
-            client.sendall(data[:at] + bytes([data[at] ^ (1 << dice.randrange(8))]) + data[at + 1 :])
+            client.sendall(data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :])
         elif kind == "flips":
             garbled = bytearray(data)
-            for _ in range(dice.choice([2, 5, 20])):
-                garbled[dice.randrange(len(data))] = dice.randrange(256)
+            for _ in range(rng.choice([2, 5, 20])):
+                garbled[rng.randrange(len(data))] = rng.randrange(256)
             client.sendall(garbled)
         elif kind == "number":
             found = list(_NUMBER.finditer(data))
             if found:
-                one = dice.choice(found)
-                data = data[: one.start()] + dice.choice(_NUMBERS) + data[one.end() :]
+                one = rng.choice(found)
+                data = data[: one.start()] + rng.choice(_NUMBERS) + data[one.end() :]
             client.sendall(data)
         elif kind == "size":  # the size of a MySQL packet; in other protocols the first bytes of a reply
             client.sendall(
-                dice.choice([b"\xff\xff\xff", b"\0\0\0", b"\1\0\0", bytes([data[0] ^ 1, *data[1:3]])]) + data[3:]
+                rng.choice([b"\xff\xff\xff", b"\0\0\0", b"\1\0\0", bytes([data[0] ^ 1, *data[1:3]])]) + data[3:]
             )
         elif kind == "insert":
-            client.sendall(data[:at] + dice.choice(_INSERTS) + data[at:])
+            client.sendall(data[:at] + rng.choice(_INSERTS) + data[at:])
         elif kind == "drop":
-            client.sendall(data[:at] + data[at + dice.choice([1, 2, 4, 8, 50]) :])
+            client.sendall(data[:at] + data[at + rng.choice([1, 2, 4, 8, 50]) :])
         elif kind == "repeat":
-            client.sendall(data * dice.choice([2, 3, 50]))
+            client.sendall(data * rng.choice([2, 3, 50]))
         elif kind == "swap":
             client.sendall(self._last or data[::-1])
         elif kind == "noise":
-            client.sendall(dice.randbytes(dice.choice([1, 4, 5, 100, 5000])))
+            client.sendall(rng.randbytes(rng.choice([1, 4, 5, 100, 5000])))
         else:
             client.sendall(bytes(len(data)))
 

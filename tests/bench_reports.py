@@ -96,7 +96,7 @@ WORKS = [
             "latency",
             "Latency under load",
             "Jobs arrive at 500 a second by the clock, whether or not the ones before were taken. A figure is the time "
-            "from when a job was meant to be enqueued to when it began, so a stall counts for all who waited in it.",
+            "from when a job was meant to be enqueued to when it began, so a stall counts for all waiting jobs.",
             *percentiles("pickup"),
         ),
         {"": 0.9},
@@ -220,7 +220,7 @@ def report(
     *factors* are by (workload, metric), *violations* by (workload, target); *noise* is a factor, too.
     """
     made = _Maker(
-        dice=random.Random(seed),
+        rng=random.Random(seed),
         noise=noise,
         factors=dict(factors or {}),
         violations=dict(violations or {}),
@@ -247,14 +247,14 @@ class _Maker:
     def __init__(
         self,
         *,
-        dice: random.Random,
+        rng: random.Random,
         noise: float,
         factors: dict[tuple[str, str], float],
         violations: dict[tuple[str, str], Violation],
         repeats: int,
         has_histograms: bool,
     ) -> None:
-        self._dice, self._noise, self._factors, self._violations = dice, noise, factors, violations
+        self._rng, self._noise, self._factors, self._violations = rng, noise, factors, violations
         self._repeats, self._has_histograms = repeats, has_histograms
         self._clock = 0.0
 
@@ -289,7 +289,7 @@ class _Maker:
             ),
             histograms=histograms,
             timeline=self._timeline(work, centre * one.speed) if work.has_timeline else [],
-            calm=1 + abs(self._dice.gauss(0, 0.02 * self._noise)),
+            calm=1 + abs(self._rng.gauss(0, 0.02 * self._noise)),
         )
 
     def _figure(self, work: Work, metric: Metric, centre: float, one: Target) -> float | None:
@@ -303,14 +303,14 @@ class _Maker:
         else:
             value = centre / one.speed * _tail(metric.name)
         value *= self._factors.get((work.workload.name, metric.name), 1.0)
-        return value * math.exp(self._dice.gauss(0, work.spread * self._noise))
+        return value * math.exp(self._rng.gauss(0, work.spread * self._noise))
 
     def _histogram(self, median_ms: float) -> str:
         found = HdrHistogram(1, 60_000_000, 3)
         for _ in range(800):
-            found.record_value(max(1, round(median_ms * 1000 * self._dice.lognormvariate(0, 0.4))))
+            found.record_value(max(1, round(median_ms * 1000 * self._rng.lognormvariate(0, 0.4))))
         for _ in range(12):
-            found.record_value(round(median_ms * 1000 * self._dice.uniform(3, 14)))
+            found.record_value(round(median_ms * 1000 * self._rng.uniform(3, 14)))
         encoded: bytes = found.encode()
         return encoded.decode()
 
@@ -319,7 +319,7 @@ class _Maker:
         rate = 12_000.0 if work.workload.name == "recovery" else speed
         dip = range(14, 18) if work.workload.name == "recovery" else range(0)
         return [
-            (index * 0.05, rate * (0.45 if index in dip else 1) * self._dice.uniform(0.9, 1.05))
+            (index * 0.05, rate * (0.45 if index in dip else 1) * self._rng.uniform(0.9, 1.05))
             for index in range(points)
         ]
 

@@ -98,7 +98,7 @@ def all_timed_out(calls: Iterable[Callable[[], object]]) -> None:
 def an_enqueue_in_doubt_can_be_repeated(server: Server, url: str) -> None:
     """A stopped server carries out an enqueue when it continues; a repetition of the enqueue adds no second job."""
     with multiq.App(url) as app:
-        queue = app.queue("doubted")
+        queue = app.queue("uncertain")
         app.queue("other").enqueue_many(["a", "b"], delay=3600)  # so that the server has the script loaded
         with stopped(server), pytest.raises(EnqueueUncertain, match=r"error\.repeat\(\)") as told:
             queue.enqueue_many(["one", "two"], delay=3600)

@@ -70,8 +70,9 @@ class Admin:
                 number = line.split()[1]
                 try:
                     stats = self._state(session, number)
-                except ConnectionError:
-                    session.reconnect()
+                except CONNECTION_ERRORS as exc:
+                    if not session.reconnect_after(exc):
+                        raise
                     continue
                 if stats is not None and stats.state == state.value.encode():
                     return record(queue, number, stats, body), max(count, 1)

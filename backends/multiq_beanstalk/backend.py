@@ -26,7 +26,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, Page, State, check_state, check_states
+from multiq.backend import (
+    Diagnosis,
+    Inspection,
+    Management,
+    Page,
+    Pausing,
+    Purging,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendUnavailable, UrlInvalid
@@ -54,7 +64,7 @@ _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a 
 
 
 @guarded(*BACKEND_METHODS, server="a beanstalkd")
-class BeanstalkBackend(Backend):
+class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -82,6 +92,7 @@ class BeanstalkBackend(Backend):
         fenced_late=Gap(
             "never", "beanstalkd lets any client delete a job that is not reserved; the driver's own clock refuses"
         ),
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take"),
@@ -124,7 +135,7 @@ class BeanstalkBackend(Backend):
     def consumer(self, queues: Sequence[str]) -> BeanstalkConsumer:
         return BeanstalkConsumer(self._pool, queues)
 
-    # --- inspecting and administering ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         return self._admin.peek(queue, job_id)
@@ -177,8 +188,10 @@ class BeanstalkBackend(Backend):
         self._paused_tubes.close()
         self._pool.close()
 
+    # --- helpers ---
+
     def _discard_connections(self) -> None:
-        """Drop all connections after a malformed reply: the replies after it may be malformed too."""
+        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
         self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:

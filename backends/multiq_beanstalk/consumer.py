@@ -49,7 +49,8 @@ class BeanstalkConsumer(Consumer):
 
     def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
-        self._tubes = tuple(dict.fromkeys(queues))
+        self._tubes = self._own_order = tuple(dict.fromkeys(queues))
+        """The queues in the order of the present call, and as they were given."""
         self._pool = pool
         self._waiter = Waiter(pool, self._tubes)
         self._expected: dict[str, int] = {}  # tube -> how many jobs are worth asking for
@@ -62,19 +63,17 @@ class BeanstalkConsumer(Consumer):
         self._waiter.forget_connections()
         self._held_leases = HeldLeases()
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        super().reorder(queues)
-        self._tubes = tuple(dict.fromkeys(self.queues))  # without effect on waits, which watch all tubes at once
-
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self.exchange((), limit, timeout)[1]
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self.exchange((), limit, timeout, queues)[1]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         return self._exchange(verdicts, 0)[0] if verdicts else []
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        # without effect on waits, which watch all tubes at once
+        self._tubes = self._own_order if queues is None else tuple(dict.fromkeys(self.in_order(queues)))
         give_up_at = time.monotonic() + timeout
         answers, leases = self._exchange(verdicts, limit)
         if not leases and timeout > 0 and limit > 0:
@@ -83,7 +82,8 @@ class BeanstalkConsumer(Consumer):
             except BackendError:
                 if not verdicts:
                     raise
-        self._waiter.clear_interrupt()
+        if self._waiter.is_interrupted:
+            self._waiter.clear_interrupt()
         return answers, leases
 
     def interrupt(self) -> None:

@@ -245,7 +245,7 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
     return Finding("ok", "binlog-oldest-index", found)
 
 
-# --- who can access it -----------------------------------------------------------------------------------
+# --- access ----------------------------------------------------------------------------------------------
 
 
 def _access(server: Server) -> Finding:

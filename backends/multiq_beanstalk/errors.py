@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import greenstalk
 
+from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
@@ -35,6 +36,14 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
     ),
     b"BAD_FORMAT": (BackendError, "does not understand a command of multiq's: is it beanstalkd 1.8 or newer?"),
 }
+
+
+def classify(exc: Exception) -> Failure:
+    """The class of a connection error of a command that may be repeated.
+
+    The driver keeps no receipts, so it repeats what has the same effect twice: looks, ``pause-tube``.
+    """
+    return Failure.REPLY_LOST if isinstance(exc, ConnectionError) else Failure.FINAL
 
 
 def explain(exc: Exception, address: Address, timeout: float) -> BackendError:

@@ -7,11 +7,12 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
+from multiq.driverkit.call_retry import Attempts
 from multiq.driverkit.fork import forks
 from multiq.errors import BackendError, MultiqError
 
 from .connection import open_connection
-from .errors import CONNECTION_ERRORS, explain, reply_error, server_name
+from .errors import CONNECTION_ERRORS, classify, explain, reply_error, server_name
 from .server_info import parse_server_info
 
 if TYPE_CHECKING:
@@ -82,20 +83,22 @@ class Pool:
 
         Raises ``BackendError``.
         """
-        try:
+        attempts: Attempts | None = None
+        while True:
             try:
                 ((line, body),) = connection.ask(b"stats\r\n", 1, deadline)
-            except ConnectionError:
-                connection = self.open(deadline)
-                ((line, body),) = connection.ask(b"stats\r\n", 1, deadline)
-            if not line.startswith(b"OK "):
+                if not line.startswith(b"OK "):
+                    connection.close()
+                    raise reply_error(line, self.address)
+                connection.server_info = parse_server_info(body)
+            except CONNECTION_ERRORS as exc:
                 connection.close()
-                raise reply_error(line, self.address)
-            connection.server_info = parse_server_info(body)
-        except CONNECTION_ERRORS as exc:
-            connection.close()
-            raise explain(exc, self.address, self.timeout) from exc
-        return connection, connection.server_info
+                attempts = attempts or Attempts(deadline)
+                if not attempts.again(classify(exc)):
+                    raise explain(exc, self.address, self.timeout) from exc
+            else:
+                return connection, connection.server_info
+            connection = self.open(deadline)
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Session]:
@@ -153,6 +156,7 @@ class Session:
         self.pool = pool
         self.deadline = deadline
         self._connection: Connection | None = None
+        self._attempts: Attempts | None = None
 
     @property
     def connection(self) -> Connection:
@@ -167,18 +171,24 @@ class Session:
         With *is_safe* they are sent a second time if the connection breaks. Raises ``OSError``, ``ProtocolError``,
         ``BackendError``.
         """
-        try:
-            return self._ask(commands, tube)
-        except ConnectionError:
-            if not is_safe:
-                raise
-        self.reconnect()
-        return self._ask(commands, tube)
+        while True:
+            try:
+                return self._ask(commands, tube)
+            except CONNECTION_ERRORS as exc:
+                if not is_safe or not self.reconnect_after(exc):
+                    raise
 
-    def reconnect(self) -> None:
-        """Continue on a new connection. Raises ``BackendError``."""
+    def reconnect_after(self, exc: Exception) -> bool:
+        """Continue on a new connection after this error. False: the call is not attempted again.
+
+        Raises ``BackendError``.
+        """
+        self._attempts = self._attempts or Attempts(self.deadline)
+        if not self._attempts.again(classify(exc)):
+            return False
         self.close()
         self._connection = self.pool.open(self.deadline)
+        return True
 
     def close(self) -> None:
         """Close the connection."""

@@ -11,10 +11,11 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from multiq.driverkit.call_retry import Attempts
 from multiq.driverkit.wakeup import Wakeup
 
 from .clock import now
-from .errors import CONNECTION_ERRORS, explain, reply_error
+from .errors import CONNECTION_ERRORS, classify, explain, reply_error
 from .records import NOTHING_READY, Reserved
 
 if TYPE_CHECKING:
@@ -32,25 +33,24 @@ class Waiter:
         self._pool = pool
         self._tubes = tubes
         self._wakeup = Wakeup()
-        self._interrupted = False
+        self.is_interrupted = False
+        """Whether a thread wants the current wait to end, or else the next one."""
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
         """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
         wakeup_fd = self._wakeup.open()
-        has_failed = False
-        while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
+        attempts: Attempts | None = None
+        while not self.is_interrupted and (left := give_up_at - time.monotonic()) > 0:
             deadline = self._pool.deadline()
             connection = self._connection(main, deadline)
             try:
                 connection.read_noop_replies(deadline)
                 job = self._wait_on(connection, wakeup_fd, left, give_up_at)
-            except ConnectionError as exc:
-                if has_failed:  # a first broken connection is replaced; a second one is an error
-                    raise explain(exc, self._pool.address, self._pool.timeout) from exc
-                has_failed = True
             except CONNECTION_ERRORS as exc:
-                raise explain(exc, self._pool.address, self._pool.timeout) from exc
+                attempts = attempts or Attempts(math.inf)  # the loop's end is the wait's
+                if not attempts.again(classify(exc)):
+                    raise explain(exc, self._pool.address, self._pool.timeout) from exc
             else:
                 if job is not None:
                     return connection, job
@@ -60,12 +60,12 @@ class Waiter:
 
     def interrupt(self) -> None:
         """End the current wait, or else the next one."""
-        self._interrupted = True
+        self.is_interrupted = True
         self._wakeup.notify()
 
     def clear_interrupt(self) -> None:
         """Clear an interruption of a wait that is over."""
-        self._interrupted = False
+        self.is_interrupted = False
         self._wakeup.drain()
 
     def forget_connections(self) -> None:
@@ -132,5 +132,5 @@ class Waiter:
             if connection.sock.fileno() in readable:
                 return True
             self._wakeup.drain()
-            if self._interrupted or left <= 0:
+            if self.is_interrupted or left <= 0:
                 return False

@@ -21,7 +21,6 @@ The tables are named ``multiq_...``, and a job can be enqueued inside the applic
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -29,17 +28,32 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 import pymysql
 
-from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
+from multiq.backend import (
+    Diagnosis,
+    Inspection,
+    Management,
+    Migrations,
+    NewJob,
+    Page,
+    Pausing,
+    Purging,
+    QueueStats,
+    Schema,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
+from multiq.driverkit.paging import cursor_of, read_cursor
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
-from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, PayloadTooLarge
 from multiq.settings.url import Option, seconds
 
-from .connection import Pool
 from .consumer import MysqlConsumer
 from .dsn import OPTIONS, Dsn
 from .errors import is_unsent
 from .external_transaction import ExternalTransaction
+from .pool import Pool
 from .receipts import CHANGED
 from .records import (
     AGAIN,
@@ -54,6 +68,7 @@ from .records import (
     decode_text,
     effective_state,
     insert_statements,
+    look,
     microseconds,
     pack_id,
     promote,
@@ -77,11 +92,12 @@ _CODES = {
     State.RESERVED: (RESERVED,),
     State.BURIED: (BURIED,),
 }
+_SURELY_FITS = 100_000  # bytes: fits without a look at max_allowed_packet, which is megabytes as a rule
 _START = (-1, 0)  # before the first place of a listing
 
 
 @guarded(*BACKEND_METHODS, server="a MySQL or MariaDB")
-class MysqlBackend(Backend):
+class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnosis):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -103,21 +119,26 @@ class MysqlBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        schema=True,
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         **OPTIONS,
         "timeout": Option(seconds(0.1, 3600), 10.0, "seconds that a call waits for the server, and for others' locks"),
     }
 
-    def __init__(self, dsn: Dsn, *, timeout: float = 10.0, clock: Clock | None = None) -> None:
-        """*clock* is for tests, which move time by hand. Without it the driver uses the server's clock."""
+    def __init__(self, dsn: Dsn, *, timeout: float = 10.0, create: bool = True, clock: Clock | None = None) -> None:
+        """*create*: make the tables in a database that has none; else calls raise ``SchemaNotReady`` there.
+
+        *clock* is for tests, which move time by hand. Without it the driver uses the server's clock.
+        """
         self.dsn = dsn
         self.timeout = timeout
-        self._pool = Pool(dsn, timeout=timeout, clock=clock)
+        self._pool = Pool(dsn, timeout=timeout, create=create, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> MysqlBackend:
-        return cls(Dsn.from_url(url), timeout=url.options["timeout"])
+        return cls(Dsn.from_url(url), timeout=url.options["timeout"], create=url.create)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -141,7 +162,9 @@ class MysqlBackend(Backend):
                 if insert.may_be_done:
                     raise EnqueueUncertain(queue, jobs, str(exc), client_ids=True) from exc
                 raise
-            self._pool.poller.enqueued(queue, min(job.priority for job in jobs))
+            poller = self._pool.poller
+            poller.scan_windows.enqueued(queue, min(job.priority for job in jobs))
+            poller.notify()
         return [job.id for job in jobs]
 
     # --- consuming ---
@@ -149,7 +172,7 @@ class MysqlBackend(Backend):
     def consumer(self, queues: Sequence[str]) -> MysqlConsumer:
         return MysqlConsumer(self._pool, queues)
 
-    # --- looking and managing ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         rows = self._select("peek", queue=queue.encode(), id=pack_id(job_id))
@@ -159,14 +182,14 @@ class MysqlBackend(Backend):
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
-        place, seq = _START if after is None else _place(after)
-        self._promote(queue)
+        place, seq = _START if after is None else read_cursor(after)
+        self._promote_all(queue)
         asked = {"queue": queue.encode(), "place": place, "seq": seq, "limit": limit + 1}
         found = [Row(*row) for code in _CODES[state] for row in self._select("page", state=code, **asked)]
         found.sort(key=lambda row: (row.place, row.seq))
         shown = [row.record(queue) for row in found[:limit]]
         last = found[limit - 1] if len(found) > limit else None
-        return Page(shown, None if last is None else f"{last.place}.{last.seq}")
+        return Page(shown, None if last is None else cursor_of((last.place, last.seq)))
 
     def delete(self, queue: str, job_id: str) -> None:
         which = {"queue": queue.encode(), "id": pack_id(job_id)}
@@ -183,7 +206,7 @@ class MysqlBackend(Backend):
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         self._run(lambda session: self._reschedule(session, queue, job_id, delay))
-        self._pool.poller.made_ready(queue)
+        self._made_ready(queue)
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
@@ -196,7 +219,7 @@ class MysqlBackend(Backend):
             kicked += done
             if done < size:
                 break
-        self._pool.poller.made_ready(queue)
+        self._made_ready(queue)
         return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
@@ -210,7 +233,7 @@ class MysqlBackend(Backend):
                 raise JobReserved(queue, job_id)
 
         self._run(kick_job)
-        self._pool.poller.made_ready(queue)
+        self._made_ready(queue)
 
     def queues(self) -> list[str]:
         return [decode_text(name) for (name,) in self._select("queues")]
@@ -239,7 +262,7 @@ class MysqlBackend(Backend):
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         states = check_states(states)
-        self._promote(queue)
+        self._promote_all(queue)
         ((newest,),) = self._select("newest")
         codes = [code for state in states if state is not State.RESERVED for code in _CODES[state]]
         return sum(self._purge(queue, code, int(newest)) for code in codes)
@@ -254,18 +277,26 @@ class MysqlBackend(Backend):
 
         return MysqlSchema(self.dsn, self.timeout)
 
-    def make_nothing(self) -> None:
-        """From now on, raise ``SchemaNotReady`` for a database without multiq's tables, instead of creating them."""
-        self._pool.create = False
-
     def close(self) -> None:
         self._pool.close()
 
-    # --- internals ---
+    # --- helpers ---
 
     def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply: later replies on them may be malformed, too."""
+        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
         self._pool.close()
+
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        if self._pool.max_packet is None:
+            self._select("newest")
+        limit = body_limit(self._pool.max_packet or 0)
+        if largest > limit:
+            raise PayloadTooLarge(
+                largest, limit, "store it elsewhere and enqueue where it is, or raise the server's max_allowed_packet"
+            )
 
     def _run(self, work: Callable[[Session], _T]) -> _T:
         with self._pool.borrowed() as connection:
@@ -275,11 +306,10 @@ class MysqlBackend(Backend):
         with self._pool.borrowed() as connection:
             return connection.select(render(verb, now=self._pool.now, **values))
 
-    def _promote(self, queue: str) -> None:
-        with self._pool.borrowed() as connection:
-            (outlook,) = self._pool.poller.look(connection, self._pool, [queue])
-            if outlook.has_due:
-                promote(connection, outlook, time.monotonic() + self.timeout)
+    def _made_ready(self, queue: str) -> None:
+        """Have the consumers of this process find jobs that a call has made ready again."""
+        self._pool.poller.scan_windows.made_ready(queue)
+        self._pool.poller.notify()
 
     def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
         """Whether an earlier attempt of this call, whose reply was lost, was committed. If not, the job is now locked.
@@ -321,6 +351,12 @@ class MysqlBackend(Backend):
         session.commit(render("remove", seqs=[seq]), *insert_statements(queue, [job], now, ready=AGAIN), done=1)
         return None
 
+    def _promote_all(self, queue: str) -> None:
+        with self._pool.borrowed() as connection:
+            (outlook,) = look(connection, self._pool, [queue])
+            if outlook.has_due:
+                promote(connection, outlook, time.monotonic() + self.timeout)
+
     def _purge(self, queue: str, code: int, newest: int) -> int:
         purged = 0
         place, seq = _START
@@ -330,18 +366,6 @@ class MysqlBackend(Backend):
             seqs = sorted(number for _, number in found)
             purged += self._run(functools.partial(_purge_some, seqs=seqs, code=code))
         return purged
-
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
-        if largest <= _SURELY_FITS:
-            return
-        if self._pool.max_packet is None:
-            self._select("newest")
-        limit = body_limit(self._pool.max_packet or 0)
-        if largest > limit:
-            raise PayloadTooLarge(
-                largest, limit, "store it elsewhere and enqueue where it is, or raise the server's max_allowed_packet"
-            )
 
 
 class _Insert:
@@ -397,8 +421,6 @@ class _Kick:
         return len(self._seqs)
 
 
-_SURELY_FITS = 100_000  # bytes: fits without a look at max_allowed_packet, which is megabytes as a rule
-
 _TEMPLATE = NewJob(body=b"", id="")
 
 
@@ -406,13 +428,3 @@ def _purge_some(session: Session, seqs: list[int], code: int) -> int:
     """Delete these jobs. Returns how many this call has deleted."""
     purged, *_ = session.commit(render("purge", seqs=seqs, state=code), done=CHANGED)
     return purged.affected + (session.done_before() or 0)
-
-
-def _place(after: str) -> tuple[int, int]:
-    """The place and seq in a page's cursor."""
-    major, _, minor = after.partition(".")
-    with contextlib.suppress(ValueError):
-        place = int(major), int(minor)
-        if max(map(abs, place)) < 2**63:
-            return place
-    raise OptionInvalid(f"after={after!r} must be the cursor of a page: pass the after of the page before")

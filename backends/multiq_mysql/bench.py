@@ -109,10 +109,10 @@ class MysqlAdapter(Adapter):
 
     def durability(self) -> Durability:
         settings = self._pairs("SHOW GLOBAL VARIABLES")
-        told = {name: settings[name] for name in _DURABILITY_SETTINGS if name in settings}
-        if told.get("log_bin", "OFF") in {"OFF", "0"}:
-            told.pop("sync_binlog", None)  # without a binlog the setting has no effect
-        return Durability(survives(settings), told)
+        durable = {name: settings[name] for name in _DURABILITY_SETTINGS if name in settings}
+        if durable.get("log_bin", "OFF") in {"OFF", "0"}:
+            durable.pop("sync_binlog", None)  # without a binlog the setting has no effect
+        return Durability(survives(settings), durable)
 
     def counters(self) -> Counters:
         pid = self._pid  # first, because finding it sends statements that are counted
@@ -142,11 +142,11 @@ class MysqlAdapter(Adapter):
     @functools.cached_property
     def _pid(self) -> int | None:
         """The server's process id; None if it runs on another machine or in a container, whose pids differ."""
-        told = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
-        if told.get("hostname") != socket.gethostname():
+        variables = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
+        if variables.get("hostname") != socket.gethostname():
             return None
         with suppress(OSError, ValueError):
-            return int(Path(told["datadir"], told["pid_file"]).read_text())
+            return int(Path(variables["datadir"], variables["pid_file"]).read_text())
         return None
 
     def _pairs(self, poll: str) -> dict[str, str]:

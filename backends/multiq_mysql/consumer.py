@@ -7,8 +7,8 @@ and the COMMIT in the second. How it waits is in ``waiting``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
-import os
 import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,22 +16,24 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
+from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
-from .records import AGAIN, READY, SECOND, due_statements, promote_statements, unpack_hex_id
+from .records import AGAIN, READY, SECOND, Poll, due_statements, look, promote_statements, unpack_hex_id
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
 from .settle import Batch, UnconfirmedVerdicts
 from .statements import render, rendered
-from .waiting import Poll
+from .waiting import poll
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from multiq.backend import Verdict
     from multiq.errors import LeaseLost
 
-    from .connection import Pool, Reply, Session
+    from .connection import Reply, Session
+    from .pool import Pool
     from .records import Outlook
     from .scan_window import ScanCursor
     from .statements import Sql
@@ -88,7 +90,7 @@ class _Row(msgspec.Struct, array_like=True):
         )
 
 
-_with_numbers = msgspec.json.Decoder(_Row).decode
+_row_of_numbers = msgspec.json.Decoder(_Row).decode  # one JSON list is decoded in less time than two numbers by int()
 _BY_PLACE = operator.attrgetter("place")
 
 
@@ -97,7 +99,7 @@ class MysqlConsumer(Consumer):
     """Reserves jobs from the queues of one database. Its connection opens at the first call."""
 
     def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
-        self.queues = tuple(queues)
+        self.queues = self._order = tuple(queues)
         self._pool = pool
         self._connection = pool.connection()
         self._interrupted = False
@@ -108,18 +110,15 @@ class MysqlConsumer(Consumer):
         self._is_busy = False
         self._unconfirmed_leases: list[Lease] = []
         """Leases of a transaction whose COMMIT had no reply: it may have been carried out or not."""
-        self._unconfirmed_pid = 0
+        self._unconfirmed_generation = 0
         self._may_forget = True
         """Whether this user may delete the rows of pauses that are over."""
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        super().reorder(queues)
-        # while an earlier queue has jobs, rows of a later one would be locked for nothing
-        self._likely_queue = next((queue for queue in self.queues if queue not in self._without), self.queues[0])
-
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        if queues is not None or self._order is not self.queues:
+            self._set_order(queues)
         return self._wait_for_jobs(limit, time.monotonic() + timeout, has_looked=False)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
@@ -132,10 +131,12 @@ class MysqlConsumer(Consumer):
         return answers
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         if not verdicts:
-            return [], self.reserve(limit, timeout)
+            return [], self.reserve(limit, timeout, queues)
+        if queues is not None or self._order is not self.queues:
+            self._set_order(queues)
         give_up_at = time.monotonic() + timeout
         outcome = self._transact(verdicts, limit)
         self._notify_released(verdicts)
@@ -186,7 +187,8 @@ class MysqlConsumer(Consumer):
             if self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return []
-            poller.sleep(self._pool, self.queues, notifications, self._wake_at(outlooks, give_up_at))
+            wake_at = self._wake_at(outlooks, give_up_at)
+            poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
 
     def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
         """The verdicts are settled and must not be settled again, so an error is left for the next reserve to raise."""
@@ -199,7 +201,7 @@ class MysqlConsumer(Consumer):
 
     def _has_work(self, outlooks: list[Outlook]) -> bool:
         with self._pool.borrowed() as connection:
-            outlooks += self._pool.poller.look(connection, self._pool, self.queues)
+            outlooks += look(connection, self._pool, self._order)
         return any(outlook.has_work for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
@@ -224,6 +226,12 @@ class MysqlConsumer(Consumer):
 
     # --- reserving ---
 
+    def _set_order(self, queues: Sequence[str] | None) -> None:
+        """The order of the present call; None: as the queues were given."""
+        self._order = self.queues if queues is None else self.in_order(queues)
+        # while an earlier queue has jobs, rows of a later one would be locked for nothing
+        self._likely_queue = next((queue for queue in self._order if queue not in self._without), self._order[0])
+
     def _transact(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
         """Settle and reserve in one transaction."""
         batch = Batch(self._pool, verdicts) if verdicts else None
@@ -236,11 +244,11 @@ class MysqlConsumer(Consumer):
         self._is_busy = bool(outcome.leases)
         self._without = frozenset(outlook.queue for outlook in outcome.outlooks if not outlook.has_work)
         if outcome.leases:
-            self._pool.poller.speed_up()
+            self._pool.poller.pause.speed_up()
         return outcome
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
-        if self._unconfirmed_pid != os.getpid():
+        if self._unconfirmed_generation != forks.generation:
             self._unconfirmed_leases = []  # from before a fork: they are the parent's, which reads them back itself
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
@@ -271,13 +279,13 @@ class MysqlConsumer(Consumer):
 
     def _look_and_claim(self, session: Session, acks: list[str], claims: _Claims, limit: int) -> _Polled:
         """Send one packet: the acks, a poll of the queues, and a claim that locks rows of the likely queue."""
-        poll = Poll(self._pool.poller, self._pool, self.queues, BUSY, claimed_from=self._likely_queue)
+        polling = Poll(self._pool, self._order, BUSY, claimed_from=self._likely_queue)
         claim = claims.begin(self._likely_queue, limit)
-        statements = [*acks, poll.sql, *claim.sql]
-        replies = iter(session.execute(*statements) if session.in_transaction else session.begin(*statements))
-        acked = [next(replies) for _ in acks]
-        outlooks = poll.read(next(replies).rows)
-        rows = claim.read(session, replies)
+        statements = [*acks, polling.sql, *claim.statements]
+        replies = session.execute(*statements) if session.in_transaction else session.begin(*statements)
+        acked, polled, claimed = replies[: len(acks)], replies[len(acks)], replies[len(acks) + 1 :]
+        outlooks = polling.read(polled.rows)
+        rows = claim.read(session, claimed)
         return _Polled(
             acked,
             [
@@ -314,7 +322,7 @@ class MysqlConsumer(Consumer):
         if outlook.has_due:
             found = session.execute(*due_statements(outlook))
             promoting = promote_statements(found)
-            scan_window = self._pool.poller.scan_window(outlook.queue)
+            scan_window = self._pool.poller.scan_windows.of(outlook.queue)
             if promoting:
                 claims.has_promoted = True
                 scan_window.again.restart.request()
@@ -326,10 +334,8 @@ class MysqlConsumer(Consumer):
         if known is not None:
             known.drop()
         claim = claims.begin(outlook.queue, limit)
-        replies = iter(session.execute(*promoting, *claim.sql))
-        for _ in promoting:
-            next(replies)
-        return claim.read(session, replies)
+        replies = session.execute(*promoting, *claim.statements)
+        return claim.read(session, replies[len(promoting) :])
 
     def _reserve(
         self,
@@ -348,7 +354,7 @@ class MysqlConsumer(Consumer):
         leases = [row.lease(token) for row in rows]
         seqs = sorted(row.seq for row in rows)
         statements = [render("reserve", seqs=seqs, token=token, now=self._pool.now)] if rows else []
-        self._unconfirmed_leases, self._unconfirmed_pid = leases, os.getpid()
+        self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
         try:
             self._commit(session, batch, answers, statements)
         except BaseException:
@@ -361,8 +367,8 @@ class MysqlConsumer(Consumer):
 
     def _recover_leases(self, deadline: float) -> list[Lease]:
         """The leases of an unconfirmed claim that was carried out. Left alone, they would end and count as crashes."""
-        if not self._unconfirmed_leases or self._unconfirmed_pid != os.getpid():  # the parent process's are not ours
-            return []
+        if not self._unconfirmed_leases or self._unconfirmed_generation != forks.generation:
+            return []  # there are none, or they are the parent process's
         if time.monotonic() >= deadline:
             return []
         try:
@@ -465,18 +471,19 @@ class _Claim:
         """The rows that were found and are not reserved, best first."""
         self._surplus: list[_Row] = []
         """Rows that were found and locked beyond the limit."""
-        self._window = window = pool.poller.scan_window(queue)
+        self._window = window = pool.poller.scan_windows.of(queue)
         self._again = _Scan(pool, queue, limit, state=AGAIN, cursor=window.again, condition=window.again.sql)
         self._ready = _Scan(pool, queue, limit, state=READY, cursor=window.ready, condition=window.ready.sql)
 
     @property
-    def sql(self) -> list[str]:
-        """The statements of both scans."""
+    def statements(self) -> list[str]:
+        """The statements of both scans: first those for AGAIN, then those for READY."""
         return [*self._again.statements, *self._ready.statements]
 
-    def read(self, session: Session, replies: Iterator[Reply]) -> list[_Row]:
-        """The rows, best first, from the replies to ``sql``."""
-        again, ready = self._again.read(replies), self._ready.read(replies)
+    def read(self, session: Session, replies: list[Reply]) -> list[_Row]:
+        """The rows, best first, from the replies to ``statements``."""
+        first_of_ready = len(self._again.statements)
+        again, ready = self._again.read(replies[:first_of_ready]), self._ready.read(replies[first_of_ready:])
         if not again and not ready:
             again, ready = self._again.restart(session), self._ready.restart(session)
         found = sorted([*again, *ready], key=_BY_PLACE) if again else ready
@@ -501,21 +508,13 @@ class _Claim:
                 cursor.dropped(first.place)
 
 
-class _ScanReply(NamedTuple):
-    """The replies to one scan."""
-
-    rows: Sequence[tuple[str, bytes]]
-    took: float | None
-    """Seconds on the server; None: not measured."""
-
-
 class _Scan:
     """One scan of a queue's ready jobs in one state, with statements around it that measure it if necessary.
 
     The statements are rendered once: whether to measure depends on counts that other threads change.
     """
 
-    __slots__ = ("_condition", "_cursor", "_limit", "_pool", "_queue", "_state", "statements")
+    __slots__ = ("_condition", "_cursor", "_is_measured", "_limit", "_pool", "_queue", "_state", "statements")
 
     def __init__(self, pool: Pool, queue: str, limit: int, *, state: int, cursor: ScanCursor, condition: Sql) -> None:
         self._pool = pool
@@ -525,17 +524,23 @@ class _Scan:
         self._cursor = cursor
         self._condition = condition
         select = rendered("claim", queue=queue.encode(), state=state, condition=condition, limit=limit, now=pool.now)
-        is_measured = condition is FROM_START and cursor.restart.must_measure
-        self.statements = [_START_CLOCK, select, _READ_CLOCK] if is_measured else [select]
+        self._is_measured = condition is FROM_START and cursor.restart.must_measure
+        self.statements = [_START_CLOCK, select, _READ_CLOCK] if self._is_measured else [select]
 
-    def read(self, replies: Iterator[Reply]) -> list[_Row]:
-        """The rows, from the next of the replies. The cursor is updated by them."""
-        reply = self._reply(replies)
+    def read(self, replies: list[Reply]) -> list[_Row]:
+        """The rows, from the replies to ``statements``. The cursor is updated by them."""
+        if self._is_measured:
+            _clock_started, selected, clock_read = replies
+            ((micros,),) = clock_read.rows
+            took = micros / SECOND
+        else:
+            (selected,), took = replies, None
+        rows = selected.rows
         if self._condition is FROM_START:
-            self._cursor.scanned(reply.took, len(reply.rows))
-        elif self._condition is not NO_SCAN and len(reply.rows) < self._limit:
+            self._cursor.scanned(took, len(rows))
+        elif self._condition is not NO_SCAN and len(rows) < self._limit:
             self._cursor.restart.request()  # all jobs of this priority are taken: the next scan finds other priorities
-        return [self._row(row) for row in reply.rows]
+        return [self._row(text, body) for text, body in rows]
 
     def restart(self, session: Session) -> list[_Row]:
         """Scan from the start, unless that was just done: both scans of the claim have found nothing."""
@@ -544,17 +549,10 @@ class _Scan:
         restarted = _Scan(
             self._pool, self._queue, self._limit, state=self._state, cursor=self._cursor, condition=FROM_START
         )
-        return restarted.read(iter(session.execute(*restarted.statements)))
+        return restarted.read(session.execute(*restarted.statements))
 
-    def _reply(self, replies: Iterator[Reply]) -> _ScanReply:
-        if len(self.statements) == 1:
-            return _ScanReply(next(replies).rows, None)
-        _clock_set, selected, ((micros,),) = next(replies), next(replies), next(replies).rows
-        return _ScanReply(selected.rows, micros / SECOND)
-
-    def _row(self, columns: tuple[str, bytes]) -> _Row:
-        head, body = columns
-        job_id, _, numbers = head.partition(",")
-        row = _with_numbers(f"[{numbers}]")  # one JSON list is decoded in less time than two numbers by int()
+    def _row(self, text: str, body: bytes) -> _Row:
+        job_id, _, numbers = text.partition(",")
+        row = _row_of_numbers(f"[{numbers}]")
         row.id, row.body, row.queue, row.is_again = job_id, body, self._queue, self._state == AGAIN
         return row

@@ -143,12 +143,14 @@ def _version(settings: Mapping[str, str]) -> Finding:
     name = shown.partition(" ")[0]
     oldest = _OLDEST_MARIADB if name == "MariaDB" else _OLDEST_MYSQL
     if not numbers:
-        return Finding("unknown", "version", "the server does not tell its version", "MySQL 8.0.1 or MariaDB 10.6")
+        return Finding("unknown", "version", "the server does not report its version", "MySQL 8.0.1 or MariaDB 10.6")
     if numbers < oldest:
         needed = ".".join(map(str, oldest))
         return Finding("bad", "version", f"{shown} lacks SKIP LOCKED", f"upgrade to {name} {needed} or newer")
     if re.search(r"tidb|vitess|singlestore", text, re.IGNORECASE):
-        return Finding("warn", "version", f"{shown} speaks MySQL's protocol and is none: multiq was never run on it")
+        return Finding(
+            "warn", "version", f"{shown} speaks MySQL's protocol but is not MySQL: multiq was never run on it"
+        )
     return Finding("ok", "version", shown)
 
 
@@ -195,13 +197,13 @@ def _engine(server: _Server) -> Finding:
     return Finding("ok", "engine", "InnoDB")
 
 
-# --- what it keeps ---------------------------------------------------------------------------------------
+# --- durability ------------------------------------------------------------------------------------------
 
 
 def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
-        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not tell", _ASK_ADMIN)
+        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not report it", _ASK_ADMIN)
     elif flush in {"1", "3"}:
         yield Finding("ok", "innodb_flush_log_at_trx_commit", f"{flush}: each commit is on the disk")
     else:
@@ -266,11 +268,11 @@ def _writable(settings: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-# --- what others do to it --------------------------------------------------------------------------------
+# --- other sessions --------------------------------------------------------------------------------------
 
 
 def _sessions(settings: Mapping[str, str]) -> Iterator[Finding]:
-    isolation = settings.get("transaction_isolation") or settings.get("tx_isolation") or "not told"
+    isolation = settings.get("transaction_isolation") or settings.get("tx_isolation") or "unknown"
     yield Finding("ok", "isolation", f"READ COMMITTED in multiq's sessions, whatever others have ({isolation})")
 
 
@@ -381,7 +383,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# --- what follows ----------------------------------------------------------------------------------------
+# --- consequences ----------------------------------------------------------------------------------------
 
 
 def survives(settings: Mapping[str, str]) -> Survives:

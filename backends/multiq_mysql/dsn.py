@@ -12,13 +12,14 @@ import pymysql
 from pymysql.constants.CR import CR_AUTH_PLUGIN_CANNOT_LOAD, CR_CONN_HOST_ERROR, CR_SSL_CONNECTION_ERROR
 
 from multiq.driverkit.net import connect
+from multiq.driverkit.timed_socket import TimedTlsContext, TimedTlsSocket, timed_socket
 from multiq.driverkit.tls import tls_context
 from multiq.errors import BackendUnavailable, MultiqError, UrlInvalid
 from multiq.settings.passwords import password_of_environment, password_of_file
 from multiq.settings.url import Option, choice
 
 from .errors import malformed
-from .timed_socket import TimedTlsContext, TimedTlsSocket, limit_each_call, timed_socket
+from .pymysql_private import limit_each_call, socket_of
 
 if TYPE_CHECKING:
     import socket
@@ -35,7 +36,7 @@ _LONGEST_NAME = 64  # characters of a database's name
 
 OPTIONS: Mapping[str, Option] = {
     "unix_socket": Option(str, None, "path of the server's UNIX socket, instead of a host"),
-    "password_file": Option(str, None, "file with the password, read anew for each connection"),
+    "password_file": Option(str, None, "file with the password, read again for each connection"),
     "password_env": Option(str, None, "name of the environment variable that has the password"),
     "tls": Option(choice("yes", "no"), "no", "TLS, the server's certificate and name checked; ssl_ca means yes, too"),
     "ssl_ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),
@@ -139,7 +140,7 @@ class Dsn(NamedTuple):
         """The DSN of a URL. Raises ``UrlInvalid``. Reads the certificates, and does no network I/O."""
         given = url.options
         if url.scheme not in _SCHEMES:
-            raise UrlInvalid(f"{url} cannot be used: the scheme is mysql://")
+            raise UrlInvalid(f"{url} cannot be used: the scheme must be mysql://")
         if len(url.hosts) > 1:
             raise UrlInvalid(f"{url} cannot be used: it names several hosts, name the primary")
         if (url.host is None) == (given["unix_socket"] is None):
@@ -230,7 +231,7 @@ class Dsn(NamedTuple):
         except Exception as exc:  # a garbled greeting may raise any exception in PyMySQL
             raise malformed(exc) from exc
         limit_each_call(connection, timeout if period is None else period)
-        if self.tls is not None and not isinstance(inside._sock, ssl.SSLSocket):  # noqa: SLF001 - what was negotiated
+        if self.tls is not None and not isinstance(socket_of(connection), ssl.SSLSocket):  # as was negotiated
             connection.close()
             why = f"{self.place} offers no TLS, which tls=yes needs"
             raise pymysql.err.OperationalError(CR_SSL_CONNECTION_ERROR, why)

@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING
 import pymysql
 from pymysql.constants.CR import CR_MALFORMED_PACKET
 
+from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-from .deadlock_retry import LOCKED
-
 if TYPE_CHECKING:
     from multiq.errors import MultiqError
+
+DEADLOCK, LOCK_WAIT, CHANGED, REFUSED_BY_GROUP = 1213, 1205, 1020, 3101
+_LOCKED = frozenset({DEADLOCK, LOCK_WAIT, CHANGED})
+"""Another transaction's lock or change. InnoDB ends a transaction to break a deadlock; Galera reports 1213 at COMMIT,
+too."""
+CONFLICTS = _LOCKED | {REFUSED_BY_GROUP}
+"""Those, and the error of Group Replication for a transaction that conflicts with another node's. The whole transaction
+is run again."""
+NOT_PREPARED = 1047
+"""The error of a Galera node that is joining."""
 
 _LOST = frozenset(
     {
@@ -126,6 +135,25 @@ def is_unsent(exc: BaseException) -> bool:
     return code_of(exc) in _UNSENT
 
 
+def classify(exc: BaseException, *, is_connected: bool, is_broken: bool) -> Failure:
+    """The class of an error of the server's or PyMySQL's. Transactions leave receipts, so they may be repeated.
+
+    *is_broken*: the connection cannot be used any more, as the reply was not read to its end.
+    """
+    number = code_of(exc)
+    if number in CONFLICTS:
+        return Failure.CONFLICT
+    if number == NOT_PREPARED:
+        return Failure.REJECTED
+    if not is_connected:
+        return Failure.UNREACHABLE
+    if number in READ_ONLY:
+        return Failure.STALE
+    if is_broken:
+        return Failure.STALE if is_unsent(exc) else Failure.REPLY_LOST
+    return Failure.FINAL
+
+
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
     """The ``MultiqError`` for an error of the server's or PyMySQL's; *place* is the server's address."""
     number = code_of(exc)
@@ -136,7 +164,7 @@ def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
             f"{place} did not answer within {timeout:g} s ({exc}): look at the server's load, or wait longer with "
             "?timeout= in the URL"
         )
-    if number in LOCKED:
+    if number in _LOCKED:
         return BackendTimeout(
             f"{place} could not get a lock within {timeout:g} s ({exc}): look for a transaction that is kept open, or "
             "wait longer with ?timeout= in the URL"

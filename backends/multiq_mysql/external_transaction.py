@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from multiq.driverkit.external_transaction import driver_error, unwrap
-from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
+from multiq.driverkit.external_transaction import driver_error, explained, unwrap
+from multiq.errors import BackendTimeout, OptionInvalid
 
-from .deadlock_retry import CHANGED, DEADLOCK, REFUSED_BY_GROUP
-from .errors import code_of, explain
+from .errors import CHANGED, DEADLOCK, REFUSED_BY_GROUP, code_of, explain
 from .records import AGAIN, insert_statements
 
 if TYPE_CHECKING:
@@ -28,9 +27,10 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
     from multiq.driverkit.external_transaction import ExternalConnection
+    from multiq.errors import MultiqError
 
-    from .connection import Pool
     from .dsn import Dsn
+    from .pool import Pool
 
 _ACCEPTED = (
     "a connection of PyMySQL's or mysqlclient's, a Connection or Session of SQLAlchemy's over one of them "
@@ -43,7 +43,7 @@ class ExternalTransaction:
 
     def __init__(self, pool: Pool, connection: Any) -> None:
         self._pool = pool
-        with self._explained():
+        with explained(self._translate):
             theirs = unwrap(connection, (pymysql.connections.Connection, *_mysqlclients()), _ACCEPTED)
             self._driver = theirs.driver
             self._execute = _statement_runner(theirs)
@@ -53,12 +53,12 @@ class ExternalTransaction:
         if self._pool.max_packet is None:
             with self._pool.borrowed() as ours:  # creates the tables here, as DDL would end the caller's transaction
                 ours.select("SELECT 1")
-        with self._explained():
+        with explained(self._translate):
             self._check_server()
         table = f"`{self._pool.dsn.database.replace('`', '``')}`.multiq_jobs"
         chunk = (self._pool.max_packet or 0) // 2
         statements = insert_statements(queue, jobs, self._pool.true_now, ready=AGAIN, table=table, chunk=chunk)
-        with self._explained(), self._whole(len(statements)):
+        with explained(self._translate), self._whole(len(statements)):
             for statement in statements:
                 self._execute(statement)
 
@@ -113,25 +113,18 @@ class ExternalTransaction:
                 )
         _checked[self._driver] = (self._pool.dsn, session)
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except MultiqError:
-            raise
-        except Exception as exc:
-            cause = driver_error(exc)
-            if code_of(cause) is None and not isinstance(cause, pymysql.MySQLError | OSError):
-                raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
-            if code_of(cause) == _READ_ONLY:
-                raise OptionInvalid(
-                    f"connection= is in a transaction that was begun READ ONLY ({cause}): begin it READ WRITE"
-                ) from exc
-            if code_of(cause) in {DEADLOCK, CHANGED, REFUSED_BY_GROUP}:
-                raise BackendTimeout(
-                    f"the server has rolled back the transaction of connection= ({cause}): run all of it again"
-                ) from exc
-            raise explain(cause, f"connection= to {self._pool.dsn.place}", self._pool.timeout) from exc
+    def _translate(self, exc: BaseException) -> MultiqError | None:
+        if code_of(exc) is None and not isinstance(exc, pymysql.MySQLError | OSError):
+            return None
+        if code_of(exc) == _READ_ONLY:
+            return OptionInvalid(
+                f"connection= is in a transaction that was begun READ ONLY ({exc}): begin it READ WRITE"
+            )
+        if code_of(exc) in {DEADLOCK, CHANGED, REFUSED_BY_GROUP}:
+            return BackendTimeout(
+                f"the server has rolled back the transaction of connection= ({exc}): run all of it again"
+            )
+        return explain(exc, f"connection= to {self._pool.dsn.place}", self._pool.timeout)
 
 
 _READ_ONLY = 1792
@@ -165,10 +158,9 @@ def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tu
     if isinstance(driver, _mysqlclients()):
         cursor = sys.modules["MySQLdb.cursors"].Cursor
         return theirs.execute or (lambda text: _rows(cursor(driver), text))
-    library = type(driver).__module__.partition(".")[0]
-    if library in _ASYNCIO and theirs.execute is not None:
+    if theirs.library in _ASYNCIO and theirs.execute is not None:
         return theirs.execute
-    raise OptionInvalid(f"connection= must be {_ACCEPTED}, not one over a {library} {type(driver).__name__}")
+    raise OptionInvalid(f"connection= must be {_ACCEPTED}, not one over a {theirs.library} {type(driver).__name__}")
 
 
 def _rows(cursor: Any, text: str) -> list[tuple[Any, ...]]:

@@ -91,11 +91,8 @@ class ReceiptBook:
         """The keys of the tickets, behind the row that is never used."""
         self._used = 0
         self._good_until = 0.0
-
-    @property
-    def is_used(self) -> bool:
+        self.is_used = False
         """Whether this session has written receipts or tickets."""
-        return self._last is not None or bool(self._stock)
 
     def receipt(self) -> Receipt:
         """The receipt of the next transaction."""
@@ -103,6 +100,7 @@ class ReceiptBook:
             self._last = Receipt(self._writer(), secrets.randbits(48))  # an older row of it has another number
         else:
             self._last = Receipt(self._last.writer, self._last.number + 1)
+        self.is_used = True
         return self._last
 
     def ticket(self) -> Ticket | None:
@@ -126,11 +124,13 @@ class ReceiptBook:
     def stocked(self, keys: range) -> None:
         """Tell the book that these rows have been written, by a transaction of their own."""
         self._stock, self._used, self._good_until = keys[1:], 0, time.monotonic() + 60 * _RENEWED
+        self.is_used = True
 
     def close(self) -> None:
         """Forget stock and receipt: the next session may be another server's, and must not overwrite that receipt."""
         self._last = None
         self._stock, self._used = range(0), 0
+        self.is_used = False
 
     def _writer(self) -> int:
         return self._minute() << _SHIFT | secrets.randbits(_SHIFT)

@@ -7,20 +7,25 @@ import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from multiq.backend import STORED_STATES, JobRecord, State
+from multiq.backend import STORED_STATES, State
+from multiq.driverkit import records
 from multiq.driverkit.clock import nanoseconds
 from multiq.errors import OptionInvalid
 
-from .statements import Sql, literal, render, rendered, template
+from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
+from .statements import Sql, render, rendered, template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from multiq.backend import NewJob
+    from multiq.backend import JobRecord, NewJob
 
-    from .connection import Connection, Pool, Reply, Session
+    from .connection import Connection, Reply, Session
+    from .pool import Pool
+    from .scan_window import ScanRestart, ScanWindow
 
 READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as in the column ``state``; jobs in AGAIN are ready, too
+_STATES = (*STORED_STATES, State.READY)  # by these numbers
 
 MICROSECOND = 1_000  # nanoseconds
 SECOND = 1_000_000  # microseconds
@@ -28,6 +33,7 @@ SECOND = 1_000_000  # microseconds
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
 
 _CHUNK = 1_000_000  # bytes of one INSERT statement, about
+_HORIZON = 100_000  # microseconds of look-ahead of an idle process: it polls again long before they are over
 _OVERHEAD = 2048  # bytes of a statement beside a body: the longest name and id in hex, and the verb
 _LONGEST_ID = 255  # bytes
 _is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
@@ -88,7 +94,7 @@ def insert_statements(
     *ready* is the state of those without a delay.
     """
     head, tail = _insert_into(table)
-    name = literal(queue.encode())
+    name = f"x'{queue.encode().hex()}'"
     statements = []
     rows: list[str] = []
     size = 0
@@ -178,7 +184,57 @@ class Outlook(NamedTuple):
         return (left for left in (self.due_in, self.lease_ends_in) if left is not None)
 
 
-def look(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]], horizon: int) -> str:
+class Poll:
+    """One poll of some queues: the statement, and what the scan windows learn from its reply.
+
+    A busy consumer leaves out the ready jobs of the queue from which it claims in the same packet.
+    """
+
+    def __init__(self, pool: Pool, queues: Sequence[str], share: int, *, claimed_from: str | None = None) -> None:
+        self._queues = queues
+        self._scan_windows = list(map(pool.poller.scan_windows.of, queues))
+        self._restarts: list[ScanRestart] = []
+        claimed = [queue == claimed_from for queue in queues]
+        values = [
+            self._values(scan_window, share, is_claimed=is_claimed)
+            for scan_window, is_claimed in zip(self._scan_windows, claimed, strict=True)
+        ]
+        self.sql = _look_statement(pool, queues, values, 0 if share == BUSY else _HORIZON)
+
+    def read(self, rows: Sequence[tuple[str]]) -> list[Outlook]:
+        """The outlooks in the poll's reply. Updates the scan windows."""
+        took, found = _outlooks(rows, self._queues)
+        for restart in self._restarts:
+            restart.scanned(took)
+        for number, (scan_window, outlook) in enumerate(zip(self._scan_windows, found, strict=True)):
+            if outlook.has_due and scan_window.is_due_locked:
+                found[number] = outlook.without_due
+            if outlook.has_ready:  # the claim that follows has to find the ready jobs
+                scan_window.ready.restart.request()
+                scan_window.again.restart.request()
+        return found
+
+    def _values(self, scan_window: ScanWindow, share: int, *, is_claimed: bool) -> dict[str, Sql]:
+        ready, again = (
+            NO_SCAN if is_claimed else self._scan(cursor.restart, share)
+            for cursor in (scan_window.ready, scan_window.again)
+        )
+        return {"again": again, "ready": ready, "due": self._scan(scan_window.due, share)}
+
+    def _scan(self, restart: ScanRestart, share: int) -> Sql:
+        if not restart.is_due(share):
+            return NO_SCAN
+        self._restarts.append(restart)
+        return FROM_START
+
+
+def look(connection: Connection, pool: Pool, queues: Sequence[str], share: int = IDLE) -> list[Outlook]:
+    """Poll the queues, without a lock."""
+    poll = Poll(pool, queues, share)
+    return poll.read(connection.select(poll.sql))
+
+
+def _look_statement(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]], horizon: int) -> str:
     """The statement that polls *queues* under the *conditions* of their scan windows, *horizon* microseconds ahead.
 
     Without a horizon it returns only whether anything is due, and not the first of it.
@@ -191,7 +247,7 @@ def look(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]]
     return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"
 
 
-def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, list[Outlook]]:
+def _outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, list[Outlook]]:
     """The outlooks in a poll's reply, in the order of *queues*, and how many seconds the poll took the server."""
     took = 0
     found = []
@@ -262,19 +318,18 @@ class Row(NamedTuple):
     body: bytes
 
     def record(self, queue: str) -> JobRecord:
-        """The job as it stands now: a due job is ready, whether or not it is promoted yet."""
-        state = effective_state(self.state, is_due=self.left <= 0)
-        return JobRecord(
+        """The job as it stands now."""
+        return records.job_record(
             queue=queue,
             id=unpack_id(self.id),
-            state=state,
             body=self.body,
+            stored=_STATES[self.state],
+            left=self.left / SECOND,
             priority=self.priority,
             ttr=self.ttr / SECOND,
             attempt=self.attempt,
-            crashes=self.crashes + (self.state == RESERVED and state is State.READY),
+            crashes=self.crashes,
             kicks=self.kicks,
-            due_in={State.READY: 0.0, State.BURIED: None}.get(state, self.left / SECOND),
             age=self.age / SECOND,
             reason=None if self.reason is None else decode_text(self.reason),
         )
@@ -282,6 +337,4 @@ class Row(NamedTuple):
 
 def effective_state(code: int, *, is_due: bool) -> State:
     """A job's state: ready if it is due."""
-    if code == AGAIN or (code in {DELAYED, RESERVED} and is_due):
-        return State.READY
-    return STORED_STATES[code]
+    return records.effective_state(_STATES[code], is_due=is_due)

@@ -140,3 +140,24 @@ class ScanWindow:
         """Record that so many jobs have left deleted entries among the ready jobs, and soon among the reserved ones."""
         for restart in (self.ready.restart, self.again.restart, self.due):
             restart.taken(jobs)
+
+
+class ScanWindows:
+    """The scan windows of one database's queues, for all producers and consumers of this process."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, ScanWindow] = {}
+
+    def of(self, queue: str) -> ScanWindow:
+        """The queue's scan window."""
+        return self._windows.setdefault(queue, ScanWindow())
+
+    def enqueued(self, queue: str, priority: int) -> None:
+        """Record an enqueue of this process, which may be before a busy consumer's cursor."""
+        if queue in self._windows:  # a process that only enqueues has no scan windows
+            self._windows[queue].ready.enqueued(priority)
+
+    def made_ready(self, queue: str) -> None:
+        """Record that this process has made jobs ready again: the next scan restarts, and so finds them."""
+        if queue in self._windows:
+            self._windows[queue].again.restart.request()

@@ -20,10 +20,11 @@ import pymysql
 
 from multiq.backend import Schema, SchemaState
 from multiq.driverkit.replies import guarded
+from multiq.driverkit.sql import code_lines
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
 
 from .errors import explain
-from .timed_socket import set_deadline
+from .pymysql_private import set_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -312,8 +313,7 @@ def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[Non
 
 def _parse(version: int, name: str, text: str) -> Migration:
     told = _OLDEST.search(text)
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--")]
-    statements = re.split(r";[ \t]*(?:\n|$)", "\n".join(lines))
+    statements = re.split(r";[ \t]*(?:\n|$)", "\n".join(code_lines(text)))
     kept = tuple(statement.strip() for statement in statements if statement.strip())
     return Migration(version, name, int(told[1]) if told else version, kept)
 

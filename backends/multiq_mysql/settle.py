@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from multiq.backend import Verdict
 
-    from .connection import Pool, Reply, Session
+    from .connection import Reply, Session
+    from .pool import Pool
     from .receipts import Proof, Ticket
 
 Fence = tuple[int, int]

@@ -8,8 +8,9 @@ every SQL mode and character set and leaves nothing to escape.
 from __future__ import annotations
 
 import functools
-import pkgutil
 from typing import TYPE_CHECKING, TypeAlias
+
+from multiq.driverkit import sql
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +67,4 @@ def literal(value: Value) -> str:
 @functools.cache
 def template(verb: str) -> str:
     """The text of one statement, without its comments."""
-    data = pkgutil.get_data(__package__, f"sql/{verb}.sql")
-    assert data is not None  # noqa: S101 - the files are part of this package
-    lines = [line for line in data.decode().splitlines() if line and not line.lstrip().startswith("--")]
-    return "\n".join(lines).strip().removesuffix(";")
+    return sql.statement(__package__, verb)

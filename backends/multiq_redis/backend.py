@@ -29,7 +29,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, QueueStats, State, check_state, check_states
+from multiq.backend import (
+    Diagnosis,
+    Inspection,
+    Management,
+    Pausing,
+    Purging,
+    QueueStats,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS
 from multiq.errors import (
@@ -45,12 +55,12 @@ from multiq.settings.url import Option, choice, seconds
 
 from . import keys
 from .addresses import read_tls_version, servers_of
-from .client import ClientPool
 from .consumer import RedisConsumer
 from .doctor import examine
 from .enqueue import enqueue_batch, uncertain
 from .listing import list_jobs, promote_all
 from .partitions import Partitions, parse_count
+from .pool import Pool
 from .records import MICROSECOND, microseconds, new_job, pack_id, parse_peek
 from .redis_py import servers_of_client
 from .replies import guarded
@@ -87,7 +97,7 @@ def _yes_or_no(text: str) -> str:
 
 
 @guarded(*BACKEND_METHODS)
-class RedisBackend(Backend):
+class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
 
@@ -124,6 +134,7 @@ class RedisBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take, retries included"),
@@ -174,7 +185,7 @@ class RedisBackend(Backend):
             servers = servers_of_client(client, self._checked("timeout", timeout))
         self._servers = servers
         self._prefix = prefix
-        self._pool = ClientPool(servers, prefix)
+        self._pool = Pool(servers, prefix)
         self._server_info = ServerInfo(self._pool)
         self._partitions = Partitions(self._pool, partitions)
 
@@ -192,11 +203,12 @@ class RedisBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         if connection is not None:
             raise self.unsupported("transactional_enqueue")
-        if self._partitions.count > 1:
+        is_partitioned = self._partitions.count > 1
+        if is_partitioned:
             self._partitions.announce(queue)
         alone = new_job(jobs[0]) if len(jobs) == 1 else None
         if alone is not None:
-            partition = self._partitions.partition_for(queue, alone[0])
+            partition = self._partitions.partition_for(queue, alone[0]) if is_partitioned else queue
             try:
                 self._pool.call("enqueue_one", partition, alone)
             except BackendError as exc:
@@ -213,7 +225,7 @@ class RedisBackend(Backend):
     def consumer(self, queues: Sequence[str]) -> RedisConsumer:
         return RedisConsumer(self._pool, self._partitions, queues)
 
-    # --- looking and managing, from outside ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         packed = pack_id(job_id)
@@ -286,7 +298,7 @@ class RedisBackend(Backend):
     def close(self) -> None:
         self._pool.close()
 
-    # --- internals ---
+    # --- helpers ---
 
     def _checked(self, name: str, value: object) -> Any:
         """The value of an option of the constructor, checked as in a URL. Raises ``OptionInvalid``."""
@@ -296,8 +308,37 @@ class RedisBackend(Backend):
             raise OptionInvalid(f"{name}={value}: {exc}") from None
 
     def _discard_connections(self) -> None:
-        """Close all connections: after a malformed reply, the next ones may belong to earlier requests."""
+        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
         self._pool.close()
+
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        limit = self.capabilities.max_body
+        if limit is not None and largest > limit:
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")
+
+    def _scan(self) -> Iterator[bytes]:
+        """All keys of all queues. There is no index of queues that could be wrong: a queue exists if its keys do."""
+        give_up_at = time.monotonic() + _SCANS_FOR
+        with self._pool.borrowed() as client:
+            for address in client.all_addresses():
+                cursor, before = b"0", b""
+                while cursor != before:
+                    before = cursor
+                    words = ("SCAN", cursor, "MATCH", keys.pattern(self._prefix), "COUNT", _SCANNED_AT_ONCE)
+                    cursor, found = client.command(address, *words)
+                    yield from found
+                    if cursor == b"0":
+                        break
+                    if time.monotonic() > give_up_at:
+                        raise BackendTimeout(
+                            f"{format_address(address)} has more keys than can be scanned in {_SCANS_FOR:g} s: keep "
+                            "queues in a database with fewer other keys"
+                        )
+                else:
+                    raise BackendUnavailable(f"{format_address(address)} repeats the same cursor of SCAN")
 
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
         packed = pack_id(job_id)
@@ -335,32 +376,3 @@ class RedisBackend(Backend):
             if moved < asked:
                 break
         return done
-
-    def _scan(self) -> Iterator[bytes]:
-        """All keys of all queues. There is no index of queues that could be wrong: a queue exists if its keys do."""
-        give_up_at = time.monotonic() + _SCANS_FOR
-        with self._pool.borrowed() as client:
-            for address in client.all_addresses():
-                cursor, before = b"0", b""
-                while cursor != before:
-                    before = cursor
-                    words = ("SCAN", cursor, "MATCH", keys.pattern(self._prefix), "COUNT", _SCANNED_AT_ONCE)
-                    cursor, found = client.command(address, *words)
-                    yield from found
-                    if cursor == b"0":
-                        break
-                    if time.monotonic() > give_up_at:
-                        raise BackendTimeout(
-                            f"{format_address(address)} has more keys than can be scanned in {_SCANS_FOR:g} s: keep "
-                            "queues in a database with fewer other keys"
-                        )
-                else:
-                    raise BackendUnavailable(f"{format_address(address)} repeats the same cursor of SCAN")
-
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
-        if largest <= _SURELY_FITS:
-            return
-        limit = self.capabilities.max_body
-        if limit is not None and largest > limit:
-            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")

@@ -1,19 +1,20 @@
 """Retries a call whose first attempt failed: on a new connection, on another server, later, or with the script's text.
 
-All attempts send the same call with the same number, so it has one effect however many of them arrive.
+All attempts send the same call with the same number, so it has one effect however many of them arrive. When the next
+attempt is made is decided by multiq.driverkit.call_retry; here are only redirections and the script's text.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from multiq.driverkit.call_retry import Attempts, Failure
 from multiq.errors import BackendError
 
 from .connection import pack
-from .errors import ELSEWHERE, FAILURES, PASSING, code_of, explain, redirection
+from .errors import ELSEWHERE, FAILURES, classify_connection_error, classify_reply, code_of, explain, redirection
 from .topology import format_address
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from .client import Call, Client
     from .connection import Connection
 
-_FIRST_PAUSE = 0.01  # seconds before the next attempt after a temporary error
-_LONGEST_PAUSE = 0.25
 _REDIRECTIONS = frozenset({"MOVED", "ASK"})
 _AT_ONCE = 3  # redirections that are followed without a pause
 _ASKING = pack(("ASKING",))
@@ -41,10 +40,8 @@ class CallRetry:
         self._deadline = deadline
         self._address = address
         self._connection = connection
-        self._pause = _FIRST_PAUSE
+        self._attempts = Attempts(deadline, has_failover=client.servers.has_others)
         self._sends_text = False  # the script's text, to a server that does not know its digest
-        self._has_lost_a_reply = False
-        self._may_be_done = False  # an attempt was sent and not answered: an error of a later one does not change that
         self._redirections = 0
         self._ask_redirect: Address | None = None  # where a slot is being moved to; for one attempt
 
@@ -56,21 +53,20 @@ class CallRetry:
             except (hiredis.ReplyError, *FAILURES) as exc:
                 self.handle(exc)
             except BackendError as exc:  # the partition's server is unknown by now
-                exc.may_be_done = self._may_be_done
+                exc.may_be_done = self._attempts.may_be_done
                 raise
 
     def handle(self, exc: Exception) -> None:
-        """Prepare the next attempt after this error, waiting if it is temporary, or raise ``BackendError``."""
+        """Prepare the next attempt after this error, after the policy's pause, or raise ``BackendError``."""
         if isinstance(exc, hiredis.ReplyError):
-            if not self._can_go_on(exc):
-                self._wait_or_raise(exc, is_passing=self._is_passing(exc))
+            if self._can_go_on(exc):
+                return
+            failure = self._refusal(exc)
         else:
-            self._may_be_done = self._may_be_done or (
-                self._connection is not None and not getattr(exc, "unsent", False)
-            )
+            failure = classify_connection_error(exc, is_connected=self._connection is not None)
             self._client.abandon(self._address)
-            if not self._may_repeat_at_once(exc):
-                self._wait_or_raise(exc, is_passing=self._servers.has_others)
+        if not self._attempts.again(failure):
+            raise self._explained(exc) from exc
 
     def _attempt(self) -> Any:
         self._connection = None
@@ -106,28 +102,16 @@ class CallRetry:
             return self._redirections <= _AT_ONCE  # nodes that disagree redirect in a circle
         return False
 
-    def _is_passing(self, exc: hiredis.ReplyError) -> bool:
+    def _refusal(self, exc: hiredis.ReplyError) -> Failure:
         code = code_of(exc)
         if code in ELSEWHERE or (code == "NOREPLICAS" and self._servers.has_others):  # there may be a new primary
             self._client.abandon(self._address)
         if code in _REDIRECTIONS and self._servers.is_cluster:
-            return True
-        return code in PASSING or (code in ELSEWHERE and self._servers.has_others)
+            return Failure.REJECTED
+        return classify_reply(exc, has_failover=self._servers.has_others)
 
-    def _may_repeat_at_once(self, exc: Exception) -> bool:
-        """Whether this is the first broken connection of the call: an idle one closed unnoticed, or a lost reply."""
-        is_first = self._connection is not None and not self._has_lost_a_reply
-        self._has_lost_a_reply = True
-        return is_first and not isinstance(exc, TimeoutError)
-
-    def _explained(self, exc: Exception, place: str) -> BackendError:
+    def _explained(self, exc: Exception) -> BackendError:
+        place = "the server" if self._address is None else format_address(self._address)
         error = explain(exc, place, self._servers.timeout)
-        error.may_be_done = self._may_be_done
+        error.may_be_done = self._attempts.may_be_done
         return error
-
-    def _wait_or_raise(self, exc: Exception, *, is_passing: bool) -> None:
-        if not is_passing or time.monotonic() + self._pause >= self._deadline:
-            place = "the server" if self._address is None else format_address(self._address)
-            raise self._explained(exc, place) from exc
-        time.sleep(self._pause)
-        self._pause = min(self._pause * 2, _LONGEST_PAUSE)

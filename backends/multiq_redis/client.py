@@ -14,28 +14,27 @@ safe forks            a child drops its parent's connections and takes a new nam
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 
+from multiq.driverkit.call_retry import Attempts
 from multiq.driverkit.fork import forks
 from multiq.errors import BackendError
 
 from . import keys
 from .call_retry import CallRetry
 from .connection import pack
-from .errors import FAILURES, explain
+from .errors import FAILURES, classify_connection_error, explain
 from .opening import redis_py
 from .pipeline import call_pipelined
 from .scripts import STATES_SET, script
 from .topology import format_address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from multiq.driverkit.net import Address
 
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 _SLOT_SIZE = 7  # random bytes that identify a client; with 5 more for the number they make a token
 _FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text
-_FEW_IDLE = 8  # idle clients that the pool always keeps
-_IDLE_FOR = 30.0  # seconds that it keeps further ones
 _MOST_HEADS = 1000  # prepared beginnings of commands; an application may have a queue per customer
 
 
@@ -73,7 +70,7 @@ class Client:
         self._start_over()
 
         self.idle_since = 0.0
-        """When it was last put back into the pool in excess of ``_FEW_IDLE``; monotonic."""
+        """When it was last put back into the pool in excess of those that it always keeps; monotonic."""
 
     def _start_over(self) -> None:
         """Take a new name and no connections; also in a forked child, whose calls would mix with its parent's."""
@@ -142,7 +139,7 @@ class Client:
             deadline = time.monotonic() + servers.timeout
         address = connection = None
         try:
-            address = servers.address(call.partition, deadline)
+            address = servers.only_address or servers.address(call.partition, deadline)
             connection = self._connections.get(address)
             if connection is None or not connection.is_free or self._generation != forks.generation:
                 connection = None  # so that an error of opening another one counts as nothing sent
@@ -154,6 +151,18 @@ class Client:
             retry = CallRetry(self, call, deadline, address, connection)
             retry.handle(exc)
         return retry.run()
+
+    def perform_each(self, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
+        """Send several calls in one round trip. Returns their replies; for a call that failed, its ``BackendError``.
+
+        No two numbered calls may be for the same partition: the server remembers one per client and partition.
+        """
+        if len(calls) > 1:
+            return call_pipelined(self, calls, deadline)
+        try:
+            return [self.perform(call, deadline) for call in calls]
+        except BackendError as exc:
+            return [exc]
 
     def packed(self, call: Call, connection: Connection, *, with_text: bool = False) -> bytes:
         """A call as RESP, with the script's digest, or with its text."""
@@ -169,13 +178,18 @@ class Client:
     def command(self, address: Address, *words: Word) -> Any:
         """Run a command on one server, again on a new connection if the idle one is dead. Raises ``BackendError``."""
         deadline = time.monotonic() + self.servers.timeout
-        try:
+        attempts: Attempts | None = None
+        while True:
+            connection = None
             try:
-                return self.connection_to(address, deadline).ask(pack(words), deadline)
-            except ConnectionError:
-                return self.connection_to(address, deadline).ask(pack(words), deadline)
-        except (*FAILURES, hiredis.ReplyError) as exc:
-            raise explain(exc, format_address(address), self.servers.timeout) from exc
+                connection = self.connection_to(address, deadline)
+                return connection.ask(pack(words), deadline)
+            except hiredis.ReplyError as exc:
+                raise explain(exc, format_address(address), self.servers.timeout) from exc
+            except FAILURES as exc:
+                attempts = attempts or Attempts(deadline)
+                if not attempts.again(classify_connection_error(exc, is_connected=connection is not None)):
+                    raise explain(exc, format_address(address), self.servers.timeout) from exc
 
     def all_addresses(self) -> Sequence[Address]:
         """The addresses of all servers that hold queues. Raises ``BackendError``."""
@@ -248,86 +262,3 @@ class Client:
             assert state is not None  # noqa: S101 - the backend passes it to these scripts
             name = state
         return keys.BY_NAME[name](base)
-
-
-class ClientPool:
-    """The clients of one backend. A thread borrows an idle one, the last used first; there is no upper limit."""
-
-    def __init__(self, servers: Servers, prefix: str) -> None:
-        self.servers = servers
-        self.prefix = prefix
-        self._idle: list[Client] = []  # append and pop are atomic
-        self._lent: weakref.WeakKeyDictionary[Client, None] = weakref.WeakKeyDictionary()
-
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[Client]:
-        """Borrow a client."""
-        client = self._take()
-        try:
-            yield client
-        finally:
-            self._put_back(client)
-
-    def call(self, verb: str, partition: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
-        """Make one call with an idle client; the parameters are those of ``Client.call``."""
-        client = self._take()
-        try:
-            return client.call(verb, partition, arguments, state=state)
-        finally:
-            self._put_back(client)
-
-    def call_each(
-        self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = (), *, state: str | None = None
-    ) -> list[Any]:
-        """Make the same call for several partitions, in one round trip.
-
-        Raises the first ``BackendError``, if there is one, after all are done.
-        """
-        if len(partitions) == 1:
-            return [self.call(verb, partitions[0], arguments, state=state)]
-        with self.borrowed() as client:
-            replies = call_pipelined(
-                client, [client.new_call(verb, partition, arguments, state=state) for partition in partitions]
-            )
-        for reply in replies:
-            if isinstance(reply, BackendError):
-                raise reply
-        return replies
-
-    def dedicated(self) -> Client:
-        """A client that its owner keeps, and that ``close`` shuts down."""
-        client = Client(self.servers, self.prefix)
-        self._lent[client] = None
-        return client
-
-    def close(self) -> None:
-        """Close all connections, those of dedicated clients included."""
-        self.servers.close()
-        while self._idle:
-            with contextlib.suppress(IndexError):
-                self._idle.pop().close()
-        for reference in self._lent.keyrefs():  # a copy, as other threads may take dedicated clients meanwhile
-            client = reference()
-            if client is not None:
-                client.hang_up()
-
-    def _take(self) -> Client:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return Client(self.servers, self.prefix)
-
-    def _put_back(self, client: Client) -> None:
-        if len(self._idle) >= _FEW_IDLE:
-            self._thin_out(client)
-        self._idle.append(client)
-
-    def _thin_out(self, client: Client) -> None:
-        """Close the first client in excess of ``_FEW_IDLE`` if it was idle for long: it was idle for longest.
-
-        With another thread in here at the same time it may be another one, which does no harm.
-        """
-        client.idle_since = now = time.monotonic()
-        with contextlib.suppress(IndexError):
-            if now - self._idle[_FEW_IDLE].idle_since > _IDLE_FOR:
-                self._idle.pop(_FEW_IDLE).close()

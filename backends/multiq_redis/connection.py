@@ -7,6 +7,7 @@ commands by itself, and costs several times what the command does; see docs/deci
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import hiredis
 
+from multiq.driverkit.fork import forks
 from multiq.driverkit.net import time_left
 from multiq.driverkit.spin import SpinReader
 
@@ -65,6 +67,7 @@ class Connection:
             poll = select.poll()
             poll.register(sock, select.POLLIN)
             self._wait = poll.poll
+        forks.watch(self)
 
     @property
     def is_before_7(self) -> bool:
@@ -164,6 +167,16 @@ class Connection:
 
     def __del__(self) -> None:
         self.close()
+
+    def start_over_in_child(self) -> None:
+        """After a fork, close the child's copy of the socket, without touching TLS, whose locks may be held for ever.
+
+        While a copy is open the server sees no end of the connection: a wait on it would be handed a job although the
+        parent was killed, and the job would come back only when its lease ends.
+        """
+        self.is_free = False
+        with contextlib.suppress(OSError):
+            os.close(self.sock.detach())
 
     def hang_up(self) -> None:
         """Shut the socket down from another thread: a thread that waits on it sees the end of the stream."""

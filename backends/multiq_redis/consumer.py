@@ -12,7 +12,6 @@ from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, Leas
 
 from .node_backoff import NodeBackoff
 from .partitions import MOST
-from .pipeline import call_pipelined
 from .records import MICROSECOND, fence, leases, pack_ids, partition_of
 from .replies import guarded
 from .verdicts import details
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
 
     from multiq.backend import Lease, Verdict
 
-    from .client import Call, ClientPool
+    from .client import Call
     from .connection import Word
     from .partitions import Partitions
+    from .pool import Pool
 
 _LOOK_LATER = 1.0  # seconds that a look without a notification may be late, if the wait ends then anyway
 _HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/notify.lua
@@ -95,8 +95,9 @@ class _Exchange:
 class RedisConsumer(Consumer):
     """Reserves from a server's queues. Connects at the first call."""
 
-    def __init__(self, pool: ClientPool, partitions: Partitions, queues: Sequence[str]) -> None:
-        self.queues = tuple(queues)
+    def __init__(self, pool: Pool, partitions: Partitions, queues: Sequence[str]) -> None:
+        self.queues = self._order = tuple(queues)
+        """``_order``: the queues in the order of the present call."""
         self._partitions = partitions
         self._client = pool.dedicated()
         self._waiter = Waiter(pool, self._client, partitions, self.queues)
@@ -116,15 +117,16 @@ class RedisConsumer(Consumer):
         self._undelivered: list[Lease] = []  # jobs that a failed exchange reserved
         self._generation = forks.generation  # the process that the last two belong to
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self.exchange((), limit, timeout)[1]
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self.exchange((), limit, timeout, queues)[1]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         return self._exchange(verdicts, 0)[0]
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        self._order = self.queues if queues is None else self.in_order(queues)
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
@@ -187,7 +189,7 @@ class RedisConsumer(Consumer):
 
     def _route(self, exchange: _Exchange) -> Iterator[str]:
         """The queues to visit, in order, then those of leases from queues that this consumer does not reserve from."""
-        yield from self.queues
+        yield from self._order
         if exchange.verdicts:
             yield from dict.fromkeys(
                 verdict.lease.queue for verdict in exchange.verdicts if verdict.lease.queue not in self.queues
@@ -240,7 +242,7 @@ class RedisConsumer(Consumer):
         together = [in_order] if not self._client.servers.is_cluster else [[partition] for partition in in_order]
         calls = [self._client.new_call("has_jobs", first)._replace(also=tuple(rest)) for first, *rest in together]
         found = set()
-        replies = call_pipelined(self._client, calls, self._deadline_for(in_order, exchange))
+        replies = self._client.perform_each(calls, self._deadline_for(in_order, exchange))
         for group, reply in zip(together, replies, strict=True):
             if isinstance(reply, BackendError):
                 self._failed(group[0], reply, exchange)
@@ -296,7 +298,7 @@ class RedisConsumer(Consumer):
             scripts.append(one.call)
         if self._is_cluster:
             until = self._deadline_for([call.partition for call in scripts], exchange)
-        for call, reply in zip(calls, call_pipelined(self._client, scripts, until), strict=True):
+        for call, reply in zip(calls, self._client.perform_each(scripts, until), strict=True):
             partition = call.call.partition
             if isinstance(reply, BackendError):
                 can_have_more[partition] = False

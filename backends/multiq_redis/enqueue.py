@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, EnqueuePartial, EnqueueUncertain
 
-from .pipeline import call_pipelined
 from .records import new_jobs, pack_ids
 
 if TYPE_CHECKING:
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
 
-    from .client import ClientPool
     from .partitions import Partitions
+    from .pool import Pool
 
 MOST_JOBS = 1000  # of one script: 2.5 ms of the server
 MOST_BYTES = 8_000_000  # of bodies in one script
 
 
-def enqueue_batch(pool: ClientPool, partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> None:
+def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> None:
     """Enqueue more than one job. Raises ``BackendError``: ``EnqueuePartial`` if a part was certainly taken."""
     if partitions.count == 1 and _fits(jobs):
         arguments = new_jobs(jobs)
@@ -41,9 +40,9 @@ def enqueue_batch(pool: ClientPool, partitions: Partitions, queue: str, jobs: Se
     for parts in _rounds(partitions, queue, jobs):
         with pool.borrowed() as client:
             calls = [client.new_call("enqueue", partition, new_jobs(part)) for partition, part in parts.items()]
-            replies = call_pipelined(client, calls)
+            replies = client.perform_each(calls)
         failures: list[BackendError] = []
-        in_doubt: set[str] = set()
+        unanswered: set[str] = set()
         for part, reply in zip(parts.values(), replies, strict=True):
             ids = {job.id for job in part}
             if not isinstance(reply, BackendError):
@@ -51,9 +50,9 @@ def enqueue_batch(pool: ClientPool, partitions: Partitions, queue: str, jobs: Se
                 continue
             failures.append(reply)
             if reply.may_be_done:
-                in_doubt |= ids
+                unanswered |= ids
         if failures:
-            _fail(failures, queue, jobs, taken, in_doubt)
+            _fail(failures, queue, jobs, taken, unanswered)
 
 
 def _rounds(partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> Iterator[dict[str, list[NewJob]]]:
@@ -92,17 +91,17 @@ def uncertain(error: BackendError, queue: str, jobs: Sequence[NewJob]) -> Enqueu
 
 
 def _fail(
-    failures: Sequence[BackendError], queue: str, jobs: Sequence[NewJob], taken: set[str], in_doubt: set[str]
+    failures: Sequence[BackendError], queue: str, jobs: Sequence[NewJob], taken: set[str], unanswered: set[str]
 ) -> NoReturn:
     accepted = {at: job.id for at, job in enumerate(jobs) if job.id in taken}
-    if in_doubt:
+    if unanswered:
         why = next(failure for failure in failures if failure.may_be_done)
         raise EnqueueUncertain(
             queue,
-            [job for job in jobs if job.id in in_doubt],
+            [job for job in jobs if job.id in unanswered],
             str(why),
             accepted=accepted,
-            unsent=[job for job in jobs if job.id not in in_doubt and job.id not in taken],
+            unsent=[job for job in jobs if job.id not in unanswered and job.id not in taken],
             client_ids=True,
         ) from why
     if accepted:

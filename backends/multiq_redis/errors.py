@@ -7,6 +7,7 @@ import ssl
 
 import hiredis
 
+from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
@@ -86,6 +87,20 @@ def code_of(error: hiredis.ReplyError) -> str:
 def without_arguments(reply: str) -> str:
     """An error reply without the arguments, which servers quote if they do not know a command: AUTH's password."""
     return _ARGUMENTS.sub("", reply)
+
+
+def classify_reply(error: hiredis.ReplyError, *, has_failover: bool) -> Failure:
+    """The class of an error reply: whether the same call may be accepted later, by this server or by its successor."""
+    code = code_of(error)
+    is_passing = code in PASSING or (code in ELSEWHERE and has_failover)
+    return Failure.REJECTED if is_passing else Failure.FINAL
+
+
+def classify_connection_error(error: Exception, *, is_connected: bool) -> Failure:
+    """The class of one of ``FAILURES``. Calls are numbered, so one whose reply was lost may be repeated."""
+    if not is_connected:
+        return Failure.UNREACHABLE
+    return Failure.STALE if getattr(error, "unsent", False) else Failure.REPLY_LOST
 
 
 def redirection(error: hiredis.ReplyError) -> tuple[str, int]:

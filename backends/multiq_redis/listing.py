@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import hiredis
 
 from multiq.backend import Page, State
-from multiq.errors import BackendUnavailable, OptionInvalid
+from multiq.driverkit.paging import foreign_cursor
+from multiq.errors import BackendUnavailable
 
 from . import keys
 from .errors import REFUSES_WRITES, code_of
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import JobRecord
 
-    from .client import ClientPool
+    from .pool import Pool
 
 _SLICE = 500  # jobs that one script lists: a few milliseconds of the server
 _MOST_PARTS = 3 * MOST
@@ -54,14 +55,14 @@ class _Cursor(NamedTuple):
             numbers = (int(score), int(sequence)) if place or not where else ()
             if 0 <= part < _MOST_PARTS and all(0 <= number < 2**63 for number in numbers):
                 return cls(part, numbers or ("", ""))
-        raise OptionInvalid(f"after= must be the after of the page before, got {after!r}")
+        raise foreign_cursor(after)
 
     def __str__(self) -> str:
         place = ".".join(map(str, self.place)) if self.place[0] != "" else ""
         return f"{self.part}:{place}" if self.part else place
 
 
-def list_jobs(pool: ClientPool, partitions: Sequence[str], state: State, limit: int, after: str | None) -> Page:
+def list_jobs(pool: Pool, partitions: Sequence[str], state: State, limit: int, after: str | None) -> Page:
     """Return one page of the jobs in these partitions. Raises ``OptionInvalid``, ``BackendError``."""
     parts = [part for partition in partitions for part in _parts(partition, state)]
     at = _Cursor(0) if after is None else _Cursor.read(after)
@@ -79,14 +80,14 @@ def list_jobs(pool: ClientPool, partitions: Sequence[str], state: State, limit: 
     return Page(jobs, None)
 
 
-def promote_all(pool: ClientPool, partition: str) -> None:
+def promote_all(pool: Pool, partition: str) -> None:
     """Make ready what is due in a partition, slice by slice, for as long as a call may take; the rest stays."""
     give_up_at = time.monotonic() + pool.servers.timeout
     while pool.call("promote", partition) == b"1" and time.monotonic() < give_up_at:
         pass
 
 
-def _make_ready(pool: ClientPool, partition: str) -> None:
+def _make_ready(pool: Pool, partition: str) -> None:
     """Make ready what is due, so that it is listed in its order; behind the others if the server takes no writes."""
     try:
         promote_all(pool, partition)
@@ -106,9 +107,7 @@ def _parts(partition: str, state: State) -> list[_Part]:
     return [_Part(partition, state, "" if state is State.BURIED else "later")]
 
 
-def _listed(
-    pool: ClientPool, part: _Part, state: State, at: _Cursor, limit: int
-) -> Iterator[tuple[_Cursor, JobRecord]]:
+def _listed(pool: Pool, part: _Part, state: State, at: _Cursor, limit: int) -> Iterator[tuple[_Cursor, JobRecord]]:
     """The jobs of one part after a cursor, each with its own."""
     queue = keys.queue_and_number(part.partition)[0]
     was_abandoned = state is State.READY and part.set is State.RESERVED

@@ -18,13 +18,13 @@ docs/decisions/0006.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from multiq.driverkit.fork import forks
 from multiq.driverkit.net import connect, time_left
 from multiq.driverkit.tls import handshake
 from multiq.errors import BackendNotInstalled, BackendUnavailable
@@ -42,10 +42,7 @@ _ENDED = "the server closed the connection"
 _import_lock = threading.RLock()
 """Held while redis-py is imported, and during a fork: in a forked child, an import that was under way never ends."""
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(
-        before=_import_lock.acquire, after_in_parent=_import_lock.release, after_in_child=_import_lock.release
-    )
+forks.hold(_import_lock)
 
 
 def redis_py() -> Any:

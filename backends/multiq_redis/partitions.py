@@ -19,7 +19,7 @@ from . import keys
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .client import ClientPool
+    from .pool import Pool
 
 MOST = 64
 _ANNOUNCE_EVERY = 30.0  # seconds until the count is sent again: the key may be lost, in a failover or by hand
@@ -38,7 +38,7 @@ def parse_count(text: str) -> int:
 class Partitions:
     """What one backend knows of its queues' partitions."""
 
-    def __init__(self, pool: ClientPool, count: int) -> None:
+    def __init__(self, pool: Pool, count: int) -> None:
         self.count = count
         """Over how many partitions this backend enqueues."""
         self._pool = pool

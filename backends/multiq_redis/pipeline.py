@@ -29,12 +29,7 @@ _LOST = object()
 
 
 def call_pipelined(client: Client, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
-    """Return the replies to *calls*, in their order; for a call that failed, its ``BackendError``.
-
-    No two numbered calls may be for the same partition: the server remembers one per client and partition.
-    """
-    if len(calls) == 1:
-        return [_call_single(client, calls[0], deadline)]
+    """Return the replies to *calls*, as ``Client.perform_each`` says."""
     if deadline is None:
         deadline = time.monotonic() + client.servers.timeout
     replies = _send_pipelined(client, calls, deadline)

@@ -15,7 +15,8 @@ from .replies import guarded
 if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
 
-    from .client import Client, ClientPool
+    from .client import Client
+    from .pool import Pool
 
 _RECORD_SIZE = 1024  # bytes, and more than enough, that are stored in one string with a body
 _KEEPS_NOTHING = "this server writes nothing to its disk: a restart loses all jobs (appendonly yes keeps them)"
@@ -26,7 +27,7 @@ _KEEPS_SNAPSHOTS = "this server saves snapshots at most: a crash loses all since
 class ServerInfo:
     """Reads the server's settings once, at the first use. Where the server refuses, its defaults are assumed."""
 
-    def __init__(self, pool: ClientPool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._exact: Capabilities | None = None
 

@@ -49,6 +49,9 @@ class Servers(ABC):
     is_cluster = False
     """Whether two partitions may be on two servers."""
 
+    only_address: Address | None = None
+    """The address of the only server, where there is one alone: the same for all partitions, and for ever."""
+
     def __init__(self, settings: ConnectionSettings, timeout: float) -> None:
         self.settings = settings
         self.timeout = timeout
@@ -99,7 +102,7 @@ class OneServer(Servers):
 
     def __init__(self, address: Address, settings: ConnectionSettings, timeout: float) -> None:
         super().__init__(settings, timeout)
-        self._address = address
+        self.only_address = self._address = address
 
     def address(self, partition: str, deadline: float) -> Address:  # noqa: ARG002
         return self._address

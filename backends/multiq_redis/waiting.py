@@ -32,9 +32,10 @@ from .scripts import script
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from .client import Call, Client, ClientPool
+    from .client import Call, Client
     from .connection import Connection
     from .partitions import Partitions
+    from .pool import Pool
 
 _COARSE = 0.5  # seconds that the server's own timeouts may be late
 _SHORTEST = 0.02  # seconds to ask the server to block for; 0 would be for ever
@@ -58,7 +59,7 @@ class _WaitPoint(NamedTuple):
 class Waiter:
     """Waits for one consumer: on its connection, or in a cluster on one for each partition."""
 
-    def __init__(self, pool: ClientPool, client: Client, partitions: Partitions, queues: Sequence[str]) -> None:
+    def __init__(self, pool: Pool, client: Client, partitions: Partitions, queues: Sequence[str]) -> None:
         self.notified: list[str] = []
         """The partitions whose markers the last wait popped: no other consumer was notified."""
         self.follow_up_reply: Any = None

@@ -19,23 +19,36 @@ The tables are named ``multiq_...``, so the file may as well be the application'
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State, check_state, check_states
+from multiq.backend import (
+    STORED_STATES,
+    Diagnosis,
+    Inspection,
+    Management,
+    Page,
+    Pausing,
+    Purging,
+    QueueStats,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
-from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
+from multiq.driverkit.paging import cursor_of, read_cursor
+from multiq.errors import JobNotFound, JobReserved, PayloadTooLarge, UrlInvalid
 from multiq.settings.url import Option, choice, seconds
 
-from .connection import MAX_BODY, Pool
+from .connection import MAX_BODY
 from .consumer import SqliteConsumer
 from .doctor import examine
 from .errors import MalformedRecord
 from .external_transaction import ExternalTransaction
-from .malformed import burying_malformed
+from .malformed import bury_and_repeat
+from .pool import Pool
 from .records import (
     READY,
     RESERVED,
@@ -65,10 +78,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_SURELY_FITS = 1_000_000  # bytes; SQLite can be built with a lower limit than its 1 GB, but not with such a low one
 _START = (-1, -1)  # before the first job of a listing
 
 
-class SqliteBackend(Backend):
+class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     """Jobs in an SQLite file: ``sqlite:///jobs.db`` beside the process, ``sqlite:////var/lib/app/jobs.db`` anywhere."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -90,6 +104,8 @@ class SqliteBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        schema=Gap("never", "the driver makes the tables in the file, and keeps them up to date"),
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "synchronous": Option(
@@ -101,23 +117,32 @@ class SqliteBackend(Backend):
     }
 
     def __init__(
-        self, path: str, *, synchronous: str = "full", timeout: float = 10.0, clock: Clock = time.time_ns
+        self,
+        path: str,
+        *,
+        synchronous: str = "full",
+        timeout: float = 10.0,
+        create: bool = True,
+        clock: Clock = time.time_ns,
     ) -> None:
-        self._pool = Pool(path, synchronous=synchronous, timeout=timeout)
+        """Jobs in the file at *path*.
+
+        - *synchronous*: ``full`` or ``normal``, as in the URL. Default: full.
+        - *timeout*: seconds that a call waits while another process has the write lock. Default: 10.
+        - *create*: create a missing file and missing tables; else calls raise ``BackendUnavailable``.
+        - *clock*: returns nanoseconds. Default: the system's.
+        """
+        self._pool = Pool(path, synchronous=synchronous, timeout=timeout, create=create)
         self._clock = clock
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> SqliteBackend:
-        return cls(_path(url), **url.options)
+        return cls(_path(url), create=url.create, **url.options)
 
     @property
     def path(self) -> str:
         """The file, as an absolute path."""
         return self._pool.path
-
-    def make_nothing(self) -> None:
-        """From now on, raise ``BackendUnavailable`` for a missing file, or one without multiq's tables."""
-        self._pool.creates = False
 
     # --- producing ---
 
@@ -136,7 +161,7 @@ class SqliteBackend(Backend):
     def consumer(self, queues: Sequence[str]) -> SqliteConsumer:
         return SqliteConsumer(self._pool, self._clock, queues)
 
-    # --- inspecting and administering ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         def peek() -> JobRecord:
@@ -149,7 +174,7 @@ class SqliteBackend(Backend):
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
-        major, minor = _START if after is None else _place(after)
+        major, minor = _START if after is None else read_cursor(after)
         now = self._clock()
         self._promote_all(queue, now)
         asked = {"queue": queue, "major": major, "minor": minor, "limit": limit + 1}
@@ -160,7 +185,7 @@ class SqliteBackend(Backend):
             return rows, [row.record(queue, now) for row in rows[:limit]]
 
         rows, shown = self._burying_malformed(read)
-        return Page(shown, "{}.{}".format(*rows[limit - 1].place) if len(rows) > limit else None)
+        return Page(shown, cursor_of(rows[limit - 1].place) if len(rows) > limit else None)
 
     def delete(self, queue: str, job_id: str) -> None:
         def delete(transaction: Transaction) -> None:
@@ -254,6 +279,15 @@ class SqliteBackend(Backend):
 
     # --- helpers ---
 
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        with self._pool.borrowed() as connection:
+            limit = connection.body_limit()
+        if largest > limit:
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
+
     def _select(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
         with self._pool.borrowed() as connection:
             return connection.select(statement, parameters)
@@ -274,20 +308,11 @@ class SqliteBackend(Backend):
             self._burying_malformed(lambda: connection.write(work))
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        return burying_malformed(self._pool, self._clock, call)
-
-    def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
-        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
-        done = 0
-        with self._pool.borrowed() as connection:
-            while limit is None or done < limit:
-                size = SLICE if limit is None else min(SLICE, limit - done)
-                moved = self._burying_malformed(functools.partial(connection.write, functools.partial(work, size)))
-                done += moved
-                if moved < size:
-                    break
-                time.sleep(SLICE_PAUSE)
-        return done
+        """Return the result of *call*. If it meets records that it cannot read, they are buried and it is repeated."""
+        try:
+            return call()
+        except MalformedRecord as exc:
+            return bury_and_repeat(self._pool, self._clock, call, exc)
 
     def _promote_all(self, queue: str, now: int) -> None:
         asked = as_json((queue,))
@@ -306,19 +331,18 @@ class SqliteBackend(Backend):
 
         return self._in_slices(purge)
 
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
-        if largest <= _SURELY_FITS:
-            return
+    def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
+        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
+        done = 0
         with self._pool.borrowed() as connection:
-            limit = connection.body_limit()
-        if largest > limit:
-            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
-
-
-_SURELY_FITS = (
-    1_000_000  # bytes; SQLite can be built with a lower limit than its usual 1 GB, but not with such a low one
-)
+            while limit is None or done < limit:
+                size = SLICE if limit is None else min(SLICE, limit - done)
+                moved = self._burying_malformed(functools.partial(connection.write, functools.partial(work, size)))
+                done += moved
+                if moved < size:
+                    break
+                time.sleep(SLICE_PAUSE)
+        return done
 
 
 def _path(url: BackendUrl) -> str:
@@ -328,16 +352,6 @@ def _path(url: BackendUrl) -> str:
             "sqlite:////var/lib/app/jobs.db"
         )
     return url.path.removeprefix("/")
-
-
-def _place(after: str) -> tuple[int, int]:
-    """Parse a page's cursor. Raises ``OptionInvalid``."""
-    major, _, minor = after.partition(".")
-    with contextlib.suppress(ValueError):
-        place = int(major), int(minor)
-        if max(map(abs, place)) < 2**63:
-            return place
-    raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
 
 
 def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State]:

@@ -1,4 +1,4 @@
-"""The pool of connections to one file: transactions, waiting for the lock, forks, and a file that is replaced.
+"""One connection to the file: how it is opened, transactions, waiting for the lock, and a file that is replaced.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -8,6 +8,7 @@ no half-done call     ``BEGIN IMMEDIATE`` ... ``COMMIT``, any exception rolls ba
 no "database is       the lock is asked for again, a fraction of a millisecond apart at       ``BackendTimeout`` at
 locked"               first, until the URL's timeout                                          the deadline
 safe forks            every connection is closed before a fork and opens again after it       about 1 ms to reopen
+                      (forks.py)
 a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
 deleted or replaced
 ====================  ======================================================================  =======================
@@ -16,24 +17,28 @@ deleted or replaced
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import random
 import sqlite3
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from multiq.errors import BackendTimeout, BackendUnavailable
+from multiq.driverkit.call_retry import Attempts, Pauses
+from multiq.errors import BackendNotInstalled, BackendTimeout, BackendUnavailable
 
-from . import opening
-from .disk_space import DiskSpace
-from .errors import explain, is_busy, retry_while_locked
-from .notifier import Notifier, notifier_of
-from .statements import statement
+from . import schema, write_ahead_log
+from .errors import classify, explain, is_busy
+from .file import create_file, file_identity, missing, require_file, size_of_file
+from .forks import fork_guard
+from .lock_owner import refuse_own_lock
+from .statements import script, statement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .file import FileIdentity
+    from .pool import Pool
 
 _T = TypeVar("_T")
 
@@ -42,71 +47,10 @@ Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
 _DATA_VERSION = "PRAGMA data_version"
-_READERS_PATIENCE = 5  # milliseconds that a restart of the log waits for readers, and delays writers, at most
-_CHECKPOINT_PATIENCE = 0.5  # seconds that a commit waits to checkpoint a long log, while other checkpoints run
-_LOG_CHECK_PAUSE = 0.01  # seconds between two checks of the log's size
-_CHECKPOINT_PAUSE = 0.05  # seconds without another checkpoint after a failed one
-_FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to end
-_MAX_IDLE = 8  # connections kept open for later calls
-
-
-class Pool:
-    """The pool of connections to one file, and the settings to open it with. Does no I/O before the first call."""
-
-    def __init__(self, path: str, *, synchronous: str, timeout: float) -> None:
-        opening.check_path(path)
-        self.path = os.path.abspath(path)  # noqa: PTH100 - no I/O yet; and now, as the process may change its folder
-        self.timeout = timeout
-        """Seconds that a call waits for the lock."""
-        self.synchronous = synchronous
-        self.creates = True
-        """Whether a missing file, and missing tables, are created."""
-        self.next_log_check_at = 0.0
-        """When a connection checks the log's size again, by the monotonic clock; one checks for all of them."""
-        self.disk_space = DiskSpace()
-        self._idle: list[Connection] = []  # append and pop are atomic
-        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._notifier: tuple[int, Notifier] | None = None
-
-    @property
-    def notifier(self) -> Notifier:
-        """The notifier that all connections to this file share in this process."""
-        if self._notifier is None or self._notifier[0] != os.getpid():
-            self._notifier = (os.getpid(), notifier_of(os.path.realpath(self.path)))
-        return self._notifier[1]
-
-    def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.FileIdentity]:
-        """Open a sqlite3 connection, and return it with the file's identity. Waits *timeout* seconds for a lock."""
-        return opening.open_file(self.path, self.synchronous, timeout, creates=self.creates)
-
-    def connection(self) -> Connection:
-        """Return a connection for one consumer; it opens when it is first used."""
-        connection = Connection(self)
-        with _forks.guard:
-            self._connections.add(connection)
-        return connection
-
-    @contextlib.contextmanager
-    def borrowed(self) -> Iterator[Connection]:
-        """Lend a connection for one call: the one that was used last, whose pages are still in its cache."""
-        try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self.connection()
-        try:
-            yield connection
-        finally:
-            if len(self._idle) < _MAX_IDLE:
-                self._idle.append(connection)
-            else:
-                connection.close()
-
-    def close(self) -> None:
-        """Close all connections; each opens again if it is used again."""
-        with _forks.guard:
-            connections = list(self._connections)
-        for connection in connections:
-            connection.close()
+_STATEMENTS_KEPT = 128  # prepared statements per connection
+_JSON_PROBE = "SELECT value FROM json_each('[1]')"
+_LOCK_PAUSES = Pauses(0.0002, 0.003)  # seconds between two attempts to get the lock; a commit holds it for about 0.0002
+_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0  # seconds until the lock's owner is read, and between reads
 
 
 class Transaction:
@@ -139,9 +83,9 @@ class Connection:
         self.log = ""
         """The path of the write-ahead log, which lies beside the file itself, not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
-        self._file: opening.FileIdentity = None
+        self._file: FileIdentity = None
         self._lock = threading.Lock()
-        _forks.watch(self)
+        fork_guard.watch(self)
 
     def select(self, name: str, parameters: Parameters = ()) -> list[Any]:
         """Return the rows that ``sql/<name>.sql`` reads, outside a transaction."""
@@ -236,30 +180,26 @@ class Connection:
                 raise explain(exc, self._pool.path, patience) from exc
 
     def _open(self, timeout: float) -> sqlite3.Connection:
-        if self._sqlite is not None and (self._file is None or self._file != opening.file_identity(self._pool.path)):
+        if self._sqlite is not None and (self._file is None or self._file != file_identity(self._pool.path)):
             self._drop()  # otherwise writes would go to a file that is not at this path any more
         if self._sqlite is None:
-            _forks.refuse(self._pool.path)
-            self._sqlite, self._file = self._pool.open(timeout)
+            fork_guard.refuse(self._pool.path)
+            self._sqlite, self._file = open_file(
+                self._pool.path, self._pool.synchronous, timeout, create=self._pool.create
+            )
             self.log = os.path.realpath(self._pool.path) + "-wal"
             self.opened += 1
         return self._sqlite
 
     def _limit_log(self, sqlite: sqlite3.Connection) -> None:
-        """Restart the log if it is long. SQLite does that only when no connection reads, which does not happen while
-        many processes work.
+        """Restart the log if it is long.
 
-        The size is checked by time, not by commits: one commit of a large batch may write megabytes. After a failed
-        checkpoint the pause is longer, so that a reader that stays for hours costs the writers next to nothing.
+        The size is checked by time, not by commits: one commit of a large batch may write megabytes.
         """
-        now = time.monotonic()
-        if now < self._pool.next_log_check_at:
+        if time.monotonic() < self._pool.next_log_check_at:
             return
-        pause = _LOG_CHECK_PAUSE
-        if _size(self.log) > opening.LONG_LOG:
-            pause = _CHECKPOINT_PAUSE
-            with contextlib.suppress(sqlite3.Error):  # the commit stands; a later commit tries again
-                pause = _restart_log(sqlite)
+        is_long = size_of_file(self.log) > write_ahead_log.LONG
+        pause = write_ahead_log.restart(sqlite) if is_long else write_ahead_log.CHECK_PAUSE
         self._pool.next_log_check_at = time.monotonic() + pause
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
@@ -288,108 +228,110 @@ class Connection:
         """Unlock after a fork; the next call opens the connection."""
         self._lock.release()
 
-    def reset_in_child(self) -> tuple[sqlite3.Connection | None, opening.FileIdentity]:
+    def reset_in_child(self) -> tuple[sqlite3.Connection | None, FileIdentity]:
         """Take a new lock. Returns the sqlite3 connection that could not be closed before the fork, and its file."""
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
         return inherited, self._file
 
 
-class _Forks:
-    """Closes every connection before a fork: SQLite records held locks per process, and a child that inherits the
-    record takes its parent's locks for its own.
+# --- the lock ---
 
-    A connection that another thread uses for too long stays open. The child keeps the copy for ever, as closing it
-    would roll back the parent's transaction in the memory that both share. The child never uses that file: a write
-    would wait for ever for a lock of that transaction, and a read would take no lock.
+
+def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
+    """Return the result of *attempt*, repeated for up to *timeout* seconds while the file at *path* is locked.
+
+    SQLite's own busy handler pauses up to 100 ms at a time; this one retries a few hundred times a second, with jitter.
+
+    Raises ``LockedByCaller`` if waiting cannot help.
     """
-
-    def __init__(self) -> None:
-        self.guard = threading.Lock()
-        """Held while a set of connections changes or is read."""
-        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._closed: list[Connection] = []
-        self._inherited: list[tuple[sqlite3.Connection, opening.FileIdentity]] = []
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
-
-    def watch(self, connection: Connection) -> None:
-        with self.guard:
-            self._connections.add(connection)
-
-    def refuse(self, path: str) -> None:
-        """Raise ``BackendUnavailable`` in a child that has inherited an open connection to the file at *path*."""
-        if self._inherited and opening.file_identity(path) in [identity for _, identity in self._inherited]:
-            raise BackendUnavailable(
-                f"{path} cannot be used in this process: it was forked while another thread of its parent was in a "
-                f"call on that file for more than {_FORK_PATIENCE:g} s; fork when no thread waits for a locked file, "
-                'or start a new interpreter ("spawn" in multiprocessing)'
-            )
-
-    def _before(self) -> None:
-        self.guard.acquire()
-        deadline = time.monotonic() + _FORK_PATIENCE
-        self._closed = [connection for connection in self._connections if connection.close_for_fork(deadline)]
-        opening.create_lock.acquire()  # last: a thread that holds it waits for no other lock
-
-    def _in_parent(self) -> None:
-        for connection in self._closed:
-            connection.unlock_in_parent()
-        self._release()
-
-    def _in_child(self) -> None:
-        kept = [connection.reset_in_child() for connection in self._connections]
-        self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
-        self._release()
-
-    def _release(self) -> None:
-        self._closed = []
-        opening.create_lock.release()
-        self.guard.release()
+    attempts: Attempts | None = None
+    look_at = 0.0
+    while True:
+        try:
+            return attempt()  # the common case needs no clock
+        except sqlite3.OperationalError as exc:
+            if attempts is None:
+                now = time.monotonic()
+                attempts, look_at = Attempts(now + timeout, conflict_pauses=_LOCK_PAUSES), now + _CHECK_OWNER_AFTER
+            if not attempts.again(classify(exc)):
+                raise
+        if (now := time.monotonic()) >= look_at:
+            refuse_own_lock(path)
+            look_at = now + _CHECK_OWNER_EVERY
 
 
-_forks = _Forks()
+# --- opening ---
 
 
-def _restart_log(sqlite: sqlite3.Connection) -> float:
-    """Let the next commit write to the log's beginning, unless a reader prevents it. Returns the seconds to pause.
+def open_file(
+    path: str, synchronous: str, timeout: float, *, create: bool = True
+) -> tuple[sqlite3.Connection, FileIdentity]:
+    """Return a connection to the file, with all tables in place. Without *create*, file and tables must exist.
 
-    ``PASSIVE`` moves frames into the file and waits for no reader. ``RESTART`` keeps the write lock while it waits for
-    readers, so it is only used when all frames are moved: a reader that needs one of them may stay for hours.
+    Also returns the identity of the file from before it was opened, as it may be replaced meanwhile.
 
-    A file takes one checkpoint at a time, and SQLite does not wait for the end of another one. This loop does, without
-    a lock: with many writers a checkpoint runs at nearly any time, and writers that wait here write nothing.
+    Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
-    give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
-    (page,) = sqlite.execute("PRAGMA page_size").fetchone()
-    while time.monotonic() < give_up_at:
-        _, frames, moved = _checkpoint(sqlite, "PASSIVE")
-        if 0 <= frames * page < opening.LONG_LOG:
-            return 0.0  # another connection has restarted it, and no commit has truncated the file yet
-        if moved < frames:
-            return _CHECKPOINT_PAUSE
-        if frames > 0 and _checkpoint(sqlite, "RESTART")[0] == 0:
-            return 0.0
-        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - jitter, not for security
-    return _CHECKPOINT_PAUSE
-
-
-def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
-    """Run a checkpoint.
-
-    Returns whether it was blocked, the frames in the log, and those moved; -1 if another one runs.
-    """
-    sqlite.execute(f"PRAGMA busy_timeout = {_READERS_PATIENCE if mode == 'RESTART' else 0}")
+    require_library()
+    if create:
+        create_file(path)
+    else:
+        require_file(path)
+    file = file_identity(path)
+    sqlite = sqlite3.connect(
+        path,
+        timeout=0,  # see retry_while_locked
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS_KEPT,
+    )
     try:
-        busy, frames, moved = sqlite.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-    finally:
-        sqlite.execute("PRAGMA busy_timeout = 0")
-    return busy, frames, moved
+        if not create:
+            _require_tables(sqlite, path, timeout)
+        _prepare(sqlite, path, synchronous, timeout)
+    except BaseException:
+        sqlite.close()
+        raise
+    return sqlite, file
 
 
-def _size(path: str) -> int:
-    """Return the size of a file in bytes, 0 if it does not exist."""
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat
-    except OSError:
-        return 0
+@functools.cache
+def require_library() -> None:
+    """Raise ``BackendNotInstalled`` if Python's SQLite is too old, or lacks a part that the statements need."""
+    if sqlite3.sqlite_version_info < (3, 35):
+        raise BackendNotInstalled(
+            f"the sqlite backend needs SQLite 3.35 or newer, but this Python has {sqlite3.sqlite_version}"
+        )
+    with contextlib.closing(sqlite3.connect(":memory:")) as probe:
+        try:
+            probe.execute(_JSON_PROBE)
+        except sqlite3.OperationalError as exc:
+            raise BackendNotInstalled(
+                "the sqlite backend needs SQLite's JSON functions, which this Python's SQLite "
+                f"{sqlite3.sqlite_version} was built without"
+            ) from exc
+
+
+def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> None:
+    if retry_while_locked(lambda: schema.version(sqlite, path), timeout, path) is None:
+        raise missing(f"the file {path} has no tables of multiq's")
+
+
+def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
+    # even this reads the file, which a process that is closing it may have locked
+    retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
+    (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
+    if mode != "wal":
+        raise BackendUnavailable(
+            f"{path} cannot be used: its file system does not support SQLite's write-ahead log "
+            f"(the journal mode stays {mode!r}); put it on a local disk"
+        )
+    retry_while_locked(lambda: schema.prepare(sqlite, path), timeout, path)
+    sqlite.execute(f"PRAGMA journal_size_limit = {write_ahead_log.LONG}")  # its size after a restart of the log
+    sqlite.execute("PRAGMA temp_store = MEMORY")
+    sqlite.execute("PRAGMA trusted_schema = OFF")  # triggers of the file call no function with side effects
+    if sqlite.execute("PRAGMA secure_delete").fetchone() == (1,):  # as in Debian's build; see decision 23
+        sqlite.execute("PRAGMA secure_delete = FAST")
+    for text in script("moves"):
+        sqlite.execute(text)

@@ -17,7 +17,7 @@ from multiq.driverkit.clock import SECOND
 from multiq.errors import LeaseLost, MultiqError
 
 from .errors import MalformedRecord
-from .malformed import LONGEST_TTR, MOST_COUNTED, burying_malformed
+from .malformed import LONGEST_TTR, MOST_COUNTED, bury_and_repeat
 from .records import SLICE_PAUSE, as_json, clean, due, look, look_inside, promote, unpacked
 from .waiting import Waiter
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
     from multiq.driverkit.clock import Clock
 
-    from .connection import Pool, Transaction
+    from .connection import Transaction
+    from .pool import Pool
     from .records import Outlook
 
 _LONGEST_SLEEP = 1.0  # seconds until the queues, and the identity of the file, are checked without a sign of a change
@@ -47,18 +48,16 @@ class SqliteConsumer(Consumer):
 
     def __init__(self, pool: Pool, clock: Clock, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
-        self._asked = as_json(self.queues)
+        self._asked = self._own_order = as_json(self.queues)
+        """The queues in the order of the present call, and as they were given."""
         self._pool = pool
         self._connection = pool.connection()
         self._clock = clock
         self._waiter = Waiter(pool, self._connection)
         self._interrupted = False
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        super().reorder(queues)
-        self._asked = as_json(self.queues)
-
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        self._asked = self._own_order if queues is None else as_json(self.in_order(queues))
         give_up_at = time.monotonic() + timeout
         return self._burying_malformed(lambda: self._wait_for_jobs(limit, give_up_at))
 
@@ -70,10 +69,11 @@ class SqliteConsumer(Consumer):
         return answers
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         if not verdicts:
-            return [], self.reserve(limit, timeout)
+            return [], self.reserve(limit, timeout, queues)
+        self._asked = self._own_order if queues is None else as_json(self.in_order(queues))
         give_up_at = time.monotonic() + timeout
         answers, leases, is_all = self._burying_malformed(lambda: self._transact(verdicts, limit, self._clock()))
         self._notify_released(verdicts)
@@ -94,7 +94,11 @@ class SqliteConsumer(Consumer):
         self._waiter.close()
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        return burying_malformed(self._pool, self._clock, call)
+        """Return the result of *call*. If it meets records that it cannot read, they are buried and it is repeated."""
+        try:
+            return call()
+        except MalformedRecord as exc:
+            return bury_and_repeat(self._pool, self._clock, call, exc)
 
     # --- reserving ---
 

@@ -13,16 +13,17 @@ from urllib.parse import quote
 from multiq.backend import Finding
 from multiq.errors import BackendCorrupt
 
-from . import opening, schema
-from .disk_space import KEPT_BACK
+from . import schema
+from .connection import require_library
 from .errors import explain
+from .file import KEPT_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from multiq.bench.adapter import Survives
 
-    from .connection import Pool
+    from .pool import Pool
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -36,7 +37,7 @@ _OTHERS = 0o077  # the permission bits of group and others
 
 def examine(pool: Pool) -> list[Finding]:
     """Return the findings on the file, its disk and its settings. Raises ``BackendError``."""
-    opening.require_library()
+    require_library()
     path = Path(os.path.realpath(pool.path))
     return [
         *_place(path),

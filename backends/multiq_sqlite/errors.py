@@ -1,31 +1,19 @@
-"""Errors: retries while the file is locked, and translates SQLite's errors into multiq's exceptions."""
+"""Errors: classifies SQLite's errors, and translates them into multiq's exceptions."""
 
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
-import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from multiq.driverkit.call_retry import Failure
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-from .lock_owner import refuse_own_lock, write_lock_owner
+from .lock_owner import write_lock_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from multiq.errors import MultiqError
 
-_T = TypeVar("_T")
-
-_FIRST_PAUSE = 0.0002  # seconds between two attempts to get the lock; a commit holds it about as long
-_LONGEST_PAUSE = 0.003
-_PAUSE_GROWTH = 1.5
-_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = (
-    0.1,
-    1.0,
-)  # seconds until the lock's owner is read, and between reads
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
@@ -64,33 +52,9 @@ def is_busy(exc: sqlite3.Error) -> bool:
     return primary_code(exc) in _BUSY
 
 
-def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
-    """Return the result of *attempt*, repeated for up to *timeout* seconds while the file at *path* is locked.
-
-    SQLite's own busy handler pauses up to 100 ms at a time; this one retries a few hundred times a second, with jitter.
-
-    Raises ``LockedByCaller`` if waiting cannot help.
-    """
-    try:
-        return attempt()  # the common case needs no clock
-    except sqlite3.OperationalError as exc:
-        if not is_busy(exc):
-            raise
-    now = time.monotonic()
-    give_up_at, look_at = now + timeout, now + _CHECK_OWNER_AFTER
-    pause = _FIRST_PAUSE
-    while True:
-        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not for security
-        try:
-            return attempt()
-        except sqlite3.OperationalError as exc:
-            now = time.monotonic()
-            if not is_busy(exc) or now >= give_up_at:
-                raise
-            if now >= look_at:
-                refuse_own_lock(path)
-                look_at = now + _CHECK_OWNER_EVERY
-        pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
+def classify(exc: sqlite3.Error) -> Failure:
+    """The class of an error of SQLite's. A statement that was refused for a lock has changed nothing."""
+    return Failure.CONFLICT if is_busy(exc) else Failure.FINAL
 
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:

@@ -12,13 +12,12 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from multiq.driverkit.external_transaction import driver_error, unwrap
-from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
+from multiq.driverkit.external_transaction import explained, unwrap
+from multiq.errors import BackendTimeout, OptionInvalid
 
 from . import schema
-from .connection import Transaction
+from .connection import Transaction, require_library
 from .errors import explain, is_busy, primary_code
-from .opening import require_library
 from .records import insert, size_of
 
 if TYPE_CHECKING:
@@ -27,8 +26,10 @@ if TYPE_CHECKING:
     from multiq.backend import NewJob
     from multiq.driverkit.clock import Clock
     from multiq.driverkit.external_transaction import ExternalConnection
+    from multiq.errors import MultiqError
 
-    from .connection import Parameters, Pool
+    from .connection import Parameters
+    from .pool import Pool
 
 _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 has no name for
 
@@ -44,13 +45,13 @@ class ExternalTransaction:
     def __init__(self, pool: Pool, connection: Any) -> None:
         require_library()
         self._pool = pool
-        with self._explained():
+        with explained(self._translate):
             self._caller = unwrap(connection, (sqlite3.Connection,), _ACCEPTED)
             self._sqlite = _sqlite_connection(self._caller)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
-        with self._explained():
+        with explained(self._translate):
             # first: any statement on the caller's connection may begin a read transaction and fix its snapshot
             has_tables = self._ensure_tables(size_of(jobs))
             self._caller.begin()
@@ -143,19 +144,9 @@ class ExternalTransaction:
             cursor.row_factory = None  # the caller's may return anything
         return cursor
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except MultiqError:
-            raise
-        except Exception as exc:
-            cause = driver_error(exc)
-            if not isinstance(cause, sqlite3.Error) or isinstance(cause, sqlite3.ProgrammingError):
-                raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
-            raise self._as_multiq_error(cause) from exc
-
-    def _as_multiq_error(self, exc: sqlite3.Error) -> MultiqError:
+    def _translate(self, exc: BaseException) -> MultiqError | None:
+        if not isinstance(exc, sqlite3.Error) or isinstance(exc, sqlite3.ProgrammingError):
+            return None
         if is_busy(exc):
             return BackendTimeout(
                 f"connection= could not get the lock to write {self._pool.path} ({exc}): begin the transaction "
@@ -212,7 +203,7 @@ def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
     """Return the object that runs statements on the driver's connection."""
     if isinstance(caller.driver, sqlite3.Connection):
         return caller.driver
-    if type(caller.driver).__module__.partition(".")[0] == "aiosqlite":
+    if caller.library == "aiosqlite":
         return cast("sqlite3.Connection", _AsyncioConnection(caller))
     raise OptionInvalid(f"connection= must be {_ACCEPTED}, not one over a {type(caller.driver).__name__}")
 

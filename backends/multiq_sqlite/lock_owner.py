@@ -50,6 +50,6 @@ def refuse_own_lock(path: str) -> None:
 
 def _inode(path: str) -> str:
     try:
-        return str(os.stat(path).st_ino)  # noqa: PTH116 - as in opening.py
+        return str(os.stat(path).st_ino)  # noqa: PTH116 - as in file.py
     except OSError:
         return ""

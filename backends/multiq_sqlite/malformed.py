@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from multiq.driverkit.clock import Clock
 
-    from .connection import Connection, Pool, Transaction
+    from .connection import Connection, Transaction
+    from .pool import Pool
 
 _T = TypeVar("_T")
 
@@ -60,15 +61,19 @@ class _Suspect(NamedTuple):
     has_body: int
 
 
-def burying_malformed(pool: Pool, clock: Clock, call: Callable[[], _T]) -> _T:
-    """Return the result of *call*, after burying records it cannot read. Raises ``MalformedRecord`` if that fails."""
+def bury_and_repeat(pool: Pool, clock: Clock, call: Callable[[], _T], failure: MalformedRecord) -> _T:
+    """Return the result of *call*, which raised *failure*, after burying the records that it cannot read.
+
+    Raises ``MalformedRecord`` if that does not help.
+    """
     for _ in range(_MAX_ATTEMPTS):
+        if not bury_malformed(pool, clock):
+            raise failure
         try:
             return call()
-        except MalformedRecord:
-            if not bury_malformed(pool, clock):
-                raise
-    return call()
+        except MalformedRecord as exc:
+            failure = exc
+    raise failure
 
 
 def bury_malformed(pool: Pool, clock: Clock) -> int:

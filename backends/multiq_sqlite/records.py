@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from multiq.backend import STORED_STATES, JobRecord, State
+from multiq.backend import STORED_STATES
+from multiq.driverkit import records
 from multiq.driverkit.clock import SECOND, nanoseconds
 
 from .errors import MalformedRecord
@@ -16,7 +17,7 @@ from .statements import qualified
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from multiq.backend import NewJob
+    from multiq.backend import JobRecord, NewJob, State
 
     from .connection import Connection, Transaction
 
@@ -200,22 +201,21 @@ class Row(NamedTuple):
         return (self.priority if self.state == READY else self.due_at, self.seq)
 
     def record(self, queue: str, now: int) -> JobRecord:
-        """Return the public record, as of *now*: a due job is ready, whether it was promoted or not."""
+        """Return the public record, as of *now*."""
         kinds = tuple(map(type, self))
         if kinds[:11] not in _KINDS or kinds[11] is not bytes:
             raise MalformedRecord(f"columns of number {self.seq}")
-        state = effective_state(self.state, self.due_at, now)
-        return JobRecord(
+        return records.job_record(
             queue=queue,
             id=self.id,
-            state=state,
             body=self.body,
+            stored=_stored_state(self.state, self.due_at),
+            left=(self.due_at - now) / SECOND,
             priority=self.priority,
             ttr=self.ttr / SECOND,
             attempt=self.attempt,
-            crashes=self.crashes + (self.state == RESERVED and state is State.READY),
+            crashes=self.crashes,
             kicks=self.kicks,
-            due_in={State.READY: 0.0, State.BURIED: None}.get(state, (self.due_at - now) / SECOND),
             age=max(0, now - self.enqueued_at) / SECOND,
             reason=self.reason,
         )
@@ -223,6 +223,11 @@ class Row(NamedTuple):
 
 def effective_state(code: int, due_at: int, now: int) -> State:
     """Return a job's state as of *now*: delayed and reserved jobs that are due are ready."""
+    return records.effective_state(_stored_state(code, due_at), is_due=due_at <= now)
+
+
+def _stored_state(code: int, due_at: int) -> State:
+    """Raises ``MalformedRecord`` for columns that multiq does not write."""
     if type(code) is not int or type(due_at) is not int or not READY <= code <= BURIED:
         raise MalformedRecord(f"a state of {code!r} and a due time of {due_at!r}")
-    return State.READY if code in {DELAYED, RESERVED} and due_at <= now else STORED_STATES[code]
+    return STORED_STATES[code]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-import pkgutil
 import sqlite3
+
+from multiq.driverkit import sql
 
 
 @functools.cache
 def statement(name: str) -> str:
     """Return the text of one statement, without its comments."""
-    return "\n".join(_lines(name)).strip().removesuffix(";")
+    return sql.statement(__package__, name)
 
 
 @functools.lru_cache(maxsize=64)
@@ -24,15 +25,9 @@ def script(name: str) -> tuple[str, ...]:
     """Return the statements of a file that holds several: the schema, its upgrades, the moves."""
     found: list[str] = []
     text = ""
-    for line in _lines(name):
+    for line in sql.file_lines(__package__, name):
         text += line + "\n"
         if sqlite3.complete_statement(text):  # also handles the semicolons inside a trigger
             found.append(text.strip())
             text = ""
     return tuple(found)
-
-
-def _lines(name: str) -> list[str]:
-    data = pkgutil.get_data(__package__, f"sql/{name}.sql")
-    assert data is not None  # noqa: S101 - the files are part of this package
-    return [line for line in data.decode().splitlines() if line and not line.lstrip().startswith("--")]

@@ -7,17 +7,19 @@ a few times a second.
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 from typing import TYPE_CHECKING, TypeAlias
+
+from multiq.driverkit.fork import forks
+from multiq.driverkit.polling import PollPause
 
 from .file_watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .connection import Connection, Pool
+    from .connection import Connection
+    from .pool import Pool
 
 ChangeMark: TypeAlias = "tuple[int, tuple[int, int]]"
 
@@ -34,7 +36,7 @@ class Waiter:
     def __init__(self, pool: Pool, connection: Connection) -> None:
         self._pool = pool
         self._connection = connection
-        self._active_at = 0.0
+        self._pause = PollPause(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, growth=_PAUSE_GROWTH)
         self._relies_on_hints = True
         self._watch: FileWatch | None = None
         self._file_watch_key = (0, 0)
@@ -45,7 +47,7 @@ class Waiter:
 
     def speed_up(self) -> None:
         """Poll often for a while, after activity."""
-        self._active_at = time.monotonic()
+        self._pause.speed_up()
 
     def sleep(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> None:
         """Wait until the change mark differs from *seen*, a hint arrives, or ``left()`` is 0."""
@@ -66,11 +68,9 @@ class Waiter:
         listener.acquire()
         with notifier.listening(listener):
             while notifier.notifications == notifications:
-                idle = time.monotonic() - self._active_at
-                if idle >= _QUIET_AFTER and self._file_watch() is not None:
+                if self._pause.idle >= _QUIET_AFTER and self._file_watch() is not None:
                     return True
-                pause = max(shortest_pause, min(_LONGEST_PAUSE, _FIRST_PAUSE + idle * _PAUSE_GROWTH))
-                pause = min(pause, left())
+                pause = min(max(shortest_pause, self._pause.next()), left())
                 if pause <= 0 or listener.acquire(timeout=pause) or self._connection.data_version() != version:
                     return False
         return False
@@ -93,7 +93,7 @@ class Waiter:
 
     def _file_watch(self) -> FileWatch | None:
         """Return the watch on the connection's log, a new one after a fork or a reopening; None without hints."""
-        key = (os.getpid(), self._connection.opened)
+        key = (forks.generation, self._connection.opened)
         if self._file_watch_key != key:
             self.close()
             self._file_watch_key = key

@@ -2,7 +2,7 @@
 // Put a job into beanstalkd with nothing but PHP. Prints the job's id.
 //
 //   php enqueue.php HOST PORT QUEUE TASK [ARGUMENT...]    a task's job, in the envelope that docs/envelope.md describes
-//   php enqueue.php HOST PORT QUEUE --raw BODY            any bytes, for whoever reserves them from the queue
+//   php enqueue.php HOST PORT QUEUE --raw BODY            any bytes, for a consumer that reserves them from the queue
 
 declare(strict_types=1);
 

@@ -5,7 +5,7 @@
 #
 # A task's job, in the envelope that docs/envelope.md describes:
 #   enqueue.sh 127.0.0.1 11300 mail '{"multiq": 1, "task": "send_reset_mail", "args": ["ann@example.com"]}'
-# Anything else, for whoever reserves it from the queue:
+# Anything else, for a consumer that reserves it from the queue:
 #   enqueue.sh 127.0.0.1 11300 mail 'any bytes but NUL'
 set -eu
 host=$1 port=$2 queue=$3 body=$4

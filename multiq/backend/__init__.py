@@ -25,7 +25,17 @@ of ``reserve`` and finds out by it what happened.
 
 from __future__ import annotations
 
-from .base import Backend, Consumer
+from .base import (
+    OPTIONAL_PARTS,
+    Backend,
+    Consumer,
+    Diagnosis,
+    Inspection,
+    Management,
+    Migrations,
+    Pausing,
+    Purging,
+)
 from .capabilities import POWERS, Capabilities, Claim, Gap
 from .diagnostics import Finding, Schema, SchemaState
 from .types import (
@@ -53,8 +63,9 @@ from .types import (
 )
 
 __all__ = [
-    "DELAY_MAX", "POWERS", "PRIORITY_DEFAULT", "PRIORITY_MAX", "STORED_STATES", "TTR_DEFAULT", "TTR_MIN",
-    "Abandon", "Ack", "Backend", "Bury", "Capabilities", "Claim", "Consumer", "Finding", "Gap", "GiveBack",
-    "JobRecord", "Lease", "NewJob", "Page", "QueueStats", "Release", "Schema", "SchemaState", "State", "Touch",
-    "Verdict", "check_state", "check_states",
+    "DELAY_MAX", "OPTIONAL_PARTS", "POWERS", "PRIORITY_DEFAULT", "PRIORITY_MAX", "STORED_STATES", "TTR_DEFAULT",
+    "TTR_MIN", "Abandon", "Ack", "Backend", "Bury", "Capabilities", "Claim", "Consumer", "Diagnosis", "Finding",
+    "Gap", "GiveBack", "Inspection", "JobRecord", "Lease", "Management", "Migrations", "NewJob", "Page", "Pausing",
+    "Purging", "QueueStats", "Release", "Schema", "SchemaState", "State", "Touch", "Verdict", "check_state",
+    "check_states",
 ]  # fmt: skip

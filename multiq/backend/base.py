@@ -1,4 +1,10 @@
-"""What a driver implements: a ``Backend``, and the ``Consumer`` that it hands out."""
+"""What a driver implements: a ``Backend``, the optional parts that its store is able to, and a ``Consumer``.
+
+A driver inherits from ``Backend`` if its store can do the minimum only, or from those of ``OPTIONAL_PARTS`` that it
+implements: ``class AcmeBackend(Inspection, Pausing)``. Each part has a power of ``Capabilities``, which says the same.
+"""
+
+# ruff: noqa: ARG002 - the methods of optional parts refuse whatever they are given
 
 from __future__ import annotations
 
@@ -6,10 +12,11 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from multiq.errors import BackendError, Unsupported
+from multiq.errors import BackendError, DriverInvalid, OptionInvalid, Unsupported
 
 from .capabilities import Gap
 from .diagnostics import Finding
+from .types import PRIORITY_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +31,11 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """One connection's jobs. Thread-safe, fork-safe, cheap to construct; connects at the first call."""
+    """One connection's jobs. Thread-safe, fork-safe, cheap to construct; connects at the first call.
+
+    The abstract methods are the minimum. The methods of the optional parts are here, too, and raise ``Unsupported``, so
+    that callers need not ask what a backend is.
+    """
 
     declared: ClassVar[Capabilities]
     """What this driver can do, known without a server and without importing a client library."""
@@ -32,10 +43,19 @@ class Backend(ABC):
     options: ClassVar[Mapping[str, Option]] = {}
     """The options that this driver's URLs take in their query string."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "declared"):
+            _check_parts(cls)
+
     @classmethod
     @abstractmethod
     def from_url(cls, url: BackendUrl) -> Self:
-        """Construct from a parsed URL whose options were checked against ``options``. Does no I/O."""
+        """Construct from a parsed URL whose options were checked against ``options``. Does no I/O.
+
+        Without ``url.create`` a driver whose first call makes a file or tables raises ``BackendError`` if they are
+        missing.
+        """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -49,6 +69,28 @@ class Backend(ABC):
         gap = self.capabilities.claim(power)
         reason = "" if gap is True else f"{gap.kind}: {gap.reason}"
         return Unsupported(power, self.declared.backend, reason, backends_with(power))
+
+    def check_terms(self, *, priority: int | None = None, delay: float = 0.0) -> None:
+        """Refuse a priority or delay that this backend cannot keep. The core calls it before the driver is called.
+
+        Raises ``Unsupported`` (``priorities``) for a priority other than the default, ``OptionInvalid`` for a delay
+        beyond ``longest_delay``.
+        """
+        declared = self.declared
+        if priority is not None and priority != PRIORITY_DEFAULT and not declared.priorities:
+            error = self.unsupported("priorities")
+            reason = f"{error.reason}; got priority {priority}: leave it out, and give urgent jobs a queue of their own"
+            raise Unsupported("priorities", error.backend, reason, error.others)
+        if declared.longest_delay is not None and delay > declared.longest_delay:
+            raise OptionInvalid(
+                f"delay must be at most {declared.longest_delay:g} seconds on the {declared.backend} backend, got "
+                f"{delay:g}: enqueue the job later, or use a backend with longer delays (multiq backends lists them)"
+            )
+
+    def shortened(self, delay: float) -> float:
+        """A delay that the core has chosen, as a retry's backoff: no longer than ``longest_delay``."""
+        longest = self.declared.longest_delay
+        return delay if longest is None or delay <= longest else longest
 
     # --- producing ---
 
@@ -75,40 +117,40 @@ class Backend(ABC):
 
     # --- looking and managing, from outside ---
 
-    @abstractmethod
     def peek(self, queue: str, job_id: str) -> JobRecord:
         """One job, untouched. Raises ``JobNotFound``."""
+        raise self.unsupported("inspection")
 
-    @abstractmethod
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         """The queue's jobs in a state, untouched, a page at a time.
 
         Order: ready as they would be reserved, delayed and reserved by due time, buried as they would be kicked.
-        Pages are no snapshot: a job that moves between two calls may be seen twice or not at all, one that
+        Pages are not a snapshot: a job that moves between two calls may be seen twice or not at all, one that
         stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for going on after what the backend can
         show, and for a state of which it can show no job,
         ``OptionInvalid`` for a state in which no job is kept (``multiq.backend.check_state``).
         """
+        raise self.unsupported("inspection")
 
-    @abstractmethod
     def delete(self, queue: str, job_id: str) -> None:
         """Delete a job that is not reserved: it never starts. Raises ``JobNotFound``, ``JobReserved``."""
+        raise self.unsupported("management")
 
-    @abstractmethod
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         """Make a job that is not reserved due in ``delay`` seconds, as if it were enqueued now.
 
         Its attempts, crashes, kicks, age and place start over. Sleeping consumers notice an earlier time.
         Returns the id to use from now on. Raises ``JobNotFound``, ``JobReserved``.
         """
+        raise self.unsupported("management")
 
     @abstractmethod
     def kick(self, queue: str, limit: int) -> int:
         """Up to ``limit`` buried jobs, the longest buried first, become ready. Returns how many."""
 
-    @abstractmethod
     def kick_job(self, queue: str, job_id: str) -> None:
         """One buried or delayed job becomes ready now; a ready one stays. ``JobNotFound``, ``JobReserved``."""
+        raise self.unsupported("management")
 
     @abstractmethod
     def queues(self) -> list[str]:
@@ -118,20 +160,20 @@ class Backend(ABC):
     def stats(self, queue: str) -> QueueStats:
         """Counts now. A queue that was never used counts zero of everything."""
 
-    @abstractmethod
     def pause(self, queue: str, seconds: float) -> None:
         """No new reservations for so long; delays and leases run on. A second pause replaces the first."""
+        raise self.unsupported("pausing")
 
-    @abstractmethod
     def resume(self, queue: str) -> None:
         """End a pause now; consumers that wait notice."""
+        raise self.unsupported("pausing")
 
-    @abstractmethod
     def purge(self, queue: str, states: Sequence[State]) -> int:
         """Delete all jobs in these states (never reserved ones). Returns how many.
 
         Raises ``OptionInvalid`` as ``jobs`` does.
         """
+        raise self.unsupported("purging")
 
     def doctor(self) -> list[Finding]:
         """Check that the server, or file, is fit for jobs as it is configured now. Changes nothing.
@@ -151,16 +193,7 @@ class Backend(ABC):
 
     def schema(self) -> Schema:
         """The store's tables. Raises ``Unsupported`` where there are none, or where the driver keeps them itself."""
-        from .registry import backends_with_a_schema
-
-        reason = "its store has no tables that a person would have to bring up"
-        raise Unsupported("schema", self.declared.backend, reason, backends_with_a_schema())
-
-    def make_nothing(self) -> None:  # noqa: B027 - most stores are there, or are a server's to make
-        """From now on raise ``BackendError`` for a missing file or missing tables, instead of creating them.
-
-        Called by commands that only inspect: with a wrong path, "no jobs" would be the wrong answer.
-        """
+        raise self.unsupported("schema")
 
     @abstractmethod
     def close(self) -> None:
@@ -177,6 +210,109 @@ class Backend(ABC):
         self.close()
 
 
+# --- the optional parts ---
+
+
+class Inspection(Backend):
+    """A backend that shows jobs: the power ``inspection``."""
+
+    @abstractmethod
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        """See ``Backend.peek``."""
+
+    @abstractmethod
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        """See ``Backend.jobs``."""
+
+
+class Management(Backend):
+    """A backend that reaches single jobs by their ids: the power ``management``."""
+
+    @abstractmethod
+    def delete(self, queue: str, job_id: str) -> None:
+        """See ``Backend.delete``."""
+
+    @abstractmethod
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        """See ``Backend.reschedule``."""
+
+    @abstractmethod
+    def kick_job(self, queue: str, job_id: str) -> None:
+        """See ``Backend.kick_job``."""
+
+
+class Pausing(Backend):
+    """A backend that pauses queues: the power ``pausing``."""
+
+    @abstractmethod
+    def pause(self, queue: str, seconds: float) -> None:
+        """See ``Backend.pause``."""
+
+    @abstractmethod
+    def resume(self, queue: str) -> None:
+        """See ``Backend.resume``."""
+
+
+class Purging(Backend):
+    """A backend that empties queues: the power ``purging``."""
+
+    @abstractmethod
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        """See ``Backend.purge``."""
+
+
+class Migrations(Backend):
+    """A backend with tables that a person brings up: the power ``schema``."""
+
+    @abstractmethod
+    def schema(self) -> Schema:
+        """See ``Backend.schema``."""
+
+
+class Diagnosis(Backend):
+    """A backend that checks its server's settings: the power ``diagnosis``."""
+
+    @abstractmethod
+    def doctor(self) -> list[Finding]:
+        """See ``Backend.doctor``."""
+
+
+#: power -> the base class of the drivers that have it, with the methods that they implement
+OPTIONAL_PARTS: dict[str, type] = {
+    "inspection": Inspection,
+    "management": Management,
+    "pausing": Pausing,
+    "purging": Purging,
+    "schema": Migrations,
+    "diagnosis": Diagnosis,
+}
+
+
+def methods_of(power: str) -> list[str]:
+    """The methods of an optional part."""
+    return sorted(name for name, value in vars(OPTIONAL_PARTS[power]).items() if hasattr(value, "__isabstractmethod__"))
+
+
+def _check_parts(driver: type[Backend]) -> None:
+    """Raise ``DriverInvalid`` if the powers that a driver declares contradict the parts that it implements."""
+    for power, part in OPTIONAL_PARTS.items():
+        if driver.declared.claim(power):
+            missing = [name for name in methods_of(power) if getattr(driver, name) is getattr(Backend, name)]
+            if missing:
+                raise DriverInvalid(
+                    f"{driver.__qualname__} declares {power} and does not implement {', '.join(missing)}: "
+                    f"inherit from multiq.backend.{part.__name__}, or declare a Gap with its reason"
+                )
+        elif issubclass(driver, part):
+            raise DriverInvalid(
+                f"{driver.__qualname__} inherits from multiq.backend.{part.__name__} and declares {power} as a gap: "
+                f"declare {power}=True, or do not inherit from it"
+            )
+
+
+# --- consuming ---
+
+
 class Consumer(ABC):
     """One thread's connection: reserves jobs and settles what it reserved."""
 
@@ -189,26 +325,25 @@ class Consumer(ABC):
     the process may have been stopped between the server's answer and the return.
     """
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        """The same queues in another order, from the next reserve on: perhaps before every one, so without any I/O.
-
-        A driver that keeps anything made from the order extends this one. Raises ``ValueError`` unless *queues* are
-        this consumer's, each as often as before.
-        """
-        if queues != self.queues and sorted(queues) != sorted(self.queues):
-            raise ValueError(
-                f"{list(queues)!r} are not the queues {list(self.queues)!r} in another order: "
-                "for other queues make another consumer"
+    def in_order(self, queues: Sequence[str]) -> tuple[str, ...]:
+        """*queues*, checked: this consumer's, each as often as it has them, in any order. Raises ``OptionInvalid``."""
+        if sorted(queues) != sorted(self.queues):
+            raise OptionInvalid(
+                f"queues must be {list(self.queues)!r} in another order, got {list(queues)!r}: for other queues make "
+                "another consumer"
             )
-        self.queues = tuple(queues)
+        return tuple(queues)
 
     @abstractmethod
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         """Up to ``limit`` due jobs, each under a lease; waits up to ``timeout`` seconds for the first, never for more.
 
         Strictly from earlier queues first; within a queue by lowest priority number, then oldest by enqueue. A
         job that was released, became due, or whose lease ended keeps its place by age. Never early by the
         server's clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
+
+        *queues* are this consumer's in another order, for this call (``in_order`` checks them; ``OptionInvalid``).
+        A worker may give one with every call, so that must not cost a request. Without them: the consumer's own order.
         """
 
     @abstractmethod
@@ -219,17 +354,18 @@ class Consumer(ABC):
         """
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle these, then reserve: one round trip where the store can do both.
+        """Settle these, then reserve: one round trip where the store can do both. *queues* is as in ``reserve``.
 
         Raises only if nothing was settled: an outage between the two is met by the next call.
         """
+        order = () if queues is None else (queues,)
         if not verdicts:
-            return [], self.reserve(limit, timeout)
+            return [], self.reserve(limit, timeout, *order)
         lost = self.settle(verdicts)
         try:
-            return lost, self.reserve(limit, timeout)
+            return lost, self.reserve(limit, timeout, *order)
         except BackendError:
             return lost, []
 

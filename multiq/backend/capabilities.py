@@ -43,9 +43,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     delay_resolution: Annotated[float, "delays are honoured to this many seconds, rounded up"]
     min_ttr: Annotated[float, "the shortest lease in seconds; a shorter ttr is raised to it"] = 1.0
     poll_interval: Annotated[
-        float, "without waits_in_server: seconds between two looks of an idle consumer; at most as late is a job"
+        float, "without waits_in_server: seconds between two polls of an idle consumer; a job may be that late"
     ] = 0.5
     max_body: Annotated[int | None, "the largest body in bytes; None: memory is the limit"] = None
+    longest_delay: Annotated[
+        float | None, "the longest delay in seconds; a longer one is refused; None: a century, as everywhere in multiq"
+    ] = None
 
     # --- powers ---
     client_ids: Annotated[Claim, "takes the caller's id, so that repeating an enqueue makes no second job"]
@@ -62,8 +65,24 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     stable_ids: Annotated[Claim, "a job keeps its id when it is rescheduled"]
     portable_leases: Annotated[Claim, "a lease can be settled by any process that knows it, not only by its reserver"]
     fenced_late: Annotated[Claim, "a verdict after the lease's end is refused by the store itself"]
-    total_order: Annotated[Claim, "a queue is one line, by priority, then age, and not several beside each other"] = (
+    total_order: Annotated[Claim, "a queue has one order, by priority, then age, and not one order per partition"] = (
         True
+    )
+    priorities: Annotated[Claim, "jobs have priorities; elsewhere all have the default, and another one is refused"] = (
+        True
+    )
+    exact_counts: Annotated[Claim, "counts jobs exactly; elsewhere a count is an estimate, or None"] = True
+
+    # --- optional parts of a backend: each has a base class (``OPTIONAL_PARTS``) ---
+    inspection: Annotated[Claim, "looks at a job by its id, and lists the jobs of a state"] = True
+    management: Annotated[Claim, "deletes, reschedules and kicks a single job by its id"] = True
+    pausing: Annotated[Claim, "pauses and resumes a queue"] = True
+    purging: Annotated[Claim, "deletes all jobs of a queue in given states, and counts them"] = True
+    schema: Annotated[Claim, "has tables that a person brings up with `multiq schema`"] = Gap(
+        "never", "its store has no tables that a person would have to bring up"
+    )
+    diagnosis: Annotated[Claim, "checks its server's settings for `multiq doctor`"] = Gap(
+        "not done", "the driver has no checks of its own; the general ones are made"
     )
 
     def claim(self, power: str) -> Claim:
@@ -86,5 +105,5 @@ def _definitions() -> dict[str, str]:
 
 #: name of each power or measure -> the sentence that defines it
 DEFINITIONS: dict[str, str] = _definitions()
-MEASURES: tuple[str, ...] = ("delay_resolution", "min_ttr", "poll_interval", "max_body")
+MEASURES: tuple[str, ...] = ("delay_resolution", "min_ttr", "poll_interval", "max_body", "longest_delay")
 POWERS: tuple[str, ...] = tuple(name for name in DEFINITIONS if name not in MEASURES)

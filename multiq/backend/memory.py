@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import threading
 import time
 import weakref
@@ -26,9 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from multiq.backend import check_state, check_states
 from multiq.driverkit.clock import SECOND, nanoseconds
+from multiq.driverkit.fork import forks
 from multiq.errors import JobNotFound, JobReserved, LeaseLost
 
-from .base import Backend, Consumer
+from .base import Consumer, Inspection, Management, Pausing, Purging
 from .capabilities import Capabilities, Gap
 from .types import Abandon, Ack, Bury, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
 
@@ -47,8 +47,7 @@ _STALE_KEPT = 64  # entries of a heap that may be stale beside as many as there 
 _sharing = threading.Lock()
 """Held while a named store is looked up or made: a weak dictionary's ``setdefault`` lets two threads make two."""
 
-if hasattr(os, "register_at_fork"):  # a child must not inherit it locked by a thread that it does not have
-    os.register_at_fork(before=_sharing.acquire, after_in_parent=_sharing.release, after_in_child=_sharing.release)
+forks.hold(_sharing)  # a child must not inherit it locked by a thread that it does not have
 
 
 class Job:
@@ -272,7 +271,7 @@ class Store:
         return sorted(self._queues)
 
 
-class MemoryBackend(Backend):
+class MemoryBackend(Inspection, Management, Pausing, Purging):
     """Jobs in this process's memory. ``memory://`` is private, ``memory://name`` shared within the process."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -292,6 +291,7 @@ class MemoryBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        diagnosis=Gap("never", "there is no server whose settings could be checked"),
     )
     store_class: ClassVar[type[Store]] = Store
 
@@ -452,12 +452,13 @@ class MemoryConsumer(Consumer):
         self._store = store
         self._interrupted = False
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
+        order = self.queues if queues is None else self.in_order(queues)
         with self._store.lock:
             while True:
                 self.asked_at, now = time.monotonic(), self._store.clock()
-                leases = self._take(limit, now)
+                leases = self._take(limit, now, order)
                 left = give_up_at - time.monotonic()
                 if leases or left <= 0 or self._interrupted:
                     self._interrupted = False
@@ -479,9 +480,9 @@ class MemoryConsumer(Consumer):
     def close(self) -> None:
         """Nothing is held but leases, which end by themselves."""
 
-    def _take(self, limit: int, now: int) -> list[Lease]:
+    def _take(self, limit: int, now: int, order: Sequence[str]) -> list[Lease]:
         leases: list[Lease] = []
-        for name in self.queues:
+        for name in order:
             queue = self._store.queue(name, now)
             while len(leases) < limit:
                 job = queue.take(now, token=str(next(self._tokens)))

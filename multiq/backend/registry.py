@@ -17,12 +17,16 @@ GROUP = "multiq.backends"
 ALIASES = {"rediss": "redis"}
 
 
-def open_backend(url: str) -> Backend:
-    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
+def open_backend(url: str, *, create: bool = True) -> Backend:
+    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``.
+
+    Without *create* its calls raise ``BackendError`` for a missing file or missing tables, instead of creating them.
+    That is for commands that only look: with a wrong path, "no jobs" would be the wrong answer.
+    """
     scheme = split(url).scheme
     name = scheme.partition("+")[0]
     driver = load_driver(ALIASES.get(name, name))
-    return driver.from_url(parse_url(url, driver.options))
+    return driver.from_url(parse_url(url, driver.options, create=create))
 
 
 def load_driver(name: str) -> type[Backend]:
@@ -32,25 +36,25 @@ def load_driver(name: str) -> type[Backend]:
 
 def load(group: str, name: str) -> Any:
     """What a backend of this *name* brings under an entry-point *group*. Raises as ``load_driver`` does."""
-    from stevedore.driver import DriverManager
-    from stevedore.exception import MultipleMatches, NoMatches
+    from stevedore.exception import MultipleMatches
     from stevedore.extension import error_on_conflict
+    from stevedore.named import NamedExtensionManager  # DriverManager logs a warning for a missing name in any case
 
     try:
-        manager: DriverManager[Any] = DriverManager(
+        manager: NamedExtensionManager[Any] = NamedExtensionManager(
             group,
-            name,
+            [name],
             on_load_failure_callback=_reraise,
-            on_missing_entrypoints_callback=_say_nothing,
+            on_missing_entrypoints_callback=None,
             conflict_resolver=error_on_conflict,
         )
-    except NoMatches as exc:
+        return manager[name].plugin
+    except KeyError as exc:
         raise BackendNotInstalled(_not_installed(name)) from exc
     except MultipleMatches as exc:
         raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
     except ImportError as exc:
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
-    return manager.driver
 
 
 def installed(group: str = GROUP) -> list[str]:
@@ -71,25 +75,6 @@ def backends_with(power: str) -> list[str]:
         if declared.claim(power):
             found.append(name)
     return found
-
-
-def backends_with_a_schema() -> list[str]:
-    """The installed backends whose tables ``multiq schema`` brings up; one that cannot be imported is passed over."""
-    from .base import Backend
-
-    found = []
-    for name in installed():
-        try:
-            driver = load_driver(name)
-        except BackendNotInstalled:
-            continue
-        if driver.schema is not Backend.schema:
-            found.append(name)
-    return found
-
-
-def _say_nothing(_names: object) -> None:
-    """Log no warning for a missing driver: the error reports it."""
 
 
 def _reraise(_manager: object, _entrypoint: object, exc: BaseException) -> None:

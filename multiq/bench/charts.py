@@ -36,7 +36,7 @@ _PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
 _SHORT = "datum.value < 1000 ? format(datum.value, '~g') : format(datum.value, '~s')"  # 0, 0.5, 10k, one by one
 #: a long URL on two lines, and no further
 _NAME = "length(datum.label) > 18 ? [slice(datum.label, 0, 18), slice(datum.label, 18, 37)] : datum.label"
-_DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])  # told apart on paper and by the colour-blind
+_DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])  # distinct on paper and by the colour-blind
 
 _INK, _FAINT, _GRID = "var(--ink)", "var(--faint)", "var(--grid)"
 _CONFIG: Spec = {
@@ -61,7 +61,7 @@ _CONFIG: Spec = {
 
 
 def bars(
-    results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_limit: bool = False
+    results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_baseline: bool = False
 ) -> str | None:
     """A bar for each target, its repeats as dots, its baseline as a mark; None if no target has a figure."""
     rows: list[dict[str, Any]] = []
@@ -69,8 +69,8 @@ def bars(
         found = summary(result, metric)
         if found is None:
             continue
-        share = share_of_baseline(result, metric) if has_limit else None
-        told = f", {share:.0%} of the baseline" if share else ""
+        share = share_of_baseline(result, metric) if has_baseline else None
+        caption = f", {share:.0%} of the baseline" if share else ""
         rows.append({
             "who": safe(result.target),
             "value": found.median,
@@ -78,7 +78,7 @@ def bars(
             "limit": result.baseline if share else None,
             "text": number(found.median),
             "share": f"{share:.0%}" if share else "",
-            "told": safe(f"{result.target}: {label(metric)} {found}{told}"),
+            "caption": safe(f"{result.target}: {label(metric)} {found}{caption}"),
         })  # fmt: skip
     if not rows:
         return None
@@ -95,7 +95,7 @@ def bars(
             "encoding": {
                 "x": {**x, "field": "value"},
                 "color": _colour(names),
-                "description": {"field": "told"},
+                "description": {"field": "caption"},
             },
         },
         {
@@ -142,7 +142,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
                 "who": safe(result.target),
                 "rarity": 1 / (1 - percentile / 100),
                 "value": value,
-                "told": safe(f"{result.target}: p{percentile:g} {number(value)} ms"),
+                "caption": safe(f"{result.target}: p{percentile:g} {number(value)} ms"),
             })  # fmt: skip
     if not rows:
         return None
@@ -168,7 +168,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
     dots = {
         "transform": [{"filter": "indexof([2, 10, 100, 1000, 10000], round(datum.rarity)) >= 0"}],
         "mark": {"type": "point", "filled": True, "size": 34, "opacity": 1},
-        "encoding": {"description": {"field": "told"}, "strokeDash": {"value": [1, 0]}},
+        "encoding": {"description": {"field": "caption"}, "strokeDash": {"value": [1, 0]}},
     }
     spec = {"data": {"values": rows}, "width": _WIDTH, "height": 220, "encoding": encoding, "layer": [line, dots]}
     return _draw(spec, title)
@@ -213,13 +213,13 @@ def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) ->
         for order, metric in enumerate(metrics):
             found = summary(result, metric)
             if found is not None:
-                told = safe(f"{result.target}: {label(metric)} {found}")
+                caption = safe(f"{result.target}: {label(metric)} {found}")
                 rows.append({
                     "who": safe(result.target),
                     "part": safe(metric.name),
                     "order": order,
                     "value": found.median,
-                    "told": told,
+                    "caption": caption,
                 })  # fmt: skip
     if not rows:
         return None
@@ -232,7 +232,7 @@ def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) ->
         "x": {"field": "value", "type": "quantitative", "axis": _value_axis(safe(metrics[0].unit))},
         "color": {"field": "part", "type": "nominal", "scale": shades, "legend": legend},
         "order": {"field": "order"},
-        "description": {"field": "told"},
+        "description": {"field": "caption"},
     }
     mark = {"type": "bar", "height": {"band": 0.62}}
     spec = {"data": {"values": rows}, "width": _WIDTH - 20, "height": {"step": _BAR}, "mark": mark}
@@ -341,9 +341,9 @@ def _titled(svg: str, title: str) -> str:
     ET.register_namespace("", _SVG)
     root = ET.fromstring(svg)  # noqa: S314 - drawn here, a line ago
     for mark in list(root.iter()):
-        told = mark.get("aria-label")
-        if told and mark.get("aria-roledescription") in _MARKS:
-            ET.SubElement(mark, f"{{{_SVG}}}title").text = told
+        caption = mark.get("aria-label")
+        if caption and mark.get("aria-roledescription") in _MARKS:
+            ET.SubElement(mark, f"{{{_SVG}}}title").text = caption
     heading = ET.Element(f"{{{_SVG}}}title")
     heading.text = title
     root.insert(0, heading)

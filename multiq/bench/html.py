@@ -168,9 +168,9 @@ def _charts(workload: Workload, by_variant: dict[str, list[Result]], names: Sequ
         for metric in speeds(workload):
             if histograms and metric.unit in {"ms", "us"}:
                 continue  # a point of the curve
-            has_limit = metric is workload.metrics[0]
+            has_baseline = metric is workload.metrics[0]
             caption = _caption(label(metric), variant)
-            yield from _chart(caption, charts.bars(results, metric, names, caption, has_limit=has_limit))
+            yield from _chart(caption, charts.bars(results, metric, names, caption, has_baseline=has_baseline))
         for name in histograms:
             caption = _caption(f"{name} by percentile", variant)
             yield from _chart(caption, charts.curves(results, name, names, caption), has_legend=True)
@@ -217,12 +217,12 @@ def _line(title: str, results: Sequence[Result], metric: Metric, names: Sequence
 
 def _parameters(by_variant: dict[str, list[Result]]) -> list[str]:
     """``10k: jobs 500, waiting 10,000``, for each variant."""
-    told = []
+    captions = []
     for variant, results in by_variant.items():
         words = [f"{name} {_plain(value)}" for name, value in results[0].parameters.items()]
         if words:
-            told.append(_caption(", ".join(words), variant))
-    return told
+            captions.append(_caption(", ".join(words), variant))
+    return captions
 
 
 def _plain(value: str | float) -> str:

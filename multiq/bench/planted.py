@@ -140,16 +140,16 @@ class _BuggyConsumer(Consumer):
         self._inner = inner
         self.queues = inner.queues
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self._backend.handed_out(self._inner, self._inner.reserve(limit, timeout), limit)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self._backend.handed_out(self._inner, self._inner.reserve(limit, timeout, queues), limit)
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         # slow jobs, as on a busy machine, make a worker ask for one job at a time: the bug applies then, too
         lost = self.settle(verdicts) if verdicts else []
         try:
-            taken = self._inner.reserve(limit, timeout)
+            taken = self._inner.reserve(limit, timeout, queues)
         except BackendError:
             if not verdicts:
                 raise
@@ -178,19 +178,22 @@ class _StoredTwice(_BuggyBackend):
         return [job, _twin(job)]
 
 
-@_plant("twin-left", "stores every job a second time, where nobody will ever see it run")
+@_plant("twin-left", "stores every job a second time, delayed for good")
 class _TwinLeft(_BuggyBackend):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [job, NewJob(job.body, new_id(), job.priority, _FOR_GOOD, job.ttr)]
 
 
-@_plant("twin-uncounted", "stores every job a second time, where nobody will ever see it run, and counts none of these")
+@_plant(
+    "twin-uncounted",
+    "stores every job a second time, delayed for good, and counts none of these",
+)
 class _TwinUncounted(_TwinLeft):
     def stats(self, queue: str) -> QueueStats:
         return msgspec.structs.replace(self._inner.stats(queue), delayed=0)
 
 
-@_plant("shadowed", "stores every job a second time in another queue, which nobody works off")
+@_plant("shadowed", "stores every job a second time in another queue, which no worker serves")
 class _Shadowed(_BuggyBackend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         self._inner.enqueue(f"{queue}.shadow", [_twin(job) for job in jobs])
@@ -209,7 +212,8 @@ class _BuriedForAcked(_BuggyBackend):
 
 
 @_plant(
-    "kept-back", "never hands out nine of ten jobs to a worker or to whoever asks for several, and still counts them"
+    "kept-back",
+    "never hands out nine of ten jobs to a worker or a call that asks for several, and still counts them",
 )
 class _KeptBack(_BuggyBackend):
     def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:
@@ -223,7 +227,7 @@ class _KeptBack(_BuggyBackend):
         return Bury(lease)
 
 
-@_plant("swallowed", "deletes nine of ten jobs when a worker asks for them, or somebody asks for several")
+@_plant("swallowed", "deletes nine of ten jobs when a worker asks for them, or a call asks for several")
 class _Swallowed(_KeptBack):
     def hidden(self, lease: Lease) -> Verdict:
         return Ack(lease)
@@ -231,7 +235,7 @@ class _Swallowed(_KeptBack):
 
 @_plant(
     "kept-secretly",
-    "never hands out nine of ten jobs to a worker or to whoever asks for several, and counts none at all",
+    "never hands out nine of ten jobs to a worker or a call that asks for several, and counts none at all",
 )
 class _KeptSecretly(_KeptBack):
     def stats(self, queue: str) -> QueueStats:

@@ -216,7 +216,7 @@ class _RunInProgress:
             skipped=lacks or self._infeasible.get(key),
         )
 
-    # --- what belongs to a target ---
+    # --- per target ---
 
     def _warm_up(self, target: Target) -> None:
         """Cause connections, scripts, tables and first pages to be made, so that no first repeat pays for them."""
@@ -322,7 +322,7 @@ def _promises(app: BenchApp) -> dict[str, str]:
 
     return {
         "delays": f"never early, to {_step(can.delay_resolution)}",
-        "order": either("total_order", "one line by priority, then age", "in several lines beside each other"),
+        "order": either("total_order", "by priority, then age", "by priority, then age, in each partition"),
         "a repeated enqueue": either("client_ids", "adds nothing", "may add a second job"),
         "a batch": either("atomic_batches", "whole or not at all", "may be accepted in part"),
         "jobs": either("persistent", "outlive the server, as it is set up", "end with the process or server"),

@@ -160,7 +160,7 @@ def _skipped(by_variant: dict[str, list[Result]]) -> Iterator[Text]:
                 yield Text(safe(f"not on {place}: {result.skipped}"), style="yellow")
 
 
-# --- what it proves --------------------------------------------------------------------------------------
+# --- verification ----------------------------------------------------------------------------------------
 
 
 def _verdict(report: Report) -> Iterator[Text]:

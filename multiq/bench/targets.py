@@ -154,6 +154,9 @@ def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tup
         scheme = split(text).scheme.partition("+")[0]
         backend = ALIASES.get(scheme, scheme)
         bench = load_bench(backend)
+        for power in ("purging", "exact_counts"):  # by which a run finds out what is left, and removes it
+            if not load_driver(backend).declared.claim(power):
+                raise open_backend(text).unsupported(power)
         return stack.enter_context(bench.at(text)) if bench else UrlAdapter(text, backend), backend
     return stack.enter_context(_startable(text).throwaway(_made(folder), profile)), text
 
@@ -192,7 +195,8 @@ def _shown(given: Sequence[str]) -> list[str]:
 def _remove(backend: Backend, queue: str, server: str) -> None:
     """Delete all jobs of a queue. Waits until the leases of killed workers have ended, to delete their jobs too."""
     give_up_at = time.monotonic() + _PATIENCE
-    backend.resume(queue)
+    if backend.capabilities.pausing:
+        backend.resume(queue)
     while True:
         backend.purge(queue, _REMOVED)
         stats = backend.stats(queue)

@@ -209,7 +209,7 @@ class _Verifier:
         if not self._unknown:
             return None
         numbers = set(self._unknown)
-        return Violation("invented", len(numbers), f"job {min(numbers)} was run, and nobody enqueued it")
+        return Violation("invented", len(numbers), f"job {min(numbers)} was run, and was never enqueued")
 
     def left_over(self) -> Violation | None:
         """In the store although all work is done. Not checked if the work broke off, when jobs are left anyway."""

@@ -229,10 +229,10 @@ def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Ru
     ]
 
 
-def numbers_of(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> array[int]:
+def numbers_of(app: BenchApp, queue: str, most: int) -> array[int]:
     """Take jobs as ``sweep`` does, but return only their numbers: a million of them take eight megabytes."""
     numbers = array("q")
-    for leases, _ in _taken(app, queue, most, timeout):
+    for leases, _ in _taken(app, queue, most, 0.0):
         numbers.extend(_number(lease) for lease in leases)
     return numbers
 

@@ -31,7 +31,6 @@ SECTIONS = {
         "conformance": "conformance",
         "bench": "bench",
         "soak": "soak",
-        "demo": "demo",
     },
 }
 
@@ -42,8 +41,9 @@ SECTIONS = {
     package=__name__,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed, 2 usage error, 3 not found, 4 being run, 5 unsupported, "
-    "6 promise broken, 130 stopped.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage error, 3 not found, 4 the job is being run, "
+    "5 the backend cannot do it, 6 a check failed (conformance, bench, soak), 7 unknown, 12 out of its memory limit "
+    "(worker), 130 stopped.",
 )
 @click.version_option(__version__, prog_name="multiq")
 @connection_option

@@ -29,15 +29,14 @@ class JobNowhere(JobNotFound):
     sentence = "no queue has job {job_id}: it is done, was deleted, or was never there"
 
 
-def open_app(*, makes: bool = False) -> App:
+def open_app(*, create: bool = False) -> App:
     """An app without tasks on the chosen connection.
 
-    A store that is not there is made only for a command that has something to put in it: others were called in the
-    wrong folder, and should be told. Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
+    *create*: create a store that is not there, for a command that has something to put in it. Others were called in the
+    wrong folder, and report it. Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
     """
-    app = App(chosen_connection())
-    if not makes:
-        app.backend.make_nothing()
+    app = App(chosen_connection(), create=create)
+    _ = app.backend  # a wrong URL is reported before anything else
     return app
 
 
@@ -68,21 +67,16 @@ def default_app() -> str:
     return path
 
 
-def visible_queues(app: App) -> list[str]:
-    """All queues of users: not the reserved ones that hold the control flags."""
-    from multiq.control.flags import CONTROL_QUEUES
-
-    return [name for name in app.backend.queues() if name not in CONTROL_QUEUES]
-
-
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
     """The queue that holds a job: *queue* itself if it is given, else found by asking them all.
 
     Raises ``JobNotFound``; ``OptionInvalid`` if several queues have a job of this id.
     """
+    from multiq.control.flags import visible_queues
+
     if queue is not None:
         return queue
-    found = [name for name in visible_queues(app) if _has(app, name, job_id)]
+    found = [name for name in visible_queues(app.backend) if _has(app, name, job_id)]
     if not found:
         raise JobNowhere("", job_id)
     if len(found) > 1:

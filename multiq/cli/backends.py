@@ -41,8 +41,8 @@ class Installed(NamedTuple):
 def backends(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
     """The installed backends, and what each can do; with NAMES, their URLs' options, too.
 
-    A power that is missing is "not done" (multiq has not built it yet), "cannot today" (the store cannot, in the
-    versions there are) or "never" (it contradicts what the store is).
+    A missing capability is "not done" (multiq has not built it yet), "cannot today" (no released version of the store
+    can do it) or "never" (it contradicts how the store works).
     """
     from multiq.backend.registry import installed
 
@@ -73,11 +73,6 @@ def backends_markdown(found: Sequence[Installed]) -> str:
         options += [[f"`{name}`", f"`{_default(option)}`", option.meaning] for name, option in backend.options.items()]
         parts.append(_markdown_table(options) if len(options) > 1 else "Its URLs take no options.\n")
     return "\n".join(parts).rstrip("\n")
-
-
-def load_backends(names: Sequence[str]) -> list[Installed]:
-    """These drivers, each with what it declares or why it cannot be imported."""
-    return [_load(name) for name in names]
 
 
 def _load(name: str) -> Installed:
@@ -155,6 +150,8 @@ def _measure(name: str, declared: Capabilities) -> str:
         return "none"
     if name == "max_body":
         return "memory" if value is None else size(value)
+    if name == "longest_delay" and value is None:
+        return "a century"
     return f"{value:g} s" if value >= 0.001 else f"{value * 1e6:g} us"
 
 

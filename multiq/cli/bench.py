@@ -35,7 +35,7 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no ru
     type=click.Choice(["durable", "fast"]),
     default="durable",
     show_default=True,
-    help="How durable the servers that it starts are: all that is acknowledged, or what a crash leaves.",
+    help="Durability of the servers that the bench starts. durable: acknowledged jobs survive a power loss; fast: not.",
 )
 @click.option("--quick", "is_quick", is_flag=True, help="Less of everything: under a minute for four backends.")
 @click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 2).")
@@ -47,7 +47,7 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no ru
     "old_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="OLD.json",
-    help="Set it beside an earlier report; exits with 1 if something is worse, 7 if that cannot be told.",
+    help="Set it beside an earlier report; exits with 1 if something is worse, 7 if that is unknown.",
 )
 @click.option(
     "--threshold", type=click.FloatRange(0, 10), help="How much slower is still the same (0.1: ten per cent)."
@@ -68,7 +68,7 @@ def bench(  # noqa: PLR0917 - click passes them all by name
     anyway: bool,
     only_list: bool,
 ) -> int:
-    """Run the same work on several backends in turns, account for every job, and print what came of it.
+    """Run the same work on several backends in turns, check the outcome of every job, and print the figures.
 
     \b
       multiq bench redis beanstalk mysql sqlite --quick

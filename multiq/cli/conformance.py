@@ -28,9 +28,15 @@ _FAILURE_LINES = 6  # of what happened, for each promise that was broken
 
 @click.command(short_help="Test a backend against the contract.")
 @click.argument("target", metavar="URL|NAME")
-@click.option("-k", "--select", multiple=True, metavar="WORD", help="Only a topic, a paragraph (4.3), part of a name.")
-@click.option("--walks", type=int, metavar="N", help="So many random walks; 0 for none.")
-@click.option("--harness", metavar="MODULE:CLASS", help="A UrlHarness of yours, for what a URL does not tell.")
+@click.option(
+    "-k",
+    "--select",
+    multiple=True,
+    metavar="WORD",
+    help="Run only a topic, a paragraph (4.3), or tests by part of their name.",
+)
+@click.option("--walks", type=int, metavar="N", help="Number of random walks; 0 for none.")
+@click.option("--harness", metavar="MODULE:CLASS", help="Your class that starts, stops or hangs the server.")
 @click.option("--markdown", is_flag=True, help="Print the report as Markdown.")
 @json_option
 @traceback_option
@@ -44,8 +50,9 @@ def conformance(  # noqa: PLR0917 - click passes them by name
       multiq conformance sqlite:///jobs.db -k lease -k 7.1
 
     It works in real time, in queues of its own that it empties afterwards; it touches no other. Exits with 6 if a
-    promise is broken, or claimed without a test that ran. What this harness has no hook for (a server that hangs, say)
-    is printed as not tried, and breaks nothing. It needs an extra: pip install 'multiq[conformance]'.
+    promise is broken, or claimed without a test that ran. A promise that needs a hook which the harness lacks (for a
+    server that hangs, say) is printed as not tried, which is not a failure. The command needs an extra: pip install
+    'multiq[conformance]'.
     """
     from multiq.conformance import run
     from multiq.conformance.harness import load_harness
@@ -91,9 +98,9 @@ def _progress() -> Iterator[Callable[[Row, int, int], None] | None]:
         def step(row: Row, done: int, total: int) -> None:
             nonlocal broken
             broken += row.outcome == "failed"
-            told = f"{broken} broken  " if broken else ""
+            failures = f"{broken} broken  " if broken else ""
             bar.update(
-                task, completed=done, total=total, description=f"{row.topic}: {_sentence(row)}"[:100], broken=told
+                task, completed=done, total=total, description=f"{row.topic}: {_sentence(row)}"[:100], broken=failures
             )
 
         yield step

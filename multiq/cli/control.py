@@ -13,13 +13,13 @@ from .output import say
 def down(as_json: bool) -> None:
     """Have all workers of the connection take no more jobs, until ``multiq up``.
 
-    Jobs that run go on; jobs can be enqueued. Workers started with --force do not listen.
+    Jobs that run go on; jobs can be enqueued. Workers started with --force ignore it.
     """
     from multiq.control.flags import Control
 
     from .apps import open_app
 
-    with open_app(makes=True) as app:
+    with open_app(create=True) as app:
         is_new = Control(app.backend).take_down()
     say(as_json, "workers take no more jobs" if is_new else "it was down already", down=True, changed=is_new)
 
@@ -42,7 +42,7 @@ def up(as_json: bool) -> None:
 def restart(as_json: bool) -> None:
     """Have each worker of the connection finish what it runs and exit with 0, within some seconds.
 
-    Whoever keeps them running (systemd, supervisord, Kubernetes) starts them anew, with the code that is there then.
+    What keeps them running (systemd, supervisord, Kubernetes) starts them again, with the current code.
     """
     from multiq.control.flags import Control
 

@@ -1,4 +1,4 @@
-"""``multiq doctor``: is this server, or file, fit for jobs as it is set up?"""
+"""``multiq doctor`` checks whether the settings of a server, or file, are safe for jobs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "yello
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def doctor(target: str | None, as_json: bool) -> int:
-    """Is the backend fit for jobs as it is set up now? Looks, and changes nothing.
+    """Check whether the settings of a server, or file, are safe for jobs. Changes nothing.
 
-    "bad": jobs will be lost or stuck. "warn": it works, with a weakness. "unknown": it could not be found out, so
-    nothing is promised. Exits with 1 if anything is bad.
+    "bad": jobs will be lost or stuck. "warn": it works, with a weakness. "unknown": the command could not find out.
+    Exits with 1 if anything is bad.
     """
     from multiq.app import App
     from multiq.settings.url import redact

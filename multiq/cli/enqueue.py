@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 @click.command(short_help="Add a job, and print its id.")
 @click.argument("app_path", metavar="[APP", required=False)
 @click.argument("task_name", metavar="TASK]", required=False)
-@click.option("--args", type=Json(list, """'["ann@example.com", 3]'"""), metavar="JSON", help="A list.")
-@click.option("--kwargs", type=Json(dict, """'{"name": "Ann"}'"""), metavar="JSON", help="An object.")
+@click.option(
+    "--args", type=Json(list, """'["ann@example.com", 3]'"""), metavar="JSON", help="The task's positional arguments."
+)
+@click.option("--kwargs", type=Json(dict, """'{"name": "Ann"}'"""), metavar="JSON", help="Its keyword arguments.")
 @click.option("--body", metavar="JSON|-", help="No task, but JSON; - reads it from stdin.")
 @click.option("--bytes", "raw", metavar="TEXT|-", help="No task, but any bytes; - reads them from stdin.")
 @click.option("-q", "--queue", type=QueueName(), metavar="QUEUE", help="Instead of the task's own, or of 'default'.")
 @due_options
 @click.option("--priority", type=int, metavar="N", help="0 goes first, 4294967295 last.")
-@click.option("--id", metavar="ID", help="Of your own: adds nothing while the queue has a job of this id.")
-@click.option("--ttr", type=float, metavar="SECONDS", help="How long a reservation lasts without a touch.")
+@click.option("--id", metavar="ID", help="Use this id; adds nothing if the queue has such a job.")
+@click.option("--ttr", type=float, metavar="SECONDS", help="How long a worker may be silent until another gets it.")
 @common_options
 def enqueue(
     *,
@@ -111,7 +113,7 @@ def _plain_job(queue: str, body: str | None, raw: str | None, options: dict[str,
     from .apps import open_app
 
     content = _bytes_of(raw) if raw is not None else _json_of(body or "")
-    app = open_app(makes=True)
+    app = open_app(create=True)
     if raw is None:
         _check_size(content, app.settings.max_body)
     return app, app.queue(queue).enqueue(content, **options)

@@ -82,10 +82,10 @@ def _tell(error: Exception, arguments: Sequence[str]) -> None:
     if with_traceback:
         traceback.print_exception(error)
     if "--json" in flags:
-        told: dict[str, Any] = {"type": _kind(error), "message": _sentence(error)}
+        fields: dict[str, Any] = {"type": _kind(error), "message": _sentence(error)}
         if isinstance(error, errors.EnqueueUncertain):
-            told["ids"] = error.ids
-        document = {"error": told}
+            fields["ids"] = error.ids
+        document = {"error": fields}
         click.echo(json.dumps(document, ensure_ascii=False), err=True)
     elif isinstance(error, click.Abort):
         click.echo("stopped", err=True)
@@ -137,7 +137,7 @@ def _system_sentence(error: OSError) -> str:
 
 def _is_folder_gone() -> bool:
     try:
-        os.getcwd()  # noqa: PTH109 - whether it can be told
+        os.getcwd()  # noqa: PTH109 - raises if the folder is gone
     except OSError:
         return True
     return False

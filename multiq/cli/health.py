@@ -26,7 +26,7 @@ _LARGEST = 1 << 20  # bytes
     type=Duration(),
     default="30",
     metavar="TIME",
-    help="Since it was last well; 30 (seconds) unless given. Workers write every 5 s.",
+    help="Unhealthy if it was last well longer ago than this (30 s). Workers write every 5 s.",
 )
 @json_option
 @traceback_option

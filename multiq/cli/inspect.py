@@ -41,17 +41,18 @@ _STATES = [state.value for state in STORED_STATES]
 @click.argument("queues", nargs=-1, type=QueueName(), metavar="[QUEUE...]")
 @common_options
 def stats(queues: tuple[str, ...], as_json: bool) -> None:
-    """How many jobs are ready, delayed, reserved and buried, queue by queue.
+    """Count the jobs of each queue: ready, delayed, reserved and buried.
 
     A job past its due time counts as ready. A question mark stands for what the backend cannot know.
     """
+    from multiq.control.flags import visible_queues
     from multiq.settings.url import redact
 
-    from .apps import open_app, visible_queues
+    from .apps import open_app
 
     with open_app() as app:
         place = redact(app.url)
-        found = [app.backend.stats(name) for name in queues or visible_queues(app)]
+        found = [app.backend.stats(name) for name in queues or visible_queues(app.backend)]
     if as_json:
         print_json({"connection": place, "queues": found})
     elif found:
@@ -92,11 +93,13 @@ def _total(found: Sequence[QueueStats], name: str) -> int | None:
 @click.command(short_help="List a queue's jobs.")
 @click.argument("queue", type=QueueName())
 @click.argument("state", type=click.Choice(_STATES), required=False, metavar="[STATE]")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Of each state.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many jobs of each state."
+)
 @click.option("--after", metavar="CURSOR", help="Go on after the page that ended with this cursor.")
 @common_options
 def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
-    """The jobs of a queue: all, or those that are ready, delayed, reserved or buried.
+    """List the jobs of a queue: all, or those that are ready, delayed, reserved or buried.
 
     Ready ones come as they would be reserved, delayed and reserved ones by due time, buried ones as they would be
     kicked.
@@ -106,6 +109,8 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
     if after is not None and state is None:
         raise click.UsageError("--after goes on with one state's page: name the state")
     with open_app() as app:
+        if not app.backend.capabilities.inspection:
+            raise app.backend.unsupported("inspection")
         states = [state] if state else _STATES
         lists_all = app.backend.capabilities.claim("lists_jobs") is True
         if limit > _PAGE and not as_json and lists_all:
@@ -272,7 +277,7 @@ def _what(job: JobInfo) -> str:
 @click.option("--raw", is_flag=True, help="Print the body alone, byte by byte.")
 @common_options
 def peek(job_id: str, queue: str | None, raw: bool, as_json: bool) -> None:
-    """All that is known of one job."""
+    """Show one job: state, attempts, times, reason and body."""
     from .apps import find_queue, open_app
 
     if raw and as_json:

@@ -116,13 +116,13 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
 @click.argument("length", type=Duration(), metavar="TIME")
 @common_options
 def pause(queue: str, length: float, as_json: bool) -> None:
-    """Have workers take no more jobs from a queue for TIME (90, 10m, 2h): it resumes by itself.
+    """Stop workers from taking a queue's jobs for TIME (90, 10m, 2h); then the queue resumes by itself.
 
     Jobs that run go on, and delays run on.
     """
     from .apps import open_app
 
-    with open_app(makes=True) as app:
+    with open_app(create=True) as app:
         app.queue(queue).pause(length)
     say(as_json, f"queue {queue} is paused for {duration(length)}", queue=queue, paused_for=length)
 
@@ -157,6 +157,8 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
 
     chosen = list(_chosen_states(states))
     with open_app() as app:
+        if not app.backend.capabilities.purging:
+            raise app.backend.unsupported("purging")  # before the question
         if not yes:
             _ask(app, queue, chosen)
         purged = app.queue(queue).purge(chosen)

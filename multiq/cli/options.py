@@ -161,14 +161,12 @@ def _keep_connection(ctx: click.Context, _param: click.Parameter, value: str | N
 def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The queues that begin like this; none where they cannot be asked for."""
     from multiq.app import App
-
-    from .apps import visible_queues
+    from multiq.control.flags import visible_queues
 
     before, comma, incomplete = incomplete.rpartition(",")
     try:
-        with App(ctx.meta.get(_CONNECTION)) as app:
-            app.backend.make_nothing()
-            names = visible_queues(app)
+        with App(ctx.meta.get(_CONNECTION), create=False) as app:
+            names = visible_queues(app.backend)
     except Exception:  # noqa: BLE001 - in the middle of a line that is being typed, nothing may be printed
         return []
     return [CompletionItem(before + comma + name) for name in names if name.startswith(incomplete)]
@@ -250,7 +248,7 @@ def due_options(function: F) -> F:
     """``--delay`` and ``--at``."""
     for option in (
         click.option("--at", type=Moment(), metavar="TIME", help="When it is due: 2027-01-31T09:00+02:00."),
-        click.option("--delay", type=Duration(), metavar="TIME", help="In how long it is due: 90, 5m, 1h30m, 2d."),
+        click.option("--delay", type=Duration(), metavar="TIME", help="How long from now it is due: 90, 5m, 1h30m."),
     ):
         function = option(function)
     return function

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from multiq.backend import SchemaState
 
 _MEANING = {
-    "ready": "the tables are fit for this multiq",
+    "ready": "this multiq can use the tables",
     "missing": "there are no tables yet; the first call makes them if it may, and multiq schema up does",
     "older": "the tables are older than this multiq needs: run multiq schema up",
-    "newer": "the tables are of no use to this multiq: upgrade it",
+    "newer": "the tables are newer than this multiq can use: upgrade multiq",
 }
 
 
@@ -30,7 +30,7 @@ _MEANING = {
 @traceback_option
 @click.pass_context
 def schema(ctx: click.Context) -> None:
-    """The tables of a backend that keeps jobs in a database of yours.
+    """Check, create or upgrade the tables of a backend that keeps jobs in your database.
 
     A new multiq with older tables refuses to work until "up" has run; an old multiq goes on working with newer tables
     unless the changes say otherwise. So: run "up" first, then replace programs one by one.
@@ -43,7 +43,7 @@ def schema(ctx: click.Context) -> None:
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def up(target: str | None, as_json: bool) -> int:
-    """Run the migrations that are missing, while jobs are worked off. Twice is as good as once."""
+    """Run the missing migrations; workers may go on meanwhile. Running it again does nothing."""
     with _app(target) as app:
         place = _place(app)
         names = app.backend.schema().up()
@@ -78,7 +78,7 @@ def show_sql(target: str | None, since: int, as_json: bool) -> int:
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def check(target: str | None, as_json: bool) -> int:
-    """Are the tables fit for this multiq? Looks, and changes nothing. Exits with 1 if they are not."""
+    """Check whether this multiq can use the tables. Changes nothing. Exits with 1 if it cannot."""
     with _app(target) as app:
         place = _place(app)
         found = app.backend.schema().check()

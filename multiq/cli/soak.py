@@ -37,7 +37,7 @@ _OVERHEAD = 25.0  # seconds, about, beside the load with faults
     default=60.0,
     show_default=True,
     metavar="N",
-    help="Of load with faults, for each store.",
+    help="How long to load each store with faults.",
 )
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the faults as in the run that printed this.")
 @click.option(
@@ -46,7 +46,7 @@ _OVERHEAD = 25.0  # seconds, about, beside the load with faults
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="That a call may take.",
+    help="The longest that one call may take.",
 )
 @click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only faults of this name; may be given again.")
 @click.option("--freeze-pid", type=click.IntRange(2), metavar="PID", help="Stop this server process for seconds, too.")
@@ -72,16 +72,16 @@ def soak(  # noqa: PLR0917 - click passes them by name
     history: Path | None,
     as_json: bool,
 ) -> int:
-    """Run workers, producers and consumers on a store, harm them, and check the history of each job.
+    """Run workers, producers and consumers on a store, inject faults, and check the history of each job.
 
     \b
       multiq soak redis://staging:6379
       multiq soak mysql://multiq@staging/jobs --seconds 300 --seed 7
 
-    It kills and stops processes of its own, and cuts, freezes and slows down its own connections. The server itself is
-    harmed only if you ask for that, by --freeze-pid, --restart-command or --flush-scripts, and name one store. It
-    works in queues of its own, and removes them at the end, after Ctrl-C, too. Exits with 6 if a job was lost, run
-    again for no reason, or anything else was not as promised. It needs an extra: pip install 'multiq[soak]'.
+    It kills and stops processes of its own, and cuts, freezes and slows down its own connections. It injects
+    faults into the server itself only with --freeze-pid, --restart-command or --flush-scripts, which take one store.
+    It works in queues of its own, and removes them at the end, also after Ctrl-C. Exits with 6 if a job was lost, run
+    again for no reason, or if any other promise was broken. It needs an extra: pip install 'multiq[soak]'.
     """
     from multiq.soak import need_extra
 
@@ -214,9 +214,9 @@ def _document(one: Outcome, verdict: Verdict) -> dict[str, object]:
 def _show(done: list[tuple[Outcome, Verdict]]) -> None:
     from multiq.soak.report import rows
 
-    told = rows([one for one, _ in done])
+    cells = rows([one for one, _ in done])
     columns = [Column("", folds=True), *(Column(one.driver, right=True) for one, _ in done)]
-    show(table(columns, [[safe(cell) for cell in row] for row in told]))
+    show(table(columns, [[safe(cell) for cell in row] for row in cells]))
     for one, verdict in done:
         click.echo()
         if verdict.is_clean:

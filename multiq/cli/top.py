@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from multiq.control.flags import missing_for_control
 from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.formatting import UNKNOWN, count, duration, many, safe
 
@@ -49,7 +50,12 @@ class Look(NamedTuple):
 
 @click.command(short_help="Watch the queues and the workers.")
 @click.option(
-    "-i", "--interval", type=Duration(), default="1", metavar="TIME", help="Between looks; 1 (second) unless given."
+    "-i",
+    "--interval",
+    type=Duration(),
+    default="1",
+    metavar="TIME",
+    help="Time between refreshes; 1 (second) unless given.",
 )
 @click.option("--once", is_flag=True, help="Print one look and end.")
 @click.option(
@@ -61,19 +67,20 @@ class Look(NamedTuple):
 )
 @common_options
 def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -> None:
-    """Watch the queues: counts, and by how much they changed since the last look; and the workers: what each one runs.
+    """Watch the queues (counts, and their change since the last refresh) and the workers (what each one runs).
 
-    What changed is a difference of two counts: ten jobs added and ten done in between show as no change. q or
-    Ctrl-C ends. Without a terminal one look is printed; with --json, one line for each look.
+    A change is a difference of two counts: ten jobs added and ten done in between show as no change. q or Ctrl-C
+    ends. Without a terminal the counts are printed once; with --json, a line for each refresh.
     """
     from .apps import open_app
 
     if interval < _LEAST:
-        raise click.BadParameter(f"look no more often than every {_LEAST:g} s", param_hint="--interval")
+        raise click.BadParameter(f"must be {_LEAST:g} s or more, got {interval:g}", param_hint="--interval")
     with open_app() as app:
         is_live = not (as_json or once) and sys.stdout.isatty()
         if with_workers is None:
-            with_workers = is_live and app.backend.capabilities.shared is True
+            can_ask = app.backend.capabilities.shared is True and missing_for_control(app.backend) is None
+            with_workers = is_live and can_ask
         with Workers(app) if with_workers else nullcontext() as workers:
             if is_live:
                 _watch(app, workers, interval)
@@ -88,9 +95,9 @@ def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -
 
 def look(app: App, workers: Workers | None = None) -> Look:
     """The counts of all queues, now, and what the workers said last."""
-    from .apps import visible_queues
+    from multiq.control.flags import visible_queues
 
-    names = visible_queues(app)
+    names = visible_queues(app.backend)
     stats = {name: app.backend.stats(name) for name in names}
     return Look(time.monotonic(), stats, None if workers is None else workers.now())
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from multiq.control.flags import missing_for_control
 from multiq.control.presence import FIRST_ANSWERS, Viewer
 from multiq.errors import JobNotFound, MultiqError
 from multiq.formatting import UNKNOWN, count, duration, many, safe
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from multiq.app import App
-    from multiq.control.presence import Answer, Run
+from multiq.control.presence import Answer, Run
 
 _LOOKED_UP = 100  # jobs whose names are looked up for one look
 _STEP = 0.1  # seconds between two looks for answers before the first table is shown
@@ -60,6 +61,9 @@ class Workers:
     def __init__(self, app: App) -> None:
         if not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
+        missing = missing_for_control(app.backend)
+        if missing is not None:
+            raise missing
         self._app = app
         self._viewer = Viewer(app.backend)
         self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}  # a run -> task, attempt

@@ -44,24 +44,24 @@ _MOST_TOLD = 10  # tasks that this worker does not run
     metavar="POLICY",
     help="Order of queues: strict, weighted or round-robin.",
 )
-@click.option("-p", "--processes", type=int, metavar="N", help="Worker processes under a supervisor; 0: no supervisor.")
-@click.option("-t", "--threads", type=int, metavar="N", help="Threads in each process.")
+@click.option("-p", "--processes", type=int, metavar="N", help="Processes under a supervisor (1); 0: no supervisor.")
+@click.option("-t", "--threads", type=int, metavar="N", help="Threads in each process (1).")
 @click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each process.")
-@click.option("--prefetch", type=int, metavar="N", help="At most so many short jobs reserved ahead.")
-@click.option("--grace", type=float, metavar="SECONDS", help="How long running jobs may go on after SIGTERM.")
-@click.option("--kill-after", type=float, metavar="SECONDS", help="How long a job may go on after its timeout.")
+@click.option("--prefetch", type=int, metavar="N", help="Reserve up to N jobs ahead, if they are short.")
+@click.option("--grace", type=float, metavar="SECONDS", help="How long jobs may run on after SIGTERM (25).")
+@click.option("--kill-after", type=float, metavar="SECONDS", help="How long a job may run on after its timeout (2).")
 @click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
 @click.option("--max-time", type=float, metavar="SECONDS", help="End after so long.")
 @click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about so many jobs.")
 @click.option("--recycle-time", type=float, metavar="SECONDS", help="Replace each process after about so long.")
-@click.option("--memory", type=int, metavar="MIB", help="Replace a process that uses more; alone, exit with 12.")
+@click.option("--memory", type=int, metavar="MIB", help="Replace a process that uses more; with -p 0, exit with 12.")
 @click.option("--once", is_flag=True, help="End after one job, or at once if none is due.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
-@click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
+@click.option("--force", is_flag=True, help="Work even after multiq down.")
 @click.option("--health-file", metavar="PATH", help="Write the worker's status to PATH (multiq health reads it).")
 @click.option("--http", metavar="[HOST]:PORT", help="Serve health probes and Prometheus metrics there.")
 @click.option("--watch", is_flag=True, help="Reload when code here changes: for development.")
-@click.option("--check", is_flag=True, help="Check only: exit with 0 if this worker would start.")
+@click.option("--check", is_flag=True, help="Check app and settings, not the store; 0: it would start.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -81,7 +81,8 @@ def worker(*, check: bool, **options: Any) -> int:
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    Without -q it serves all queues of the app's tasks. What is not given comes from the settings.
+    Without -q it serves all queues of the app's tasks. What is not given comes from the settings; their
+    defaults are in parentheses.
 
     The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
     SIGUSR2 pauses, SIGCONT resumes, SIGHUP reloads the code, SIGQUIT shows what runs.
@@ -186,9 +187,9 @@ def _processes_begun() -> list[BaseProcess]:
 
 
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
-    """The interpreter waits for threads and processes that are no daemons. It does not for those that jobs have begun.
+    """End the process without waiting for the threads and processes that jobs have started and that are not daemons.
 
-    Such a process goes on, as it does when a supervisor's child ends.
+    Python waits for all others. A process that a job has started goes on, as it does when a supervisor's child ends.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import pytest
 
-from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, NewJob, Release, State, Touch
+from multiq.backend import (
+    PRIORITY_DEFAULT,
+    STORED_STATES,
+    Abandon,
+    Ack,
+    Bury,
+    Consumer,
+    GiveBack,
+    NewJob,
+    Release,
+    State,
+    Touch,
+)
 from multiq.backend.capabilities import Gap
 from multiq.errors import LeaseLost, MultiqError
 from multiq.ids import new_id
@@ -42,7 +54,7 @@ T = TypeVar("T")
 
 __all__ = ["ALL", "LONG", "SLEEP_GRACE", "VERDICTS", "Topic", "TrackedConsumer", "promise", "requires", "without"]
 
-LONG = 3600.0  # seconds: a delay or lease that does not end during a test, unless the test moves its clock there
+LONG = 900.0  # seconds: a delay or lease that does not end during a test, unless the test moves its clock there
 ALL = 1000  # more jobs than any test has in a queue
 SLEEP_GRACE = 0.15  # seconds that a thread gets to begin its wait in a reserve
 
@@ -60,20 +72,16 @@ class TrackedConsumer(Consumer):
     def asked_at(self) -> float:  # type: ignore[override]
         return self._inner.asked_at
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        self._inner.reorder(queues)
-        self.queues = self._inner.queues
-
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self._remember(self._inner.reserve(limit, timeout))
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self._remember(self._inner.reserve(limit, timeout, queues))
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         return self._forget(verdicts, self._inner.settle(verdicts))
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        answers, leases = self._inner.exchange(verdicts, limit, timeout)
+        answers, leases = self._inner.exchange(verdicts, limit, timeout, queues)
         return self._forget(verdicts, answers), self._remember(leases)
 
     def interrupt(self) -> None:
@@ -172,9 +180,14 @@ class Topic:
 
     # --- enqueuing ---
 
-    @staticmethod
-    def new(body: bytes = b"x", **options: Any) -> NewJob:
-        return NewJob(body, options.pop("id", None) or new_id(), **options)
+    def new(self, body: bytes = b"x", **options: Any) -> NewJob:
+        job = NewJob(body, options.pop("id", None) or new_id(), **options)
+        if job.priority != PRIORITY_DEFAULT:
+            self.need("priorities")
+        longest = self.can.longest_delay
+        if longest is not None and job.delay > longest:
+            self.does_not_apply(f"this backend has no delays over {longest:g} s")
+        return job
 
     def enqueue(self, body: bytes = b"x", *, queue: str | None = None, **options: Any) -> str:
         """Enqueue one job and return its id."""
@@ -217,13 +230,21 @@ class Topic:
     # --- looking ---
 
     def peek(self, job_id: str, queue: str | None = None) -> JobRecord:
+        self.need("inspection")
         return self.backend.peek(queue or self.queue, job_id)
 
     def state(self, job_id: str) -> State:
         return self.peek(job_id).state
 
+    def stands(self, job_id: str, state: State) -> bool:
+        """Whether a job is in this state. A backend without ``inspection`` is asked whether any job of the queue is."""
+        if self.can.inspection:
+            return self.state(job_id) is state
+        return bool(self.counts()[STORED_STATES.index(state)])
+
     def counts(self, queue: str | None = None) -> tuple[int | None, ...]:
         """The numbers of ready, delayed, reserved and buried jobs."""
+        self.need("exact_counts")
         stats = self.backend.stats(queue or self.queue)
         return stats.ready, stats.delayed, stats.reserved, stats.buried
 
@@ -318,13 +339,17 @@ class Topic:
 
     # --- refusals ---
 
+    def need(self, power: str) -> None:
+        """End a test as refused if the backend lacks *power*. Helpers that use a power call it, as ``peek`` does."""
+        gap = self.can.claim(power)
+        if isinstance(gap, Gap):
+            # plain strings: pytest-xdist sends properties between processes
+            self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
+            pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
+
     def _check_powers(self, function: object) -> None:
-        for power in declared(function, REQUIRES):
-            gap = self.can.claim(power)
-            if isinstance(gap, Gap):
-                # plain strings: pytest-xdist sends properties between processes
-                self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
-                pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
+        for power in (*declared(type(self), REQUIRES), *declared(function, REQUIRES)):
+            self.need(power)
         for power in declared(function, WITHOUT):
             if self.can.claim(power):
                 self.does_not_apply(f"this backend has {power}")

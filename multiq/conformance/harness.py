@@ -14,10 +14,10 @@ from urllib.parse import urlunsplit
 
 import msgspec
 
-from multiq.backend import NewJob, State
+from multiq.backend import Ack, NewJob, State
 from multiq.backend.registry import installed, load_driver, open_backend
 from multiq.driverkit.clock import SECOND, ManualClock
-from multiq.errors import JobNotFound, OptionInvalid
+from multiq.errors import OptionInvalid
 from multiq.ids import new_id
 from multiq.settings.url import split
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .external_connections import ExternalConnection
 
 
+_MOST_AT_ONCE = 1000  # jobs
 _PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # used if a URL names no port
 
 
@@ -134,8 +135,7 @@ class Harness(ABC):
         """Remove what the test has left. By default this empties the queues in ``handed_out`` and touches no others."""
         with self.open() as backend:
             for name in self.handed_out:
-                backend.resume(name)
-                backend.purge(name, [State.READY, State.DELAYED, State.BURIED])
+                remove_jobs(backend, name)
 
     # --- used by the suite; derived from the above ---
 
@@ -234,14 +234,29 @@ class UrlHarness(Harness):
     def _share(self, one: Backend, other: Backend) -> bool:
         """Whether two backend objects of one URL share their jobs. Two of ``memory://`` do not: each is a new store."""
         queue = self.fresh_queue()
-        (job_id,) = one.enqueue(queue, [NewJob(b"", new_id())])
-        try:
-            other.peek(queue, job_id)
-        except JobNotFound:
-            return False
-        finally:
-            one.delete(queue, job_id)
-        return True
+        one.enqueue(queue, [NewJob(b"", new_id())])
+        return _take_all(other, queue) > 0 or not _take_all(one, queue)
+
+
+def remove_jobs(backend: Backend, queue: str) -> None:
+    """End a queue's pause and delete its jobs, as far as the backend can: without ``purging`` delayed ones stay."""
+    if backend.capabilities.pausing:
+        backend.resume(queue)
+    if backend.capabilities.purging:
+        backend.purge(queue, [State.READY, State.DELAYED, State.BURIED])
+        return
+    while _take_all(backend, queue) or backend.kick(queue, _MOST_AT_ONCE):
+        pass
+
+
+def _take_all(backend: Backend, queue: str) -> int:
+    """Reserve and ack all ready jobs. Returns how many there were."""
+    count = 0
+    with backend.consumer([queue]) as consumer:
+        while leases := consumer.reserve(_MOST_AT_ONCE, 0):
+            consumer.settle([Ack(lease) for lease in leases])
+            count += len(leases)
+    return count
 
 
 def first_contact(harness: Harness) -> Capabilities:

@@ -104,6 +104,19 @@ class _Planted(MemoryBackend):
         return self.consumer_class(self._store, queues)
 
 
+# --- capabilities ----------------------------------------------------------------------------------------
+
+
+@_plant(
+    "declared and refused",
+    "managing jobs by their ids is declared, and kicking one is refused",
+    "Capabilities.test_an_optional_part_works_or_is_refused[management]",
+)
+class _DeclaredAndRefused(_Planted):
+    def kick_job(self, queue: str, job_id: str) -> None:
+        raise self.unsupported("management")
+
+
 # --- fences ----------------------------------------------------------------------------------------------
 
 
@@ -124,8 +137,8 @@ class _UnfencedAck(MemoryConsumer):
 
 @_plant(
     "unfenced ack",
-    "an ack deletes the job by its id, whoever holds it now",
-    "Lease.test_stale_verdicts_are_refused_when_somebody_else_holds_the_jobs",
+    "an ack deletes the job by its id, whichever lease it has now",
+    "Lease.test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs",
 )
 class _NoFenceOnAck(_Planted):
     consumer_class = _UnfencedAck
@@ -144,7 +157,7 @@ class _UnfencedRelease(MemoryConsumer):
 @_plant(
     "unfenced release",
     "a release moves the job whatever has become of it",
-    "Lease.test_stale_verdicts_are_refused_when_somebody_else_buried_the_jobs",
+    "Lease.test_stale_verdicts_are_refused_when_another_consumer_buried_the_jobs",
 )
 class _NoFenceOnRelease(_Planted):
     consumer_class = _UnfencedRelease
@@ -175,8 +188,8 @@ class _LateAccepted(MemoryConsumer):
 
 @_plant(
     "late ack",
-    "a verdict is accepted after its lease has ended, as long as nobody has taken the job",
-    "Lease.test_a_late_verdict_is_refused_though_nobody_has_taken_the_job[ack]",
+    "a verdict is accepted after its lease has ended, as long as no other consumer has taken the job",
+    "Lease.test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job[ack]",
 )
 class _LateAck(_Planted):
     consumer_class = _LateAccepted
@@ -276,7 +289,7 @@ class _AbandonReleases(MemoryConsumer):
 
 
 @_plant(
-    "abandon is no crash",
+    "abandon not counted",
     "a job that is abandoned for a dead worker is not counted as a crash",
     "Abandon.test_each_crash_is_counted_once",
 )
@@ -345,17 +358,12 @@ class _PriorityReversed(_Planted):
 
 
 class _Impartial(MemoryConsumer):
-    def _take(self, limit: int, now: int) -> list[Lease]:
+    def _take(self, limit: int, now: int, order: Sequence[str]) -> list[Lease]:
         def best(name: str) -> int:
             listing = self._store.queue(name, now).listing(State.READY)
             return listing[0][1].priority if listing else 2**32
 
-        asked = self.queues
-        self.queues = tuple(sorted(asked, key=best))
-        try:
-            return super()._take(limit, now)
-        finally:
-            self.queues = asked
+        return super()._take(limit, now, sorted(order, key=best))
 
 
 @_plant(
@@ -370,25 +378,33 @@ class _QueuesMixed(_Planted):
 class _Stubborn(MemoryConsumer):
     """Keeps the order of queues that it was created with."""
 
-    def __init__(self, store: Store, queues: Sequence[str]) -> None:
-        super().__init__(store, queues)
-        self._plan = self.queues
-
-    def _take(self, limit: int, now: int) -> list[Lease]:
-        told, self.queues = self.queues, self._plan
-        try:
-            return super()._take(limit, now)
-        finally:
-            self.queues = told
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return super().reserve(limit, timeout)
 
 
 @_plant(
     "order ignored",
-    "a consumer whose queues are reordered goes on in their first order",
-    "Reorder.test_the_new_order_holds_from_the_next_reserve_on",
+    "a consumer that is given an order asks its queues in its own",
+    "QueueOrder.test_the_order_holds_for_the_call",
 )
 class _OrderIgnored(_Planted):
     consumer_class = _Stubborn
+
+
+class _Remembering(MemoryConsumer):
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        if queues is not None:
+            self.queues = self.in_order(queues)
+        return super().reserve(limit, timeout)
+
+
+@_plant(
+    "order kept",
+    "a consumer that was given an order for one call goes on in it",
+    "QueueOrder.test_the_next_call_without_an_order_has_the_consumer_s_own",
+)
+class _OrderKept(_Planted):
+    consumer_class = _Remembering
 
 
 @_plant(
@@ -454,7 +470,7 @@ class _PurgesReservedJobs(_Planted):
 
 @_plant(
     "half a batch",
-    "the second half of a long batch is lost, and nobody is told",
+    "the second half of a long batch is lost without an error",
     "Enqueue.test_a_thousand_jobs_in_one_call_all_arrive_in_order",
 )
 class _HalfABatch(_Planted):
@@ -467,7 +483,7 @@ class _HalfABatch(_Planted):
 @_plant(
     "batches in parts",
     "a batch is written in parts, and others see it grow",
-    "Concurrency.test_nobody_ever_sees_a_part_of_a_batch",
+    "Concurrency.test_a_part_of_a_batch_is_never_seen",
 )
 class _BatchesInParts(_Planted):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
@@ -502,7 +518,7 @@ class _RepeatsDoubled(_Planted):
 class _Racing(MemoryConsumer):
     """Looks for a job, releases the lock, and then takes the job that it has seen."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         with self._store.changed:
             now = self._store.clock()
             seen = [
@@ -512,7 +528,7 @@ class _Racing(MemoryConsumer):
                 for _, job in queue.listing(State.READY)
             ][:limit]
         if not seen:
-            return super().reserve(limit, timeout)
+            return super().reserve(limit, timeout, queues)
         time.sleep(0.0005)
         with self._store.changed:
             return [self._seize(queue, job) for queue, job in seen]
@@ -592,10 +608,10 @@ class _PeekCounts(_Planted):
 class _Planning(MemoryConsumer):
     """Sleeps until the next due time that it has seen; only new jobs make it look again earlier."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
         while True:
-            leases = super().reserve(limit, 0)
+            leases = super().reserve(limit, 0, queues)
             if leases or time.monotonic() >= give_up_at or self._was_interrupted():
                 return leases
             self._sleep(give_up_at)
@@ -635,14 +651,14 @@ class _SleepsTooLong(_Planted):
 class _NeverWoken(MemoryConsumer):
     """Looks once, and again only when its timeout is over."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases = super().reserve(limit, 0)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases = super().reserve(limit, 0, queues)
         if leases or timeout <= 0:
             return leases
         give_up_at = time.monotonic() + timeout
         while time.monotonic() < give_up_at and not self._interrupted:
             time.sleep(0.005)
-        return super().reserve(limit, 0)
+        return super().reserve(limit, 0, queues)
 
 
 @_plant(
@@ -704,7 +720,7 @@ class _ThreeForTwo(WiredBackend):
 
 @_plant(
     "lost with the reply",
-    "the jobs of a waiting reserve whose reply was lost stay reserved, and nobody has them",
+    "the jobs of a waiting reserve whose reply was lost stay reserved, and no consumer has them",
     "LostReplies.test_a_waiting_reserve_whose_reply_is_lost_gets_the_job_that_comes",
 )
 class _LostWithTheReply(WiredBackend):
@@ -736,25 +752,25 @@ class _EnqueuedTwice(WiredBackend):
 
 
 @_plant(
-    "silent doubt",
+    "uncertain called unavailable",
     "an enqueue whose replies are lost for good says that the server is out of reach, as if nothing were there",
-    "LostReplies.test_an_enqueue_whose_replies_are_all_lost_says_which_jobs_are_in_doubt",
+    "LostReplies.test_an_enqueue_whose_replies_are_all_lost_names_the_jobs_whose_outcome_is_unknown",
 )
-class _SilentDoubt(WiredBackend):
-    knows_its_doubts = False
+class _UncertainCalledUnavailable(WiredBackend):
+    names_uncertain_enqueues = False
 
 
 @_plant(
-    "doubt called timeout",
+    "uncertain called timeout",
     "an enqueue that the server does not answer is a timeout, as if nothing had been sent",
-    "Hangs.test_an_enqueue_that_a_server_does_not_answer_is_in_doubt_and_can_be_repeated",
+    "Hangs.test_an_enqueue_that_a_server_does_not_answer_is_uncertain_and_can_be_repeated",
 )
-class _DoubtCalledTimeout(WiredBackend):
-    knows_its_doubts = False
+class _UncertainCalledTimeout(WiredBackend):
+    names_uncertain_enqueues = False
 
 
 @_plant(
-    "nobody home",
+    "zero for a lost reply",
     "counts zero of everything if the reply is lost",
     "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
 )
@@ -764,7 +780,7 @@ class _Unavailable(WiredBackend):
 
 @_plant(
     "kick presumed",
-    "a kick of one job whose connection is lost is taken for done, though the server never heard of it",
+    "a kick of one job whose connection is lost is taken for done, though the server never received it",
     "LostReplies.test_a_kick_of_one_job_whose_reply_is_lost_kicks_it_once",
 )
 class _KickPresumed(WiredBackend):
@@ -773,7 +789,7 @@ class _KickPresumed(WiredBackend):
 
 @_plant(
     "verdicts presumed",
-    "a verdict whose connection is lost is taken for done, though the server never heard of it",
+    "a verdict whose connection is lost is taken for done, though the server never received it",
     "LostReplies.test_a_bury_whose_reply_is_lost_is_carried_out_once",
 )
 class _VerdictsPresumed(WiredBackend):
@@ -845,14 +861,14 @@ class _Patient(WiredBackend):
 
 
 class _OnceSilentAlwaysDone(WiredConsumer):
-    is_in_doubt = False
+    is_uncertain = False
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        if self.is_in_doubt:
+        if self.is_uncertain:
             return [None] * len(verdicts)
-        self.is_in_doubt = True
+        self.is_uncertain = True
         answers = super().settle(verdicts)
-        self.is_in_doubt = False
+        self.is_uncertain = False
         return answers
 
 
@@ -868,12 +884,12 @@ class _SilenceIsConsent(WiredBackend):
 
 class _TriesForLong(WiredConsumer):
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         with contextlib.suppress(BackendTimeout):
-            return super().exchange(verdicts, limit, timeout)
+            return super().exchange(verdicts, limit, timeout, queues)
         time.sleep(2.0)
-        return super().exchange(verdicts, limit, timeout)
+        return super().exchange(verdicts, limit, timeout, queues)
 
 
 @_plant(
@@ -887,7 +903,7 @@ class _PatientExchange(WiredBackend):
 
 
 @_plant(
-    "silence is no job",
+    "silence means empty",
     "a reserve on a server that does not answer finds no job",
     "Hangs.test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time",
 )
@@ -918,13 +934,13 @@ class _Waiting(MemoryConsumer):
     waits_after: ClassVar[float] = 0.0
     """Seconds after its last poll at which it begins to listen for notifications; 0: before it polls, as is right."""
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
         store = cast("_NotifyingStore", self._store)
         while True:
             seen = store.notifications
             with store.lock:
-                leases = self._take(limit, store.clock())
+                leases = self._take(limit, store.clock(), self.queues if queues is None else self.in_order(queues))
             left = give_up_at - time.monotonic()
             if leases or left <= 0 or self._interrupted:
                 self._interrupted = False
@@ -983,45 +999,47 @@ class _Notifying(_Planted):
 _IN_TIME = "Waking.test_a_waiting_consumer_has_the_job_in_time"
 
 
-@_plant("no bell", "nobody is ever woken: consumers look every three seconds", f"{_IN_TIME}[enqueue]")
+@_plant("no wakeup", "no consumer is ever woken: all look every three seconds", f"{_IN_TIME}[enqueue]")
 class _NoWakeup(_Notifying):
     silent = frozenset({"enqueue", "reschedule", "kick", "kick_job", "resume"})
 
 
-@_plant("reschedule wakes nobody", "a job rescheduled to now waits for the next look", f"{_IN_TIME}[reschedule]")
-class _RescheduleWakesNobody(_Notifying):
+@_plant("reschedule does not wake", "a job rescheduled to now waits for the next look", f"{_IN_TIME}[reschedule]")
+class _RescheduleDoesNotWake(_Notifying):
     silent = frozenset({"reschedule"})
 
 
-@_plant("kick wakes nobody", "a kicked job waits for the next look", f"{_IN_TIME}[kick]")
-class _KickWakesNobody(_Notifying):
+@_plant("kick does not wake", "a kicked job waits for the next look", f"{_IN_TIME}[kick]")
+class _KickDoesNotWake(_Notifying):
     silent = frozenset({"kick"})
 
 
-@_plant("resume wakes nobody", "a resumed queue waits for the next look", f"{_IN_TIME}[resume]")
-class _ResumeWakesNobody(_Notifying):
+@_plant("resume does not wake", "a resumed queue waits for the next look", f"{_IN_TIME}[resume]")
+class _ResumeDoesNotWake(_Notifying):
     silent = frozenset({"resume"})
 
 
-@_plant("release wakes nobody", "a released job waits for the next look", f"{_IN_TIME}[release]")
-class _ReleaseWakesNobody(_Notifying):
+@_plant("release does not wake", "a released job waits for the next look", f"{_IN_TIME}[release]")
+class _ReleaseDoesNotWake(_Notifying):
     class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
         notifies_after = ()
 
 
-@_plant("abandon wakes nobody", "an abandoned job waits for the next look", f"{_IN_TIME}[abandon]")
-class _AbandonWakesNobody(_Notifying):
+@_plant("abandon does not wake", "an abandoned job waits for the next look", f"{_IN_TIME}[abandon]")
+class _AbandonDoesNotWake(_Notifying):
     class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
         notifies_after = (Release, GiveBack)
 
 
 class _SleepsInExchanges(_Waiting):
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         answers = self.settle(verdicts)
         give_up_at = time.monotonic() + timeout
-        while not (leases := self.reserve(limit, 0)) and time.monotonic() < give_up_at and not self._interrupted:
+        while (
+            not (leases := self.reserve(limit, 0, queues)) and time.monotonic() < give_up_at and not self._interrupted
+        ):
             time.sleep(min(_NOW_AND_THEN, timeout))
         return answers, leases
 
@@ -1038,14 +1056,14 @@ class _ExchangeIsNotWoken(_Notifying):
 class _WokenOnce(_Waiting):
     has_waited = False
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
         while self.has_waited and not self._interrupted and time.monotonic() < give_up_at:
-            if leases := super().reserve(limit, 0):
+            if leases := super().reserve(limit, 0, queues):
                 return leases
             time.sleep(min(_NOW_AND_THEN, timeout))
         self.has_waited = self.has_waited or timeout > 0
-        return super().reserve(limit, max(0.0, give_up_at - time.monotonic()))
+        return super().reserve(limit, max(0.0, give_up_at - time.monotonic()), queues)
 
 
 @_plant(
@@ -1065,7 +1083,7 @@ class _NotifiesOne(_NotifyingStore):
 
 
 @_plant(
-    "rings for one",
+    "wakes only one",
     "a batch of jobs wakes one of the consumers that wait, and the others look every three seconds",
     "Waking.test_two_jobs_wake_two_consumers_in_time",
 )
@@ -1084,7 +1102,7 @@ class _OneIsWoken(_Notifying):
 
 
 @_plant(
-    "rings too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
+    "wakes too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
 )
 class _NotifiesTooEarly(_Notifying):
     silent = frozenset({"enqueue"})
@@ -1106,9 +1124,9 @@ class _WaitsTooLate(_Notifying):
 
 
 class _PollingConsumer(WiredConsumer):
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
-        while not (leases := super().reserve(limit, 0)) and time.monotonic() < give_up_at:
+        while not (leases := super().reserve(limit, 0, queues)) and time.monotonic() < give_up_at:
             time.sleep(0.2)
         return leases
 
@@ -1197,17 +1215,17 @@ class _DelaysCut(_Planted):
 
 class _SeesNoPause(MemoryConsumer):
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         with self._store.lock:
-            queues = [self._store.queue(name, self._store.clock()) for name in self.queues]
-            pauses = [queue.paused_until for queue in queues]
-            for queue in queues:
+            there = [self._store.queue(name, self._store.clock()) for name in self.queues]
+            pauses = [queue.paused_until for queue in there]
+            for queue in there:
                 queue.paused_until = 0
             try:
-                return super().exchange(verdicts, limit, 0)
+                return super().exchange(verdicts, limit, 0, queues)
             finally:
-                for queue, paused_until in zip(queues, pauses, strict=True):
+                for queue, paused_until in zip(there, pauses, strict=True):
                     queue.paused_until = paused_until
 
 
@@ -1221,15 +1239,15 @@ class _ExchangeSeesNoPause(_Planted):
 
 
 class _OtherClock(MemoryConsumer):
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases = super().reserve(limit, timeout)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases = super().reserve(limit, timeout, queues)
         self.asked_at = time.time()
         return leases
 
 
 @_plant(
     "asked by another clock",
-    "a consumer tells when it asked by the time of day",
+    "asked_at is by the time of day",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[at once]",
 )
 class _AskedByAnotherClock(_Planted):
@@ -1237,15 +1255,15 @@ class _AskedByAnotherClock(_Planted):
 
 
 class _StaleConsumer(_Waiting):
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         if timeout <= 0:
             self.asked_at = time.monotonic()
-        return super().reserve(limit, timeout)
+        return super().reserve(limit, timeout, queues)
 
 
 @_plant(
     "asked long ago",
-    "after a wait a consumer tells when it asked the time before",
+    "after a wait asked_at is that of the request before",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[after a wait]",
 )
 class _AskedLongAgo(_Notifying):

@@ -11,7 +11,7 @@ from .contract import PARAGRAPHS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-F = TypeVar("F", bound="Callable[..., None]")
+F = TypeVar("F", bound="Callable[..., Any]")  # a test, or the class of a topic
 
 PROMISES = "__multiq_promises__"
 REQUIRES = "__multiq_requires__"
@@ -31,7 +31,9 @@ def promise(*paragraphs: str) -> Callable[[F], F]:
 
 
 def requires(*powers: str) -> Callable[[F], F]:
-    """Declare the powers that a test needs. If a backend lacks one, the test counts as refused, with the reason."""
+    """Declare the powers that a test, or each test of a topic, needs. If a backend lacks one, the test counts as
+    refused, with the reason.
+    """
     return _declare(REQUIRES, powers, POWERS)
 
 

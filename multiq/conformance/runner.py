@@ -47,11 +47,13 @@ def run(
 ) -> Report:
     """Run the suite against the backend of *url*, in real time, in queues of its own that it empties afterwards.
 
-    *walks* is the number of random walks, 0 for none; by default the harness's. *select* runs only the tests that
-    match any of its words: a topic (``lease``), a paragraph (``4.3``) or section (``4``) of the contract, or a part
-    of a test's name. *progress* is called after each test. *harness* is a subclass of ``UrlHarness`` with hooks that
-    a URL alone does not give. ``KeyboardInterrupt`` is raised after the running test has cleaned up.
+    - *progress*: called after each test.
+    - *walks*: the number of random walks, 0 for none. Default: the harness's.
+    - *select*: run only the tests that match any of these words: a topic (``lease``), a paragraph (``4.3``) or
+      section (``4``) of the contract, or a part of a test's name. Default: all.
+    - *harness*: a subclass of ``UrlHarness`` with hooks that a URL alone does not give.
 
+    ``KeyboardInterrupt`` is raised after the running test has cleaned up.
     Raises ``ConformanceNotInstalled``, ``OptionInvalid``, and the error of a backend that does not answer at all.
     """
     return run_harness(
@@ -67,7 +69,12 @@ def run_harness(
     walks: int | None = None,
     select: Sequence[str] = (),
 ) -> Report:
-    """As ``run``, for a harness: its ``open`` names the backend."""
+    """As ``run``, for a harness.
+
+    - *harness_class*: its ``open`` makes the backend.
+    - *target*: the backend's name in the report. Default: the name of the class.
+    - *progress*, *walks*, *select*: as for ``run``.
+    """
     need_extra()
     if walks is not None and walks < 0:
         raise OptionInvalid(f"walks must be 0 or more, got {walks}")
@@ -246,7 +253,7 @@ def _row(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> Row:
         topic=_topic(item),
         name=item.name,
         paragraphs=_declared(item, PROMISES),
-        powers=_declared(item, REQUIRES),
+        powers=(*declared(getattr(item, "cls", None), REQUIRES), *_declared(item, REQUIRES)),
         outcome="kept",
         seconds=sum(report.duration for report in reports),
     )

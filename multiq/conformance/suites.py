@@ -22,8 +22,8 @@ from .topics.looking import JobsTests, PeekTests, QueuesTests, StatsTests
 from .topics.lost_replies import LostRepliesTests
 from .topics.pause import PauseTests
 from .topics.purge import PurgeTests
+from .topics.queue_order import QueueOrderTests
 from .topics.release import ReleaseTests
-from .topics.reorder import ReorderTests
 from .topics.reschedule import RescheduleTests
 from .topics.reserve import ReserveTests
 from .topics.settle import SettleTests
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: in the order of the contract, with the slowest topics last
 TOPICS: tuple[type[Topic], ...] = (
-    CapabilitiesTests, EnqueueTests, ReserveTests, ReorderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
+    CapabilitiesTests, EnqueueTests, ReserveTests, QueueOrderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
     TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
     PeekTests, JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
     TransactionTests, WaitingTests, WakingTests, LostRepliesTests, HangsTests, ConcurrencyTests, WalkTests,

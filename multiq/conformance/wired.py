@@ -78,7 +78,7 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return exc
 
 
-def _in_doubt(error: _E) -> _E:
+def _outcome_unknown(error: _E) -> _E:
     error.may_be_done = True
     return error
 
@@ -102,7 +102,7 @@ class WiredBackend(MemoryBackend):
     """A verb -> what it answers in place of ``BackendTimeout``."""
     on_loss: ClassVar[Mapping[str, Any]] = {}
     """A verb -> what it answers, without another attempt, when its connection is lost."""
-    knows_its_doubts: ClassVar[bool] = True
+    names_uncertain_enqueues: ClassVar[bool] = True
     """Whether an enqueue that may have been done raises ``EnqueueUncertain``."""
     deadlines: ClassVar[float] = 1.0
     """The factor by which a call waits longer than its deadline."""
@@ -111,7 +111,7 @@ class WiredBackend(MemoryBackend):
         super().__init__(name=name, clock=clock)
         self._address: tuple[str, int] | None = None
         self._deadline = 0.0
-        self._doubts: dict[tuple[Verdict, ...], int] = {}  # verdicts that may have been carried out -> the call
+        self._unconfirmed: dict[tuple[Verdict, ...], int] = {}  # verdicts that may have been carried out -> the call
 
     def connect(self, address: tuple[str, int], deadline: float) -> None:
         """Send all calls to *address* from now on, each with *deadline* seconds."""
@@ -132,7 +132,7 @@ class WiredBackend(MemoryBackend):
         if self._address is None:
             return call()
         said = tuple(verdicts)
-        number = self._doubts.pop(said, None) or next(_numbers)
+        number = self._unconfirmed.pop(said, None) or next(_numbers)
         _calls[number] = verb, call
         until = time.monotonic() + self._deadline + patience
         try:
@@ -144,14 +144,14 @@ class WiredBackend(MemoryBackend):
                     return self.on_loss[verb]
             else:
                 if said:
-                    self._doubts[said] = number
-                raise _in_doubt(BackendUnavailable("the reply was lost, and so was that to its repetition"))
+                    self._unconfirmed[said] = number
+                raise _outcome_unknown(BackendUnavailable("the reply was lost, and so was that to its repetition"))
         except TimeoutError as exc:
             if verb in self.on_silence:
                 return self.on_silence[verb]
-            raise _in_doubt(BackendTimeout(f"no answer within {self._deadline:g} s")) from exc
+            raise _outcome_unknown(BackendTimeout(f"no answer within {self._deadline:g} s")) from exc
         finally:
-            if said not in self._doubts:
+            if said not in self._unconfirmed:
                 del _calls[number]
                 answer = _answers.pop(number, None)
         if isinstance(answer, Exception):
@@ -171,7 +171,7 @@ class WiredBackend(MemoryBackend):
         try:
             ids: list[str] = self.ask("enqueue", partial(self.run, "enqueue", queue, jobs, connection=connection))
         except BackendUnavailable as exc:
-            if exc.may_be_done and self.knows_its_doubts:
+            if exc.may_be_done and self.names_uncertain_enqueues:
                 raise EnqueueUncertain(queue, jobs, str(exc), client_ids=True) from exc
             raise
         return ids
@@ -227,8 +227,8 @@ class WiredConsumer(MemoryConsumer):
         super().__init__(backend._store, queues)
         self._backend = backend
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases: list[Lease] = self._backend.ask("reserve", partial(super().reserve, limit, timeout), timeout)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases: list[Lease] = self._backend.ask("reserve", partial(super().reserve, limit, timeout, queues), timeout)
         return leases
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:

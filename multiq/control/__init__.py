@@ -1,1 +1,1 @@
-"""Controlling all workers of a connection, on every host: down, restart (``flags``), and who works (``presence``)."""
+"""Controlling all workers of a connection, on every host (``flags``: down, restart), and their list (``presence``)."""

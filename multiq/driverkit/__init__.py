@@ -1,1 +1,3 @@
-"""Tools that drivers share: sockets, names, TLS, wake-ups, forks, clocks, guarded replies, external transactions."""
+"""Tools that drivers share: sockets, names, TLS, wake-ups, polling, forks, clocks, repeated calls, guarded replies,
+statement files, pages, records as of now, external transactions.
+"""

@@ -20,8 +20,8 @@ def nanoseconds(seconds: float) -> int:
 class ManualClock:
     """A clock that moves only when ``advance`` is called, for tests and models that must not wait."""
 
-    def __init__(self, start: int = 1_700_000_000 * SECOND) -> None:
-        self._now = start
+    def __init__(self) -> None:
+        self._now = 1_700_000_000 * SECOND
 
     def __call__(self) -> int:
         return self._now

@@ -7,13 +7,14 @@ committed. None of these libraries is imported: their objects are recognized by 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from multiq.errors import OptionInvalid
+from multiq.errors import MultiqError, OptionInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _RUN_SYNC = (
     "an asynchronous connection cannot be used here: await connection.run_sync(lambda c: queue.enqueue(body, "
@@ -33,6 +34,11 @@ class ExternalConnection:
         """The same, or SQLAlchemy's adapter that gives an asyncio driver the interface of the DB API."""
         self.execute = execute
         """Runs a statement without parameters through the library and returns its rows. None: there is no library."""
+
+    @property
+    def library(self) -> str:
+        """The package that the database driver's connection is of."""
+        return type(self.driver).__module__.partition(".")[0]
 
     def begin(self) -> None:
         """Let the library begin its transaction, if it has not. Raises if that cannot be committed."""
@@ -76,6 +82,21 @@ def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> Externa
     if _has(connection, "driver_connection", "dbapi_connection"):  # Engine.raw_connection()
         return ExternalConnection(connection.driver_connection, connection.dbapi_connection, None)
     raise OptionInvalid(f"connection= must be {expected}, got a {type(connection).__name__}")
+
+
+@contextlib.contextmanager
+def explained(translate: Callable[[BaseException], MultiqError | None]) -> Iterator[None]:
+    """Raise multiq's errors in place of those that a use of the application's connection raises in this block.
+
+    *translate* gets the database driver's error. It returns None for one that says nothing of the database, but that
+    the connection cannot be used: then ``OptionInvalid`` is raised.
+    """
+    try:
+        yield
+    except MultiqError:
+        raise
+    except Exception as exc:
+        raise translate(driver_error(exc)) or OptionInvalid(f"connection= cannot be used: {exc}") from exc
 
 
 def driver_error(exc: BaseException) -> BaseException:

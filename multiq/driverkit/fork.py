@@ -1,24 +1,105 @@
-"""The fork generation of this process, for what must not be shared with a parent: connections, names, counters."""
+"""Forks: how an object finds out that it is in a child, and the only place where hooks for forks are registered.
+
+==============================  ========================================================================================
+what a fork would break         what serves
+==============================  ========================================================================================
+connections, names, counters    ``forks.generation``: remember it, and start over at the next use if it has changed. It
+                                is an attribute, which costs less than ``os.getpid``
+locks that any thread may hold  ``forks.watch(thing)``: ``thing.start_over_in_child()`` makes a new lock, or closes the
+for long; sockets that only     socket, before anything else runs in the child
+the parent may keep open
+a lock of a module that is      ``forks.hold(lock)``: the forking thread takes it, so no other thread has it at the fork
+held for moments only
+what all users of one store     ``PerProcess(make).of(key)``: one object for each key in a process, another one in a
+share, locks included           child
+anything else                   ``forks.register(before=..., in_parent=..., in_child=...)``
+==============================  ========================================================================================
+
+In a child the new generation is there before any other hook runs. Where a system has no fork (Windows), the generation
+stays 0 and no hook runs. A fork by C code that does not call Python's hooks goes unnoticed.
+
+``os.getpid`` is for what needs a process id: names, messages, signals to send; and for a signal handler that must know
+in which process it runs, as a signal may arrive in a child before its hooks have run.
+"""
 
 from __future__ import annotations
 
 import os
+import weakref
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+_T = TypeVar("_T")
 
 
-class _Forks:
-    """Counts the forks between the first process and this one.
+class Lock(Protocol):
+    """A ``threading.Lock`` or ``threading.RLock``."""
 
-    An object that remembers the generation in which it was made finds out by it that it is in a forked child.
-    """
+    def acquire(self) -> object: ...
+    def release(self) -> object: ...
+
+
+class StartsOver(Protocol):
+    """An object for ``forks.watch``."""
+
+    def start_over_in_child(self) -> None:
+        """Make new locks, and drop what belongs to the parent. No other thread runs."""
+
+
+class Forks:
+    """This process's place in the line of forks, and the hooks."""
 
     generation = 0
+    """The number of forks between the first process and this one. A parent and its child never have the same."""
 
     def __init__(self) -> None:
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._in_child)
+        self._watched: weakref.WeakSet[StartsOver] = weakref.WeakSet()
+        self.register(in_child=self._in_child)
+
+    def watch(self, thing: StartsOver) -> None:
+        """Have *thing* start over in each child, for as long as something else refers to it."""
+        self._watched.add(thing)
+
+    def hold(self, lock: Lock) -> None:
+        """Hold *lock* during each fork. A thread that has it must not wait long, nor fork, unless it is an RLock."""
+        self.register(before=lock.acquire, in_parent=lock.release, in_child=lock.release)
+
+    def register(
+        self,
+        *,
+        before: Callable[[], object] | None = None,
+        in_parent: Callable[[], object] | None = None,
+        in_child: Callable[[], object] | None = None,
+    ) -> None:
+        """Call these at each fork, for as long as the process lives. What is registered later runs earlier before it,
+        and later after it.
+        """
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            hooks = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
+            os.register_at_fork(**{name: hook for name, hook in hooks.items() if hook is not None})  # noqa: TID251
 
     def _in_child(self) -> None:
         self.generation += 1
+        for thing in list(self._watched):
+            thing.start_over_in_child()
 
 
-forks = _Forks()
+forks = Forks()
+
+
+class PerProcess(Generic[_T]):
+    """One object for each key in this process, for as long as it is in use.
+
+    A forked child gets an object of its own: a lock that another thread held at the fork stays locked in the child.
+    """
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        """*make* makes an object. It may be called in vain if two threads ask for the same key at the same time."""
+        self._make = make
+        self._objects: weakref.WeakValueDictionary[tuple[int, Hashable], _T] = weakref.WeakValueDictionary()
+
+    def of(self, *key: Hashable) -> _T:
+        """The object for this key. Keep it, and ask again only if ``forks.generation`` has changed since."""
+        return self._objects.setdefault((forks.generation, key), self._make())

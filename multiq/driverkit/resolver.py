@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way during a fork never ends in the child
-import os
 import socket
 import threading
 import time
@@ -16,7 +15,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-_pending: dict[tuple[int, str, int], Future[list[Any]]] = {}  # by pid, too: a forked child has none of the threads
+from .fork import forks
+
+_pending: dict[tuple[int, str, int], Future[list[Any]]] = {}  # by fork generation, too: a child has none of the threads
 
 
 class NameTimeoutError(TimeoutError):
@@ -27,7 +28,7 @@ def resolve(host: str, port: int, deadline: float) -> list[Any]:
     """Return what ``socket.getaddrinfo`` does for TCP. Raises ``OSError``, and ``NameTimeoutError`` at the deadline."""
     with contextlib.suppress(socket.gaierror):  # an address in digits needs no resolver
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    key = os.getpid(), host, port
+    key = forks.generation, host, port
     mine: Future[list[Any]] = Future()
     answer = _pending.setdefault(key, mine)
     if answer is mine:

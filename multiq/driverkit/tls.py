@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import ssl
 import threading
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from multiq.errors import UrlInvalid
 
+from .fork import forks
 from .net import time_left
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ lock, but not the thread that would release it: its own first handshake hangs fo
 while two threads connected and a third one forked.
 """
 
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(
-        before=openssl_lock.acquire, after_in_parent=openssl_lock.release, after_in_child=openssl_lock.release
-    )
+forks.hold(openssl_lock)
 
 
 def tls_context(

@@ -57,12 +57,11 @@ def load_settings(folder: Path | None = None, environment: Mapping[str, str] | N
     return _build(values, connections)
 
 
-def describe_sources(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+def describe_sources() -> str:
     """Where ``load_settings`` takes its settings from, in one line."""
-    env = os.environ if environment is None else environment
-    source = find_file(folder, env)
+    source = find_file(None, os.environ)
     file = "no configuration file" if source is None else str(source)
-    variables = [variable for key in KEYS if env.get(variable := _variable(key))]
+    variables = [variable for key in KEYS if os.environ.get(variable := _variable(key))]
     return ", then ".join((file, *variables))
 
 

@@ -138,7 +138,7 @@ def check_setting(key: str, value: Any) -> Any:
         return KEYS[key].check(value)
     except ValueError as exc:
         shown = redact(value if isinstance(value, str) else repr(value))
-        raise ValueError(f"{exc}, not {shown if len(shown) <= 60 else shown[:57] + '...'}") from exc
+        raise ValueError(f"{exc}, got {shown if len(shown) <= 60 else shown[:57] + '...'}") from exc
 
 
 def _check_fields(settings: msgspec.Struct, prefix: str) -> None:

@@ -45,6 +45,8 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     path: str = ""
     options: dict[str, Any]
     text: str
+    create: bool = True
+    """False: the caller only looks, so a missing file or table is not created but reported by ``BackendError``."""
 
     @property
     def driver(self) -> str:
@@ -61,8 +63,10 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         return [("text", str(self))]
 
 
-def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
+def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) -> BackendUrl:
     """Parse *text* and check its query string against a driver's *options*, missing ones set to their default.
+
+    *create* is passed on in the result: it says whether the driver creates a store that is not there.
 
     Raises ``UrlInvalid`` with every mistake in it.
     """
@@ -79,6 +83,7 @@ def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
         path=_path(parts.path, text),
         options=_read_options(text, parts.query, options),
         text=text,
+        create=create,
     )
 
 

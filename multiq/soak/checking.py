@@ -28,12 +28,12 @@ class Verdict:
     figures: dict[str, int]
     events: Sequence[Event]
 
-    def smallest(self, name: str, most: int = 3) -> list[Event]:
-        """The piece of the history that shows up to *most* violations of an invariant, for a test that replays it."""
+    def smallest(self, name: str) -> list[Event]:
+        """The piece of the history that shows the first violations of an invariant, for a test that checks it again."""
         found = self.violations[name]
         if name == "I18":
             return [event for event in self.events if event.f in {"memory", "files"}]
-        jobs = {number for one in found[:most] for number in (one.number, *one.others) if number is not None}
+        jobs = {number for one in found[:_SHOWN] for number in (one.number, *one.others) if number is not None}
         if any(one.number is None for one in found):  # a violation of counts needs every job that the audit found
             jobs |= {number for event in self.events if event.f == "audit" for number in event.jobs}
         return cut(self.events, jobs)

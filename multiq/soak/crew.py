@@ -76,7 +76,7 @@ class Crew:
         # a process that starts during an outage may end with the outage's error
         if process.returncode == 1 and last.startswith(_OF_AN_OUTAGE) and _NEVER not in last:
             return {}
-        return {name: f"{name} ended with {process.returncode}, and nobody has killed it: {last[:200]}"}
+        return {name: f"{name} ended with {process.returncode} without having been killed: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
         """The processes that run jobs: those of all workers, or of the one with these options."""

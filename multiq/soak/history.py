@@ -162,7 +162,7 @@ def _event(path: Path, line: bytes) -> Event | None:
         return _decode(line)
     except msgspec.DecodeError as exc:
         if line.endswith(b"}"):
-            raise HistoryDamaged(f"{path} has a line that is no event: {exc}: {line[:80]!r}") from exc
+            raise HistoryDamaged(f"{path} has a line that is not an event: {exc}: {line[:80]!r}") from exc
         return None
 
 

@@ -56,7 +56,7 @@ class Setting:
     attempt may be too high, and is too low only after a restart.
     """
     reschedules_by_copy: bool = False
-    """beanstalkd: reschedule puts the job anew, then deletes the old one; if a reply is lost, both may exist."""
+    """beanstalkd: reschedule puts the job again, then deletes the old one; if a reply is lost, both may exist."""
     repeats_enqueues: bool = False
     """MySQL: the backend repeats an enqueue whose reply was lost, and cannot know whether the job is already done."""
     locks_rows: bool = False
@@ -93,10 +93,10 @@ def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
 def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]:
     """I2: every job that runs was enqueued, with the same payload."""
     for event in stories.strangers:
-        yield Violation("I2 nothing invented", event.jobs[0], f"{event.f} of a job that nobody has enqueued like this")
+        yield Violation("I2 nothing invented", event.jobs[0], f"{event.f} of a job that was not enqueued like this")
     for story in stories:
         if story.is_refused and (story.runs or story.claims or story.at_rest):
-            yield Violation("I2 nothing invented", story.number, "every enqueue was told that it is not stored")
+            yield Violation("I2 nothing invented", story.number, "every enqueue was answered: not stored")
 
 
 def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
@@ -452,14 +452,14 @@ def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
     copies = _copies(setting, story)
     if not (story.is_repeated or setting.repeats_enqueues):
         return copies
-    until = _doubt_ends(setting, story)
+    until = _last_effect_at(setting, story)
     done = sum(run.outcome == "done" and run.ended_at < until for run in story.runs)
     if not done or all(fault.kind == "slow" for fault in stories.faults_between(story.asked, until, set())):
         return copies
     return copies + done
 
 
-def _doubt_ends(setting: Setting, story: Story) -> float:
+def _last_effect_at(setting: Setting, story: Story) -> float:
     """Until when an enqueue of the job may take effect.
 
     A request whose caller no longer waits may still be on its way to the server.
@@ -584,7 +584,7 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
         # a reservation may have ended in a process that had not begun the job yet
         is_too_high = is_too_high and not _were_workers_hurt(stories, story.asked, run.at)
         if run.attempt and (is_too_low or is_too_high):
-            text = f"told that it is attempt {run.attempt} after {least if is_too_low else place} counted runs"
+            text = f"handed out as attempt {run.attempt} after {least if is_too_low else place} counted runs"
             yield Violation("I9 attempts exact", story.number, text)
         if place == last:  # most jobs have one run
             return
@@ -608,7 +608,7 @@ def _may_be_given_back(stories: Stories, run: Run) -> bool:
 def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, second: Run) -> bool:
     if first.outcome == "raised" and first.ended_at <= second.at:
         return True
-    is_stored_again = first.outcome == "done" and first.ended_at < _doubt_ends(setting, story)
+    is_stored_again = first.outcome == "done" and first.ended_at < _last_effect_at(setting, story)
     if is_stored_again and _more_lives(stories, setting, story):
         return True
     lease, own = story.lease_of(first), story.lease_of(second)

@@ -194,7 +194,7 @@ class Nemesis:
         swallowed = self._site.proxy.sent - before
         self._site.proxy.cut()
         self._site.proxy.mode = Pass()
-        _seen(swallowed, "nobody sent anything")
+        _seen(swallowed, "no client sent anything")
 
     def _slow_down(self) -> None:
         assert self._site.proxy is not None  # noqa: S101

@@ -77,6 +77,9 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
     driver = load_driver(name)
     if not driver.declared.claim("shared"):
         raise UrlInvalid(f"{redact(url)} is of one process, and a soak has several: give a store that they can share")
+    for power in ("management", "purging", "exact_counts"):
+        if not driver.declared.claim(power):
+            raise open_backend(url).unsupported(power)
     direct = _with_timeout(url, timeout) if "timeout" in driver.options else url
     with contextlib.ExitStack() as stack:
         made = _file_to_be(direct)
@@ -218,7 +221,7 @@ def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None
         if not any(backend.stats(queue).reserved for queue in queues):
             break
         if time.monotonic() > give_up_at:
-            raise QueueLeftBehind(f"the queues {', '.join(queues)} of {redact(url)} still have jobs that somebody runs")
+            raise QueueLeftBehind(f"the queues {', '.join(queues)} of {redact(url)} still have reserved jobs")
         time.sleep(0.2)
     for queue in queues:
         backend.purge(queue, _PURGED)
@@ -228,7 +231,7 @@ def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None
                 place.sweep(queue)
 
 
-# --- what is done to it ------------------------------------------------------------------------------------
+# --- faults ------------------------------------------------------------------------------------------------
 
 
 class _Server:
@@ -310,7 +313,7 @@ def _process(pid: int) -> psutil.Process:
     except (psutil.NoSuchProcess, ProcessLookupError):
         raise OptionInvalid(f"there is no process {pid} that could be frozen on this machine") from None
     except (psutil.AccessDenied, PermissionError):
-        raise OptionInvalid(f"process {pid} belongs to somebody else, and cannot be frozen by this user") from None
+        raise OptionInvalid(f"process {pid} belongs to another user, and cannot be frozen by this one") from None
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     if pid in own:
         raise OptionInvalid(f"process {pid} is this program or has started it: give the server's own process")

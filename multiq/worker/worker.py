@@ -24,8 +24,9 @@ from .monitoring.http import Pages, Server, check_libraries, listen, parse_addre
 from .monitoring.metrics import Metrics
 from .monitoring.status import Status
 from .processes import fork
+from .processes.exits import EXIT_CUT_SHORT, EXIT_OK
 from .processes.inflight import InflightWriter
-from .processes.process import EXIT_CUT_SHORT, EXIT_OK, ProcessSettings, WorkerProcess
+from .processes.process import ProcessSettings, WorkerProcess
 from .processes.reload import PreviousGeneration, noted_signals, taking_over, was_reloaded
 from .processes.shared_state import SharedState
 from .processes.sidecar import Sidecar

@@ -192,7 +192,7 @@ class PageRun:
             case "text":
                 pass
             case other:
-                raise AssertionError(f"{block}: nobody knows how to run a block of {other!r}; mark it, or call it text")
+                raise AssertionError(f"{block}: a block of {other!r} cannot be run; mark it, or call it text")
 
     def close(self) -> None:
         """End what the page left in the background and its servers, and forget the modules it made."""

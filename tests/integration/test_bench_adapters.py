@@ -130,22 +130,22 @@ def test_looking_at_the_counters_is_not_counted(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_limit_takes_what_it_put_and_leaves_nothing(name: str, folder: Path) -> None:
+def test_a_baseline_takes_what_it_put_and_leaves_nothing(name: str, folder: Path) -> None:
     bench = load_bench(name)
     assert bench is not None
     with open_targets([name], "fast", folder) as (target,), bench.at(target.url) as adapter:
-        limit = adapter.baseline(BODY)
-        assert limit is not None
-        assert limit.put_one_by_one(10) > 0
-        assert limit.put_in_batches(COUNT) > 0
-        assert limit.take_in_batches() > 0
-        assert limit.put_in_batches(7) > 0  # a run that is interrupted does not take them
+        baseline = adapter.baseline(BODY)
+        assert baseline is not None
+        assert baseline.put_one_by_one(10) > 0
+        assert baseline.put_in_batches(COUNT) > 0
+        assert baseline.take_in_batches() > 0
+        assert baseline.put_in_batches(7) > 0  # a run that is interrupted does not take them
         assert TRACES[name](target.url), "the look for traces sees some"
-        limit.close()
+        baseline.close()
         assert TRACES[name](target.url) == []
 
 
-def test_a_server_of_somebodys_is_left_as_it_was_found(folder: Path) -> None:
+def test_a_users_own_server_is_left_unchanged(folder: Path) -> None:
     with RedisServer() as server, open_backend(server.url) as theirs:
         theirs.enqueue("mail", [NewJob(b"theirs", job_id) for job_id in new_ids(3)])
         with open_targets([server.url, server.url], "durable", folder) as (target, other):
@@ -192,7 +192,7 @@ def test_a_queue_that_holds_jobs_is_refused_and_not_touched(folder: Path) -> Non
         assert theirs.peek("multiq.bench.abc.q", "an id").state is State.READY
 
 
-def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_cannot_be_removed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_PATIENCE", 0.1)
     url = f"sqlite:///{folder}/theirs.db"
     with open_backend(url) as backend, backend.consumer(["multiq.bench.abc.q"]) as consumer:
@@ -204,7 +204,7 @@ def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.Monkey
             run.__exit__(None, None, None)
 
 
-def test_a_missing_program_is_told_with_what_to_install_and_nothing_is_left(
+def test_a_missing_program_is_reported_with_what_to_install_and_nothing_is_left(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_ELSEWHERE", "")
@@ -227,7 +227,7 @@ def test_a_cluster_is_counted_and_swept_as_one(folder: Path) -> None:
             assert [key for key in node.ask("KEYS", "*multiq.bench*") if node.ask("TTL", key) < 0] == []
 
 
-def test_who_may_only_work_can_be_measured_without_a_limit(folder: Path) -> None:
+def test_a_user_that_may_only_work_can_be_measured_without_a_baseline(folder: Path) -> None:
     """With the rights that docs/redis.md and docs/mysql.md say a worker needs."""
     with RedisServer() as server:
         words = re.search(r"ACL (SETUSER multiq .*?)```", Path("docs/redis.md").read_text(), re.DOTALL)
@@ -245,7 +245,7 @@ def test_who_may_only_work_can_be_measured_without_a_limit(folder: Path) -> None
             assert target.adapter.version() == "redis"
 
 
-def test_who_may_make_no_tables_has_no_limit(folder: Path) -> None:
+def test_a_user_that_may_make_no_tables_gets_no_baseline(folder: Path) -> None:
     with MysqlServer() as server, server.database() as place:
         with open_backend(place.url) as backend:
             backend.queues()  # makes the tables

@@ -51,7 +51,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Repo
     def run(workload: Workload, *names: str) -> Report:
         variants = [_smaller(variant) for variant in workload.variants(is_quick=True)]
         monkeypatch.setattr(type(workload), "variants", lambda _self, *, is_quick: variants)
-        servers, run_logs = tmp_path / "servers", tmp_path / "journals"
+        servers, run_logs = tmp_path / "servers", tmp_path / "run_logs"
         servers.mkdir()
         run_logs.mkdir()
         with open_targets(names, "fast", servers) as targets:
@@ -105,7 +105,7 @@ def test_every_lie_has_a_name_for_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("lie", [lie for lie in PLANTED_BUGS if lie in {"kept-back", "swallowed", "kept-secretly"}])
-def test_what_is_hidden_is_hidden_from_a_worker_that_takes_one_at_a_time(lie: str) -> None:
+def test_a_hidden_job_is_hidden_from_a_worker_that_takes_one_at_a_time(lie: str) -> None:
     # its jobs are slow, as on a busy machine: it never asks for more
     backend = PLANTED_BUGS[lie].open()
     backend.enqueue("q", [NewJob(b"x", new_id()) for _ in range(40)])

@@ -165,7 +165,7 @@ class Mine(UrlHarness):
 
 
 @pytest.mark.long
-def test_what_the_harness_has_no_hook_for_is_not_tried_and_breaks_nothing(shell: Shell) -> None:
+def test_a_promise_without_a_hook_is_not_tried_and_not_broken(shell: Shell) -> None:
     done = shell.run("conformance", "memory://", "-k", "a_pause_and_a_resume_whose")
     assert done.code == 0
     assert "there is no proxy between the backend and its server" in " ".join(done.out.split())
@@ -218,7 +218,9 @@ def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None
         ([], 2, "missing argument 'URL|NAME'"),
     ],
 )
-def test_what_cannot_be_proved_is_told_once(shell: Shell, arguments: list[str], code: int, says: str) -> None:
+def test_a_backend_that_cannot_be_tested_is_reported_once(
+    shell: Shell, arguments: list[str], code: int, says: str
+) -> None:
     done = shell.run("conformance", *arguments)
     assert (done.code, done.out) == (code, "")
     message = done.err if "--json" not in arguments else done.error["message"]
@@ -226,7 +228,7 @@ def test_what_cannot_be_proved_is_told_once(shell: Shell, arguments: list[str], 
     assert len(message.splitlines()) <= 3
 
 
-def test_a_missing_extra_is_told_with_the_command_that_installs_it(shell: Shell) -> None:
+def test_a_missing_extra_is_reported_with_the_command_that_installs_it(shell: Shell) -> None:
     (shell.folder / "site").mkdir()
     (shell.folder / "site" / "hypothesis.py").write_text("raise ModuleNotFoundError('gone', name='hypothesis')")
     done = shell.run("conformance", "memory://", PYTHONPATH=str(shell.folder / "site"))

@@ -62,7 +62,7 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_servers_of_our_own_and_somebody_elses_run_side_by_side(shell: Shell) -> None:
+def test_private_servers_and_a_users_server_run_side_by_side(shell: Shell) -> None:
     code, out, done = bench(shell, "redis", shell.url, "-w", "enqueue-one,drain", "-w", "settle")
     assert code == 0, out
     redis, sqlite = done.targets
@@ -107,7 +107,7 @@ def test_a_report_is_set_beside_an_earlier_one(shell: Shell) -> None:
     assert "1 repeat: with fewer than 5 only large changes show" in again.err
 
 
-def test_a_report_beside_itself_is_no_difference(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_compared_with_itself_shows_no_difference(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, done = bench(shell, "memory", "-w", "settle")
     (first, *_) = done.results[0].samples  # others may differ from it by more than can be told from a change
     settled = structs.replace(done.results[0], samples=[first] * 5)
@@ -159,7 +159,7 @@ def test_the_workloads_are_listed(shell: Shell) -> None:
         (("nothing",), "nothing"),
     ],
 )
-def test_what_cannot_be_run_is_told(shell: Shell, arguments: tuple[str, ...], message: str) -> None:
+def test_a_run_that_cannot_start_is_reported(shell: Shell, arguments: tuple[str, ...], message: str) -> None:
     done = shell("bench", *arguments)
     assert done.code == 2
     assert message in done.err

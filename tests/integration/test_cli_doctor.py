@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from shell import Shell
 
 
-def test_a_fit_backend_is_told_line_by_line_and_exits_with_0(shell: Shell) -> None:
+def test_a_fit_backend_is_reported_line_by_line_and_exits_with_0(shell: Shell) -> None:
     shell.app.queue("mail").enqueue(b"x")
     done = shell("doctor")
     assert done.code == 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shell(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """Whose app can be imported, by each test anew."""
+    """A shell in whose folder each test's app can be imported."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield shell
     for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
@@ -175,7 +175,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_enqueued_is_refused_with_advice_and_changes_nothing(shell: Shell, case: str) -> None:
+def test_an_invalid_enqueue_is_refused_with_advice_and_changes_nothing(shell: Shell, case: str) -> None:
     code, arguments, says = REFUSED[case]
     before = shell.everything()
     done = shell("enqueue", *arguments)
@@ -196,7 +196,7 @@ def test_what_cannot_be_enqueued_is_refused_with_advice_and_changes_nothing(shel
         ("raise SystemExit(3)", "it called sys.exit: 3"),
     ],
 )
-def test_a_module_that_fails_is_told_with_its_error_and_line(shell: Shell, code: str, says: str) -> None:
+def test_a_module_that_fails_is_reported_with_its_error_and_line(shell: Shell, code: str, says: str) -> None:
     (shell.folder / "broken.py").write_text(f"x = 1\n{code}\n")
     done = shell.run("enqueue", "broken:app", "task")
     assert done.code == 2
@@ -206,7 +206,7 @@ def test_a_module_that_fails_is_told_with_its_error_and_line(shell: Shell, code:
         assert "broken.py, line 2" in done.err
 
 
-# --- ids of one's own, and doubt ---
+# --- ids that the caller chooses, and uncertain enqueues ---
 
 
 def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless(shell: Shell) -> None:
@@ -224,7 +224,7 @@ def test_an_id_that_cannot_be_one_is_refused(shell: Shell) -> None:
     assert done.err.startswith("error: id='' must be one word of ASCII, of 1 to 200 characters")
 
 
-def test_an_enqueue_in_doubt_says_so_and_how_it_is_repeated(shell: Shell) -> None:
+def test_an_uncertain_enqueue_says_so_and_how_it_is_repeated(shell: Shell) -> None:
     # Given a server whose replies to scripts are all lost
     with RedisServer() as server, Proxy((HOST, server.port)) as proxy:
         far, near = f"redis://{HOST}:{proxy.port}", f"redis://{HOST}:{server.port}"

@@ -90,11 +90,11 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["peek", "x", "--raw", "--json"], "choose one", ""),
         (["top", "-i", "inf"], "to a century, got 'inf'", "see: multiq top --help"),
         (["pause", "mail", "99999999999d"], "to a century, got", "see: multiq pause --help"),
-        (["top", "-i", "0"], "no more often than every 0.1 s", "see: multiq top --help"),
+        (["top", "-i", "0"], "must be 0.1 s or more", "see: multiq top --help"),
         (["backends", "--json", "--markdown"], "choose one", ""),
     ],
 )
-def test_a_wrong_call_is_told_in_two_lines(shell: Shell, arguments: list[str], says: str, see: str) -> None:
+def test_a_wrong_call_is_reported_in_two_lines(shell: Shell, arguments: list[str], says: str, see: str) -> None:
     before = shell.everything()
     done = shell(*arguments)
     assert (done.code, done.out) == (2, "")
@@ -119,7 +119,7 @@ def test_a_wrong_call_is_told_in_two_lines(shell: Shell, arguments: list[str], s
         ("", 2, "neither a URL"),
     ],
 )
-def test_a_connection_that_leads_nowhere_is_told(shell: Shell, url: str, code: int | None, says: str) -> None:
+def test_a_connection_that_leads_nowhere_is_reported(shell: Shell, url: str, code: int | None, says: str) -> None:
     files = sorted(shell.folder.iterdir())
     done = shell("stats", "-c", url)
     assert done.code in ({1, 2} if code is None else {code})
@@ -139,7 +139,7 @@ def test_a_connection_that_leads_nowhere_is_told(shell: Shell, url: str, code: i
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_in_the_wrong_folder_nothing_is_made_and_the_way_out_is_told(shell: Shell, command: list[str]) -> None:
+def test_in_the_wrong_folder_nothing_is_made_and_the_error_names_the_way_out(shell: Shell, command: list[str]) -> None:
     files = sorted(shell.folder.iterdir())
     done = shell(*command, MULTIQ_URL="")
     assert (done.code, done.out) == (1, "")
@@ -161,7 +161,7 @@ def test_in_the_wrong_folder_nothing_is_made_and_the_way_out_is_told(shell: Shel
         pytest.param(["down"], id="down", marks=pytest.mark.long),
     ],
 )
-def test_what_has_something_to_put_there_makes_the_store(shell: Shell, command: list[str]) -> None:
+def test_commands_that_write_make_the_store(shell: Shell, command: list[str]) -> None:
     assert shell.run(*command, MULTIQ_URL="").code == 0
     assert (shell.folder / "multiq.db").exists()
     assert shell.run("stats", MULTIQ_URL="").code == 0
@@ -208,7 +208,7 @@ def test_a_traceback_is_shown_on_request_only(shell: Shell, how: list[str]) -> N
     assert "Traceback" not in shell("peek", "gone", MULTIQ_TRACEBACK="0").err
 
 
-def test_a_bug_is_told_as_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_as_a_bug(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("oh")
 
@@ -219,7 +219,7 @@ def test_a_bug_is_told_as_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> 
     assert "--traceback" in done.err
 
 
-def test_a_reader_that_goes_away_is_no_error(shell: Shell) -> None:
+def test_a_reader_that_goes_away_causes_no_error(shell: Shell) -> None:
     shell.app.queue("mail").enqueue_many(range(1000))
     process = shell.start("jobs", "mail", "-n", "1000")
     assert process.stdout is not None
@@ -233,11 +233,11 @@ def test_a_reader_that_goes_away_is_no_error(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_mistakes_in_the_configuration_are_told_and_leave_help_alone(shell: Shell) -> None:
+def test_mistakes_in_the_configuration_are_reported_and_leave_help_alone(shell: Shell) -> None:
     (shell.folder / "multiq.toml").write_text("[worker]\nthreads = 0\nthraeds = 1\n")
     done = shell.run("stats")
     assert done.code == 2
-    assert "worker.threads: must be a whole number from 1 to 1024, not 0" in done.err
+    assert "worker.threads: must be a whole number from 1 to 1024, got 0" in done.err
     assert "worker.thraeds: unknown key (did you mean worker.threads?)" in done.err
     for arguments in ([], ["--help"], ["--version"], ["worker", "--help"], ["backends"]):
         assert shell.run(*arguments).code == 0
@@ -258,7 +258,7 @@ def test_multiq_alone_prints_its_help(shell: Shell) -> None:
     assert shell().out.startswith("Usage: multiq")
 
 
-def test_the_shell_is_told_how_to_complete(shell: Shell) -> None:
+def test_the_shell_gets_its_completion_script(shell: Shell) -> None:
     done = shell.run(_MULTIQ_COMPLETE="bash_complete", COMP_WORDS="multiq re", COMP_CWORD="1")
     assert done.out.split() == ["plain,reschedule", "plain,resume", "plain,restart"]
 

@@ -43,7 +43,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
         ("jbos", "did you mean 'jobs'?"),
     ],
 )
-def test_words_of_others_lead_to_the_command_that_is_meant(shell: Shell, word: str, hint: str) -> None:
+def test_command_names_of_other_tools_lead_to_the_command_that_is_meant(shell: Shell, word: str, hint: str) -> None:
     done = shell(word, "mail")
     assert (done.code, done.out) == (2, "")
     assert f"there is no command '{word}'" in done.err

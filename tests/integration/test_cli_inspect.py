@@ -53,7 +53,7 @@ def test_stats_of_named_queues_only(shell: Shell) -> None:
     assert [row["queue"] for row in shell("stats", "b", "never-used", "--json").json["queues"]] == ["b", "never-used"]
 
 
-def test_stats_tells_a_pause_with_the_time_that_is_left(shell: Shell) -> None:
+def test_stats_shows_a_pause_with_the_time_that_is_left(shell: Shell) -> None:
     shell.app.queue("mail").pause(7200)
     done = shell("stats")
     assert "PAUSED FOR" in done.out
@@ -167,7 +167,7 @@ def test_peek_finds_the_job_in_whatever_queue_and_says_which(shell: Shell) -> No
     ("state", "says"),
     [("delayed", "delayed, due in 1h"), ("reserved", "reserved, its lease ends in"), ("ready", "ready")],
 )
-def test_peek_tells_the_state_with_its_time(shell: Shell, state: str, says: str) -> None:
+def test_peek_returns_the_state_with_its_time(shell: Shell, state: str, says: str) -> None:
     assert says in shell("peek", one_in_each_state(shell)[state], "-q", "mail").out
 
 

@@ -43,12 +43,12 @@ def test_kick_takes_the_longest_buried_first_and_says_what_is_left(shell: Shell,
     assert [job.id for job in mail.jobs("buried")] == ids[3:]
 
 
-def test_kick_takes_one_unless_told(shell: Shell, mail: Queue) -> None:
+def test_kick_takes_one_by_default(shell: Shell, mail: Queue) -> None:
     bury(mail, 2)
     assert shell("kick", "mail", "--json").json == {"queue": "mail", "kicked": 1, "buried": 1}
 
 
-def test_kick_of_nothing_is_no_error(shell: Shell) -> None:
+def test_kick_of_nothing_succeeds(shell: Shell) -> None:
     shell.make_store()
     done = shell("kick", "mail", "10")
     assert (done.code, done.out) == (0, "kicked 0 jobs of queue mail\n")
@@ -136,7 +136,7 @@ def fill(mail: Queue) -> None:
     mail.enqueue(1, delay=3600)
 
 
-def test_purge_asks_with_the_numbers_and_does_as_it_is_told(shell: Shell, mail: Queue) -> None:
+def test_purge_asks_with_the_numbers_and_follows_the_answer(shell: Shell, mail: Queue) -> None:
     fill(mail)
     done = shell("purge", "mail", stdin="y\n")
     assert f"Delete the jobs of queue mail on {shell.url}: 3 ready, 1 delayed, 2 buried?" in done.err
@@ -162,7 +162,7 @@ def test_purge_of_some_states(shell: Shell, mail: Queue, states: list[str]) -> N
     assert mail.stats().delayed == 1
 
 
-# --- what is not there, or not to be touched -------------------------------------------------------------
+# --- missing and reserved jobs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [["delete"], ["kick", "--id"], ["peek"], ["reschedule", "--delay", "0"]])

@@ -35,7 +35,7 @@ def tables(server: MysqlDatabases, place: Place) -> tuple[str, ...]:
     return tuple(name for (name,) in server.ask("SHOW TABLES", database=place.name))
 
 
-def test_missing_tables_are_told_then_made_then_found(shell: Shell, server: MysqlDatabases, place: Place) -> None:
+def test_missing_tables_are_reported_then_made_then_found(shell: Shell, server: MysqlDatabases, place: Place) -> None:
     missing = shell("schema", "check", place.url)
     assert missing.code == 1
     assert "no tables yet" in missing.out
@@ -58,7 +58,7 @@ def test_missing_tables_are_told_then_made_then_found(shell: Shell, server: Mysq
     }
 
 
-def test_what_is_shown_is_what_would_be_run_and_needs_no_server(
+def test_show_sql_prints_what_would_be_run_and_needs_no_server(
     shell: Shell, server: MysqlDatabases, place: Place
 ) -> None:
     shown = shell("schema", "show-sql", "mysql://nobody@nowhere.invalid/jobs")
@@ -81,7 +81,7 @@ def test_what_is_shown_is_what_would_be_run_and_needs_no_server(
         ("version = version + 1, oldest = version", "newer"),
     ],
 )
-def test_tables_of_another_version_are_told(
+def test_tables_of_another_version_are_reported(
     shell: Shell, server: MysqlDatabases, place: Place, change: str, state: str
 ) -> None:
     shell("schema", "up", place.url)
@@ -101,7 +101,7 @@ def test_the_error_of_a_program_that_is_too_old_has_the_way_out(
     assert "upgrade multiq" in done.err
 
 
-def test_a_user_who_may_not_make_tables_gets_the_command(shell: Shell, server: MysqlDatabases, place: Place) -> None:
+def test_a_user_that_may_not_make_tables_gets_the_command(shell: Shell, server: MysqlDatabases, place: Place) -> None:
     with server.account("SELECT, INSERT, UPDATE, DELETE", f"{place.name}.*") as account:
         url = account.url(place.name)
         for command in (["schema", "up", url], ["-c", url, "enqueue", "-q", "mail", "--body", "1"]):

@@ -82,7 +82,7 @@ def test_a_server_that_forgets_its_jobs_is_found_out(shell: Shell, temporary: Pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT] * 20])
-def test_who_stops_it_finds_nothing_left(shell: Shell, temporary: Path, numbers: list[signal.Signals]) -> None:
+def test_a_stopped_run_leaves_nothing_behind(shell: Shell, temporary: Path, numbers: list[signal.Signals]) -> None:
     with RedisServer() as server:
         command = [sys.executable, "-m", "multiq", "soak", server.url, "--seconds", "60"]
         running = subprocess.Popen(command, cwd=shell.folder, stderr=subprocess.PIPE, env={**os.environ})
@@ -131,7 +131,7 @@ def test_a_store_that_is_not_there_leaves_no_folder_behind(shell: Shell, tempora
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_asked_is_told_before_anything_begins(
+def test_wrong_usage_is_reported_before_anything_begins(
     shell: Shell, arguments: list[str], says: str, temporary: Path
 ) -> None:
     if "." in arguments:

@@ -79,7 +79,7 @@ def test_a_current_folder_that_is_gone(shell: Shell, command: str) -> None:
     assert "Traceback" not in done.err
 
 
-def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_word(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_program_is_imported_ends_it_silently(tmp_path: Path) -> None:
     # Given an import that takes long
     (tmp_path / "msgspec.py").write_text("import pathlib, time; pathlib.Path('importing').touch(); time.sleep(60)")
     process = subprocess.Popen(

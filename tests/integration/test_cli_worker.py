@@ -1,4 +1,4 @@
-"""``multiq worker`` and ``multiq demo``, as processes."""
+"""``multiq worker``, as a process."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_signal_ends_an_idle_worker_with_0(shell: Shell, number: signal.Signal
     ("options", "lines", "level"),
     [((), 0, ""), (("--log-jobs",), 2, " info "), (("--log-level", "debug"), 2, " debug ")],
 )
-def test_a_line_for_each_job_is_told_on_request_only(
+def test_a_line_for_each_job_is_logged_on_request_only(
     shell: Shell, options: tuple[str, ...], lines: int, level: str
 ) -> None:
     enqueue(shell, "ann", "bob")
@@ -145,7 +145,7 @@ def test_the_memory_backend_is_warned_of(shell: Shell) -> None:
         ([], 2, "missing argument 'APP'"),
     ],
 )
-def test_what_no_worker_can_run_is_refused(shell: Shell, arguments: list[str], code: int, says: str) -> None:
+def test_an_app_that_no_worker_can_run_is_refused(shell: Shell, arguments: list[str], code: int, says: str) -> None:
     enqueue(shell, "ann")
     before = shell.everything()
     done = shell.run("worker", *arguments)
@@ -163,25 +163,3 @@ def test_a_worker_of_an_unreachable_store_keeps_asking_until_it_is_told_to_stop(
     _, rest = process.communicate(timeout=30)
     assert "no/such/folder" in "".join(lines) + rest
     assert "Traceback" not in rest
-
-
-def test_the_demo_keeps_its_promises_and_leaves_nothing_behind(shell: Shell, tmp_path: Path) -> None:
-    (shell.folder / "multiq.toml").write_text("a mistake")  # the show does not depend on where it is given
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    done = shell.run("demo", "--json", TMPDIR=str(temporary))
-    assert done.code == 0, done
-    cases = done.json["cases"]
-    assert [case["case"] for case in cases if not case["kept"]] == []
-    assert len(cases) == 8
-    assert list(temporary.iterdir()) == []
-
-
-def test_the_demo_says_so_when_its_worker_cannot_start(shell: Shell) -> None:
-    (shell.folder / "sitecustomize.py").write_text(
-        "import sys, os\nif 'worker' in sys.argv: os.write(2, b'no luck'); os._exit(9)"
-    )
-    done = shell.run("demo", PYTHONPATH=str(shell.folder))
-    assert done.code == 1
-    assert "NO" in done.out
-    assert "no luck" in done.err

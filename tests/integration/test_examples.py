@@ -81,7 +81,7 @@ GOOD = Counts(queued=3, delayed=1, retried=0, cancelled=0, worked_off=3, buried=
 def test_the_verdict_is_red_and_the_exit_code_1_when_anything_differs(seen: Counts, holds: bool, code: int) -> None:
     paper = io.StringIO()
     console = Console(file=paper, force_terminal=True, color_system="standard", width=100)
-    outcome = Outcome("mail", expected=GOOD, seen=seen, checks=[Check("nobody was forgotten", holds)])
+    outcome = Outcome("mail", expected=GOOD, seen=seen, checks=[Check("no mail is missing", holds)])
     assert report([outcome], 1.0, console) == code
     bold_red = "\x1b[1;31m"
     assert (bold_red in paper.getvalue()) == (code == 1)

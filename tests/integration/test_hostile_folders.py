@@ -126,7 +126,7 @@ def test_another_user_may_use_a_file_of_roots() -> None:
     assert settings.url == "memory://"
 
 
-def test_a_file_that_anybody_may_write_is_refused(tmp_path: Path) -> None:
+def test_a_world_writable_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "multiq.toml"
     path.write_text('url = "memory://"')
     path.chmod(0o646)
@@ -157,13 +157,13 @@ def test_a_strangers_pyproject_without_our_table_is_passed_over(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["multiq.toml", "pyproject.toml"])
-def test_a_pipe_holds_nobody_up(shell: Shell, name: str) -> None:
+def test_a_named_pipe_as_configuration_file_blocks_no_command(shell: Shell, name: str) -> None:
     os.mkfifo(shell.folder / name)
     assert shell.run("stats", MULTIQ_URL="memory://").code == 0
 
 
 @pytest.mark.long
-def test_v_tells_which_file_was_used(shell: Shell) -> None:
+def test_v_names_the_file_that_was_used(shell: Shell) -> None:
     assert "no configuration file" in shell.run("stats", "-v", MULTIQ_URL="memory://").err
     path = shell.folder / "multiq.toml"
     path.write_text('url = "memory://"')
@@ -200,7 +200,7 @@ def test_a_link_to_no_file_is_not_followed(shell: Shell) -> None:
     assert shell("enqueue", "--queue", "q", "--body", "1", MULTIQ_URL=f"sqlite:///{shell.folder}/link.db").code == 0
 
 
-def test_health_does_not_wait_for_who_holds_a_pipe_open(shell: Shell) -> None:
+def test_health_does_not_wait_for_a_process_that_holds_a_pipe_open(shell: Shell) -> None:
     os.mkfifo(shell.folder / "health")
     pipe = os.open(shell.folder / "health", os.O_RDWR)
     try:

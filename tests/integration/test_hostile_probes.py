@@ -206,7 +206,7 @@ def test_a_web_page_whose_name_leads_here_is_refused(serve: Callable[..., int], 
         b"G / HTTP/1.1\r\nHost: a\r\nhost: b",
     ],
 )
-def test_what_is_no_request(head: bytes) -> None:
+def test_a_malformed_request_is_refused(head: bytes) -> None:
     assert parse_request(head) is None
 
 
@@ -294,7 +294,7 @@ def test_a_burst_of_connections_is_let_in_at_once() -> None:
             clients.enter_context(socket.create_connection(listener.getsockname(), timeout=0.9))
 
 
-def test_who_gives_up_its_place_is_answered_if_it_has_asked(
+def test_a_connection_that_is_closed_for_a_new_one_is_answered_if_its_request_has_arrived(
     serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTIONS", 4)

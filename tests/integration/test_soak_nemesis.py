@@ -163,7 +163,9 @@ def test_a_fault_of_a_server_counts_if_it_says_so(
         ("import os; os.kill(os.getpid(), 9)", False),
     ],
 )
-def test_who_ends_by_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, is_told: bool) -> None:
+def test_a_process_that_ends_by_itself_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, is_told: bool
+) -> None:
     # Given a crew whose workers end in this way as soon as they are started
     monkeypatch.setattr(crew_module, "WORKERS", ("-p 1",))
     monkeypatch.setattr(crew_module, "CLIENTS", ())
@@ -214,7 +216,7 @@ def test_a_command_that_restarts_nothing_ends_the_soak_with_what_it_said(struck:
             struck("restart server", site)
 
 
-def test_a_server_that_was_frozen_goes_on_and_one_that_has_ended_is_no_fault(
+def test_a_frozen_server_goes_on_and_an_ended_one_counts_as_no_fault(
     struck: Callable[..., Any], process: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     with site_at(f"sqlite:///{tmp_path}/a.db", QUEUES, 5.0, Harm(freeze_pid=process.pid)) as site:
@@ -227,8 +229,8 @@ def test_a_server_that_was_frozen_goes_on_and_one_that_has_ended_is_no_fault(
         assert struck("freeze server", site)["missed"]
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 2**22 - 1], ids=["own", "parent", "nobody"])
-def test_what_must_not_be_frozen_is_refused_before_anything_begins(tmp_path: Path, pid: int) -> None:
+@pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 2**22 - 1], ids=["own", "parent", "none"])
+def test_a_process_that_must_not_be_frozen_is_refused_before_anything_begins(tmp_path: Path, pid: int) -> None:
     with (
         pytest.raises(OptionInvalid, match="process"),
         site_at(f"sqlite:///{tmp_path}/a.db", QUEUES, 5.0, Harm(freeze_pid=pid)),
@@ -259,7 +261,7 @@ def test_a_process_that_was_being_started_is_killed_with_all_others(
     started.wait()
 
 
-def test_a_file_that_somebody_else_has_begun_to_use_stays(tmp_path: Path) -> None:
+def test_a_file_that_another_program_uses_stays(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     with site_at(url, QUEUES, 5.0, Harm()):
         assert (tmp_path / "a.db").exists()

@@ -1,4 +1,4 @@
-"""``multiq top`` and the workers: who works on a connection and what runs there, on each backend."""
+"""``multiq top`` and the workers: which work on a connection and what they run, on each backend."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def heard(call: Viewer, pid: int) -> Answer | None:
 
 
 @pytest.mark.long
-def test_it_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str, shell: Shell) -> None:
+def test_top_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str, shell: Shell) -> None:
     # Given two workers, as on two hosts, one of which runs a job
     (tmp_path / "a").mkdir()
     busy_arguments = "['default'], processes=2, threads=2"

@@ -105,7 +105,7 @@ def blamed(folder: Path, url: str, options: str, **environment: str) -> Iterator
         worker.kill()
 
 
-# --- who is told -------------------------------------------------------------------------------------------
+# --- reports -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["deaf", pytest.param("stuck", marks=pytest.mark.long)])
@@ -132,7 +132,7 @@ def test_an_overdue_job_is_reported_once(tmp_path: Path, url: str, mode: str, is
         assert worker.words("start") == [1, 1]
 
 
-# --- who is blamed -----------------------------------------------------------------------------------------
+# --- blame -------------------------------------------------------------------------------------------------
 
 
 def test_the_time_in_which_another_job_holds_the_loop_does_not_count(tmp_path: Path, url: str) -> None:
@@ -268,7 +268,7 @@ def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
             assert len(begun) <= ("-t" in mode)
 
 
-# --- what is interrupted -----------------------------------------------------------------------------------
+# --- interrupts --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["-p 1", "-p 0"])

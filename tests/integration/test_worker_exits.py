@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def _rows() -> list[Row]:
-    _, _, table = PAGE.read_text("utf-8").partition("| there are |")
+    _, _, table = PAGE.read_text("utf-8").partition("| in the queue |")
     lines = table.partition("\n\n")[0].splitlines()[2:]
     cells = ([cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines)
     return [Row(given, options, then, int(code), began, left) for given, options, then, code, began, left in cells]
@@ -99,7 +99,7 @@ class Run:
         until(condition, timeout=30, what=lambda: f"{condition}: {self}")
 
 
-# --- what there is -----------------------------------------------------------------------------------------
+# --- the queue ---------------------------------------------------------------------------------------------
 
 
 def _six(seconds: float) -> None:
@@ -114,14 +114,14 @@ GIVEN: dict[str, Callable[[], Any]] = {
     "six short jobs": lambda: quick.enqueue_many([(number,) for number in range(6)]),
     "six jobs of a second": lambda: _six(1.0),
     "six jobs of minutes": lambda: _six(300),
-    "a job of tomorrow": lambda: quick.options(delay=86400).enqueue(0),
+    "a job due tomorrow": lambda: quick.options(delay=86400).enqueue(0),
     "a job that fails for good": lambda: fail.options(max_attempts=1).enqueue(0),
     "a job that ends its process with 0": lambda: leave.enqueue(0, "exit 0"),
     "a job that ends its process with 3": lambda: leave.enqueue(0, "exit 3"),
-    "a job deaf to its time limit": lambda: endless.options(max_attempts=1).enqueue(0, "deaf"),
+    "a job that ignores its time limit": lambda: endless.options(max_attempts=1).enqueue(0, "deaf"),
 }
 
-# --- what happens then -------------------------------------------------------------------------------------
+# --- signals -----------------------------------------------------------------------------------------------
 
 
 def _once_it_works(*numbers: signal.Signals) -> Callable[[Run], None]:
@@ -169,11 +169,11 @@ THEN: dict[str, Callable[[Run], None]] = {
     "SIGTERM twice": _once_it_works(signal.SIGTERM, signal.SIGTERM),
     "SIGINT twice": _once_it_works(signal.SIGINT, signal.SIGINT),
     "SIGTERM to the whole group": _to_all,
-    "SIGUSR2 before they come, SIGTERM": _pause_and_end,
-    "SIGUSR2 before they come, SIGCONT, SIGTERM": _pause_and_go_on,
+    "SIGUSR2 before the jobs come, SIGTERM": _pause_and_end,
+    "SIGUSR2 before the jobs come, SIGCONT, SIGTERM": _pause_and_go_on,
 }
 
-# --- what is left ------------------------------------------------------------------------------------------
+# --- jobs left ---------------------------------------------------------------------------------------------
 
 
 def _left(run: Run) -> str:
@@ -225,7 +225,7 @@ def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
     try:
         # Given a store and a worker for each mode
         for run in runs:
-            if "before they come" not in row.then:
+            if "before the jobs come" not in row.then:
                 _enqueue(run)
             run.start()
         # When the event of the row happens to each of them

@@ -93,7 +93,7 @@ def test_w1_the_job_of_a_killed_child_starts_again_at_once(tmp_path: Path, url: 
 def test_w1_jobs_that_finished_before_the_kill_are_not_run_again(tmp_path: Path, url: str) -> None:
     # Given an inline child that has done short jobs, not yet settled, and is now in a job that kills it
     if not app.backend.capabilities.portable_leases:
-        pytest.skip("its leases die with its connection: nobody else can settle them")
+        pytest.skip("its leases end with its connection: no other process can settle them")
     quick.enqueue_many([(number,) for number in range(200)])
     with worker(tmp_path, url, "processes=1") as process:
         until(lambda: len(words(process, "end")) == 200)  # it has learnt that jobs are short
@@ -149,7 +149,7 @@ def test_w15_a_worker_process_whose_heartbeat_dies_ends_and_is_replaced(tmp_path
         # Then its process does not go on as if it were healthy: the job runs again, in another process
         until(lambda: 1 in words(process, "end"))
         assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 2
-        assert "an error that nobody thought of" in process.log
+        assert "an unexpected error" in process.log
 
 
 # --- the hung and the stuck --------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_w4_a_coroutine_over_its_time_limit_ends_whatever_it_does(tmp_path: Path
 def test_a_job_that_keeps_the_interpreter_to_itself_for_three_leases_is_run_once(tmp_path: Path, url: str) -> None:
     # Given a job that holds the lock for three times its ttr, and a worker beside it that would take it over
     if not app.backend.capabilities.portable_leases:
-        pytest.skip("nobody but its own connection can touch a lease: docs/worker.md says so")
+        pytest.skip("only its own connection can touch a lease: docs/worker.md says so")
     clutch.enqueue(1, 3)
     with worker(tmp_path, url, "processes=2") as process:
         until(lambda: 1 in words(process, "end"))
@@ -251,7 +251,7 @@ def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connec
     assert bodies in ([*range(sent), -1], [*range(sent + 1), -1])
 
 
-# --- what cannot be understood -----------------------------------------------------------------------------
+# --- malformed jobs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\xff garbage", b"[1, 2", b'{"multiq": 99, "task": "quick"}', b'"text"'])

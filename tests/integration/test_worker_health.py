@@ -167,7 +167,7 @@ def test_the_health_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path,
     assert read(tmp_path / "health")["is_well"] is False
 
 
-def test_it_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer) -> None:
+def test_health_file_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer) -> None:
     with pytest.raises(multiq.OptionInvalid, match="need a process beside the jobs"):
         multiq.Worker(app, processes=0, health_file=tmp_path / "health")
     with pytest.raises(multiq.OptionInvalid, match="must be in a folder that exists"):

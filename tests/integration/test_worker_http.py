@@ -116,7 +116,7 @@ def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServe
         assert json.loads(ask(port, "/readyz")[1])["waits_for"] == ["it is paused"]
 
 
-def test_the_worker_tells_its_own_figures_while_the_backend_is_silent(tmp_path: Path, server: RedisServer) -> None:
+def test_the_worker_reports_its_own_figures_while_the_backend_is_silent(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)
         until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
@@ -160,7 +160,7 @@ def test_a_sidecar_that_dies_is_followed_by_one_that_answers(tmp_path: Path, ser
         assert figures(port)["multiq_jobs_total", "done", "quick"] == 1
 
 
-def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
+def test_other_pages_are_not_found(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)
         process.wait_until_working()
@@ -173,7 +173,7 @@ def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
                 connection.sendall(rubbish)
                 assert b" 200 " not in connection.recv(100)
         silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(150)]
-        assert ask(port, "/healthz")[0] == 200  # in its turn: those who say nothing are shown out
+        assert ask(port, "/healthz")[0] == 200  # in its turn: silent connections are closed
         for connection in silent:
             connection.close()
 
@@ -183,7 +183,7 @@ def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
     [
         (":9000", ("127.0.0.1", 9000)),
         ("localhost:0", ("localhost", 0)),
-        ("0.0.0.0:9000", ("0.0.0.0", 9000)),  # noqa: S104 - whoever writes this means it
+        ("0.0.0.0:9000", ("0.0.0.0", 9000)),  # noqa: S104 - given explicitly
         ("[::1]:9000", ("::1", 9000)),
     ],
 )
@@ -194,7 +194,7 @@ def test_an_address(text: str, address: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "9000", "host", "host:", ":x", ":70000", "a:1/metrics", "me:pw@host:1", "::1:9000"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_a_malformed_address_is_refused(text: str) -> None:
     with pytest.raises(multiq.OptionInvalid, match="write HOST:PORT"):
         parse_address(text)
 
@@ -205,7 +205,7 @@ def test_an_http_address_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         listen(parse_address(f":{taken.getsockname()[1]}"))
 
 
-def test_it_needs_an_extra(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_http_needs_an_extra(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[metrics\]'"):
         multiq.Worker(app, processes=1, http=":0")

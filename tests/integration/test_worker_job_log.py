@@ -148,7 +148,7 @@ def test_an_idle_worker_s_end_says_nothing_of_waiting(shell: Shell) -> None:
     assert not having("waits for", lines)
 
 
-def test_routine_recycling_is_no_warning(shell: Shell) -> None:
+def test_routine_recycling_is_not_logged_as_a_warning(shell: Shell) -> None:
     enqueue(shell, *["quick"] * 5)
     done = shell.run("worker", "shop.tasks:app", "--recycle-jobs", "2", "--prefetch", "1", "--stop-when-empty")
     lines = having("has worked for long enough", done.err.splitlines())

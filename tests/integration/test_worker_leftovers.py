@@ -54,7 +54,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     app.close()
 
 
-# --- what goes on -----------------------------------------------------------------------------------------
+# --- leftovers that go on ---------------------------------------------------------------------------------
 
 LEAVERS = [leave_task, leave_task_decorated, leave_subtask, leave_and_fail]
 LATE = [time_out_decorated, time_out_with_subtask]
@@ -90,7 +90,7 @@ def test_nothing_that_a_job_left_goes_on_after_it(mode: str, tmp_path: Path, url
     assert len({pid for _, _, pid, _ in diary}) == 1
 
 
-def test_what_a_neighbour_does_meanwhile_is_left_alone(tmp_path: Path, url: str) -> None:
+def test_tasks_of_another_job_are_left_alone(tmp_path: Path, url: str) -> None:
     # Given jobs that wait for subtasks of theirs while others end and leave tasks behind
     for number in range(1, 4):
         take_time.enqueue(10 + number)

@@ -117,7 +117,7 @@ def test_a_job_that_ends_its_process_over_and_over_is_slowed_down_whatever_the_e
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
-def test_what_waits_beside_a_job_that_kills_its_process_is_run(tmp_path: Path, url: str, mode: str) -> None:
+def test_jobs_that_wait_beside_one_that_kills_its_process_are_run(tmp_path: Path, url: str, mode: str) -> None:
     # Given a worker whose children are killed by their jobs, while leases come and go
     with worker(tmp_path, url, mode.replace("processes=1", "processes=2")) as process:
         for at in range(10):

@@ -41,7 +41,7 @@ def test_on_an_empty_queue_it_ends_at_once(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_runs_one_job_of_many(tmp_path: Path, mode: str) -> None:
+def test_once_runs_one_job_of_many(tmp_path: Path, mode: str) -> None:
     quick.enqueue_many([(number,) for number in range(3)])
     assert run(tmp_path, mode) == 0
     assert sum(word == "end" for word, *_ in read_diary(tmp_path / "diary")) == 1

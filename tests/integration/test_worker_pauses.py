@@ -38,10 +38,10 @@ def words(process: WorkerProcess, word: str) -> list[int]:
     return [number for said, number, _, _ in read_diary(process.diary) if said == word]
 
 
-def child_of(process: WorkerProcess, order: int = 0) -> int:
-    """The pid of the child that was there first, or later."""
+def child_of(process: WorkerProcess) -> int:
+    """The pid of the first child."""
     names = [line.split(" working ")[1].split()[0] for line in process.log.splitlines() if " working " in line]
-    return int(names[order].rpartition(":")[2])
+    return int(names[0].rpartition(":")[2])
 
 
 @pytest.mark.parametrize("mode", [*ALONE, *SUPERVISED])

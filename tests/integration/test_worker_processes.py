@@ -13,7 +13,7 @@ from worker_app import anap, app, fail, hold_the_gil, nap, quick, read_diary, su
 
 import multiq
 from multiq import State
-from multiq.worker.processes.process import EXIT_CUT_SHORT
+from multiq.worker.processes.exits import EXIT_CUT_SHORT
 
 if TYPE_CHECKING:
     from pathlib import Path

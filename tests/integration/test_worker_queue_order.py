@@ -86,7 +86,7 @@ def test_the_command_line_takes_weights_and_a_policy(tmp_path: Path) -> None:
         (["--policy", "fair"], "'fair' is not one of 'strict', 'weighted', 'round-robin'"),
     ],
 )
-def test_the_command_line_tells_bad_ones_with_the_way_out(options: list[str], says: str, tmp_path: Path) -> None:
+def test_the_command_line_reports_bad_ones_with_the_way_out(options: list[str], says: str, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
     with shell.app:
         told = shell.run("worker", "shop.tasks:app", *options, "--check")

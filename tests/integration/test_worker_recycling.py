@@ -12,8 +12,7 @@ from processes import until, worker
 from rough_app import grow, nap_through, program
 from worker_app import anap, app, quick, read_diary
 
-from multiq.worker.execution.recycling import EXIT_MEMORY
-from multiq.worker.processes.process import EXIT_CUT_SHORT
+from multiq.worker.processes.exits import EXIT_CUT_SHORT, EXIT_MEMORY
 
 if TYPE_CHECKING:
     from pathlib import Path

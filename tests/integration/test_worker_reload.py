@@ -16,7 +16,7 @@ from processes import until, worker
 from worker_app import app, nap, quick, read_diary
 
 import multiq
-from multiq.worker.execution.recycling import EXIT_MEMORY
+from multiq.worker.processes.exits import EXIT_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -279,7 +279,7 @@ def test_a_worker_ends_when_its_time_is_over(tmp_path: Path, url: str, mode: str
         assert len(read_diary(process.diary)) == 2
 
 
-def test_recycling_without_anybody_to_replace_the_process_is_refused() -> None:
+def test_recycling_without_a_supervisor_is_refused() -> None:
     with pytest.raises(multiq.OptionInvalid, match="processes=1 or more"):
         multiq.Worker(multiq.App("memory://"), recycle_jobs=5)
 

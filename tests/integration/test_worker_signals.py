@@ -70,7 +70,7 @@ def test_a_worker_stops_by_signal_after_a_job_has_taken_signals(
 
 
 @pytest.mark.parametrize("mode", SUPERVISED[:1])
-def test_a_stop_that_kills_a_job_without_handlers_is_no_crash_of_its(tmp_path: Path, url: str, mode: str) -> None:
+def test_a_stop_that_kills_a_job_without_handlers_counts_no_crash(tmp_path: Path, url: str, mode: str) -> None:
     # Given a job that has reset SIGTERM to the system's default
     handle = give_signals_up.enqueue(1)
     with worker(tmp_path, url, code=program(mode)) as process:

@@ -42,7 +42,7 @@ def told(seconds: float, count: int = 1) -> list[str]:
     return [f"the task ran longer than its timeout of {seconds:g} s"] * count
 
 
-# --- what is not the task's own code is left in peace -----------------------------------------------------
+# --- code that is not the task's own ----------------------------------------------------------------------
 
 
 @in_each_mode

@@ -101,7 +101,7 @@ def test_a_worker_whose_standard_streams_are_closed_works(tmp_path: Path, url: s
 
 
 @pytest.mark.parametrize("options", ["-p 0", "-p 1"])
-def test_what_a_job_s_program_prints_goes_nowhere_if_the_worker_has_no_standard_streams(
+def test_output_of_a_jobs_program_is_discarded_if_the_worker_has_no_standard_streams(
     tmp_path: Path, url: str, options: str
 ) -> None:
     # Given a job that starts a program which prints, and a command line without standard streams

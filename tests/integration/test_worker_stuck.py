@@ -37,7 +37,7 @@ def at(process: WorkerProcess, word: str, number: int) -> int:
 @pytest.mark.long
 def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Path, url: str) -> None:
     if not app.backend.capabilities.portable_leases:
-        pytest.skip("nobody but its own connection can touch or give back a lease: docs/worker.md says so")
+        pytest.skip("only its own connection can touch or give back a lease: docs/worker.md says so")
     # Given a worker that has learnt that jobs are short, and fetches a batch with a long one in its middle
     quick.enqueue_many([(number,) for number in range(200)])
     with worker(tmp_path, url, "processes=1") as process:
@@ -138,7 +138,7 @@ def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
 
 
 @pytest.mark.parametrize("mode", ["processes=1", "processes=1, threads=2"])
-def test_what_has_ended_does_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> None:
+def test_ended_jobs_do_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> None:
     # Given a hook that takes longer than a lease lasts, each time after the first, and a worker beside it
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)

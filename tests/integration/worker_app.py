@@ -200,7 +200,7 @@ def greedy(number: int) -> None:
 
 
 class EndlessText(Exception):
-    """Whoever wants to show it gets into a recursion that has no end."""
+    """Its text is an endless recursion."""
 
     def __str__(self) -> str:
         return repr(self)
@@ -253,7 +253,7 @@ def kill_a_thread(number: int) -> None:
         return
 
     def die(self: Fetcher) -> None:
-        raise RuntimeError("an error that nobody thought of")
+        raise RuntimeError("an unexpected error")
 
     Fetcher.touch_due = die  # type: ignore[method-assign]  # this process is lost anyway
     time.sleep(300)

@@ -74,10 +74,6 @@ class RedisServer(Server):
         return sum(stat["calls"] for name, stat in stats.items() if name.removeprefix("cmdstat_") in _OF_CONSUMERS)
 
     @property
-    def aof_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.folder.glob("appendonlydir/*"))
-
-    @property
     def listens(self) -> bool:
         """Whether its socket takes connections. Where it may not, look first: redis-py 5 leaves its own open then."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:

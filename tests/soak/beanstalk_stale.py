@@ -50,12 +50,12 @@ OTHERS_TURN = (0.0, 1.0)  # seconds from the end of its leases until the stopped
 BATCH = 20
 
 
-class Nudging(Proxy):
+class NoopProxy(Proxy):
     """A proxy that can send a command on behalf of a client that is stopped."""
 
     _WORD, _REPLY = b"peek 0\r\n", b"NOT_FOUND\r\n"
 
-    def nudge(self) -> None:
+    def send_noop(self) -> None:
         with self._lock:
             for link in self._links:
                 self._owed[link] = self._owed.get(link, 0) + 1
@@ -126,18 +126,18 @@ def _insist(call: Callable[[], list[T]]) -> list[T]:
 
 
 def verdict_on(lease: Lease, luck: random.Random) -> Verdict:
-    dice = luck.random()
-    if dice < 0.4:
+    draw = luck.random()
+    if draw < 0.4:
         return Ack(lease)
-    if dice < 0.6:
+    if draw < 0.6:
         return Release(lease)
-    if dice < 0.75:
+    if draw < 0.75:
         return Release(lease, delay=1.0)
-    return Bury(lease) if dice < 0.9 else GiveBack(lease)
+    return Bury(lease) if draw < 0.9 else GiveBack(lease)
 
 
 def supervise(server: BeanstalkServer, folder: Path, count: int, seconds: float) -> int:
-    links = [Nudging(server.address) for _ in range(count)]
+    links = [NoopProxy(server.address) for _ in range(count)]
     processes = [_process(link, folder / f"diary-{number}") for number, link in enumerate(links)]
     luck = random.Random(20261121)
     stops = 0
@@ -150,7 +150,7 @@ def supervise(server: BeanstalkServer, folder: Path, count: int, seconds: float)
             victim = luck.randrange(count)
             os.kill(processes[victim].pid, signal.SIGSTOP)
             time.sleep(luck.uniform(*STOPPED))
-            links[victim].nudge()
+            links[victim].send_noop()
             time.sleep(luck.uniform(*OTHERS_TURN))
             os.kill(processes[victim].pid, signal.SIGCONT)
             stops += 1

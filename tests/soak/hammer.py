@@ -82,12 +82,12 @@ class Hammer(ABC):
 
     def verdict(self, lease: Lease) -> Verdict:
         """A random verdict on a lease, mostly an ack."""
-        dice = self.luck.random()
-        if dice < 0.85:
+        draw = self.luck.random()
+        if draw < 0.85:
             return Ack(lease)
-        if dice < 0.9:
+        if draw < 0.9:
             return Release(lease, delay=self.luck.choice([0.0, 0.05]), reason="later")
-        return Bury(lease, "set aside") if dice < 0.93 else GiveBack(lease)
+        return Bury(lease, "set aside") if draw < 0.93 else GiveBack(lease)
 
     def note(self, sent: Sequence[Verdict], answers: Sequence[LeaseLost | None]) -> None:
         for verdict, answer in zip(sent, answers, strict=True):

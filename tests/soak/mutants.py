@@ -531,7 +531,7 @@ def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
         old = "local now = clock[1] * 1000000 + clock[2]"
         _edit("lua/include/clock.lua", old, f"{old} + 10000000")
     elif driver == "mysql":
-        from multiq_mysql.connection import Pool
+        from multiq_mysql.pool import Pool
         from multiq_mysql.statements import NOW, Sql
 
         Pool.now = property(lambda _self: Sql(f"({NOW} + 10000000)"))  # type: ignore[assignment]

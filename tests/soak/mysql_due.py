@@ -1,4 +1,4 @@
-"""A stream of jobs that become due, on a slow way, beside a due row that somebody has locked: nobody else waits.
+"""A stream of jobs that become due, over a slow link, beside a locked due row: no other queue waits.
 
     python tests/soak/mysql_due.py --seconds 30
 

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from multiq.backend import Ack, NewJob, State, Touch
 from multiq.backend.registry import open_backend
+from multiq.driverkit.call_retry import repetitions
 from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_ids
-from multiq_mysql import deadlock_retry
 
 sys.path.append(str(Path(__file__).parent.parent))
 
@@ -68,13 +68,13 @@ def supervise(folder: Path, count: int, seconds: float, url: str) -> int:
 def judge(total: hammer.Sum, seconds: float) -> int:
     """Compare what was enqueued with what was acked. Returns the exit code."""
     calls, jobs, refused = total.of("calls"), total.of("jobs"), total.of("refused")
-    replays = sum((Counter(diary["replays"]) for diary in total.diaries), Counter[str]())
+    retries = sum((Counter(diary["retries"]) for diary in total.diaries), Counter[str]())
     print(
         f"{total.told(seconds)}; "
         f"{refused:,} verdicts refused after their leases; {calls / seconds:,.0f} calls/s and {jobs / seconds:,.0f} "
         f"verbs on jobs/s, slowest call {total.slowest * 1000:.0f} ms; "
-        f"run again, per 10,000 calls: {sum(replays.values()) / calls * 10_000:.2f}, per 10,000 verbs on jobs: "
-        f"{sum(replays.values()) / jobs * 10_000:.2f} ({dict(replays)})"
+        f"run again, per 10,000 calls: {sum(retries.values()) / calls * 10_000:.2f}, per 10,000 verbs on jobs: "
+        f"{sum(retries.values()) / jobs * 10_000:.2f} ({dict(retries)})"
     )
     return 0 if total.is_right and refused else 1
 
@@ -103,7 +103,8 @@ class Hammer(hammer.Hammer):
         self.refused += 1  # the machine was slow, and the lease has ended
 
     def diary(self) -> dict[str, Any]:
-        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": deadlock_retry.retry_counts}
+        counts = {failure.name: count for failure, count in repetitions.items()}
+        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "retries": counts}
 
     def _enqueue(self) -> None:
         luck = self.luck

@@ -181,9 +181,9 @@ def text(recoveries: list[Recovery]) -> str:
         ["violated invariants", *(", ".join(one.verdict.violations) or "none" for one in recoveries)],
     ]
     told = (
-        "A server is killed (SIGKILL) and started again while workers, plain consumers and producers use it; nobody "
-        f"helps them. Then it is frozen (SIGSTOP). A call may take {TIMEOUT:g} s. Seconds, from when the server serves "
-        "again:\n\n"
+        "A server is killed (SIGKILL) and started again while workers, plain consumers and producers use it, "
+        f"without any intervention. Then it is frozen (SIGSTOP). A call may take {TIMEOUT:g} s. Seconds, from when the "
+        "server serves again:\n\n"
     )
     return f"{told}{table(head, rows)}"
 

@@ -1,4 +1,4 @@
-"""Eight processes on one SQLite file: nothing is lost, nothing is done twice, and nobody sees a lock.
+"""Eight processes on one SQLite file: nothing is lost, nothing is done twice, and no call fails for a lock.
 
     python tests/soak/sqlite_processes.py --seconds 60 --processes 8
 

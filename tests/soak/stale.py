@@ -79,7 +79,7 @@ class Kind:
 _WITH_IDS = ("sqlite", "redis", "mysql")  # beanstalkd numbers the jobs itself
 
 KINDS = (
-    Kind("time over, nobody took it"),
+    Kind("time over, not taken again"),
     Kind("another one holds it", taken="hold"),
     Kind("another one acked it", taken="ack"),
     Kind("another one released it", taken="release"),
@@ -93,9 +93,9 @@ KINDS = (
     Kind("its consumer reserved it again", taken="reserve again"),
     Kind("released and reserved again by its consumer", live="release", taken="reserve again"),
     Kind("its consumer had settled it", live="settle"),
-    Kind("nobody took it, another process speaks", speaker="third"),
-    Kind("who holds it now speaks for the old lease", taken="hold", speaker="rival"),
-    Kind("not ended, and another connection speaks", live="keep", speaker="third", only=("beanstalk",), is_live=True),
+    Kind("not taken again, verdict from another process", speaker="third"),
+    Kind("the new holder sends a verdict for the old lease", taken="hold", speaker="rival"),
+    Kind("not ended, verdict from another connection", live="keep", speaker="third", only=("beanstalk",), is_live=True),
 )
 
 
@@ -478,7 +478,7 @@ class Lane:
         valid_queue = f"{queue}-valid"
         do = self._luck.choice(["settle", "exchange"])
         said = list(zip(self._shuffled(itertools.cycle(self._verbs), len(leases)), leases, strict=True))
-        alone, together = said[: len(said) // 2], said[len(said) // 2 :]
+        alone, batched = said[: len(said) // 2], said[len(said) // 2 :]
         if do == "exchange":  # so that the exchange only settles, and has no job to hand out
             self._ask("rival", "pause", queue)
         ids = [lease.id for lease in leases]
@@ -486,13 +486,13 @@ class Lane:
         before = self.site.look(queue, ids)
         self._check_that_all_are_stale(kind, leases, before)
         self._say(kind, queue, [[each] for each in alone], do, ending)
-        self._ask("third", "put", valid_queue, ids=_new_ids(len(together)), ttr=LONG)
-        valid = self._reserve(kind.speaker, queue, len(together))
+        self._ask("third", "put", valid_queue, ids=_new_ids(len(batched)), ttr=LONG)
+        valid = self._reserve(kind.speaker, queue, len(batched))
         assert {lease.queue for lease in valid} == {valid_queue}
         if do == "exchange":
             self._ask("rival", "pause", valid_queue)
         good = list(zip(self._shuffled(itertools.cycle(self._verbs), len(valid)), valid, strict=True))
-        self._say(kind, queue, self._batches([*together, *good]), do, ending)
+        self._say(kind, queue, self._batches([*batched, *good]), do, ending)
         after = self.site.look(queue, ids)
         took = time.monotonic() - looked_at
         for verb, lease in said:
@@ -512,7 +512,7 @@ class Lane:
         for call in calls:
             verbs, its = [verb for verb, _ in call], [lease for _, lease in call]
             answer = self._ask(kind.speaker, do, queue, verbs=verbs, leases=its)
-            ways = (f"ended by {ending}", "said alone" if len(call) == 1 else "said in a batch", f"said by {do}")
+            ways = (f"ended by {ending}", "sent alone" if len(call) == 1 else "sent in a batch", f"sent by {do}")
             self._sums.taken += len(answer.leases)
             for (verb, lease), is_lost in zip(call, answer.lost, strict=True):
                 if lease.queue == queue:
@@ -645,7 +645,7 @@ def table(results: dict[str, Sums]) -> str:
     for kind in KINDS:
         row(f"- {kind.name}", lambda sums, k=kind.name: sum(n for (w, _), n in sums.said.items() if w == k) or None)  # type: ignore[misc]
     for verb in VERBS:
-        row(f"- said: {verb}", lambda sums, v=verb: sum(n for (_, w), n in sums.said.items() if w == v) or None)  # type: ignore[misc]
+        row(f"- verdict: {verb}", lambda sums, v=verb: sum(n for (_, w), n in sums.said.items() if w == v) or None)  # type: ignore[misc]
     ways = sorted({way for sums in results.values() for way in sums.ways})
     for way in ways:
         row(f"- {_WAYS.get(way, way)}", lambda sums, w=way: sums.ways[w] or None)  # type: ignore[misc]

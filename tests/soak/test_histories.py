@@ -14,7 +14,7 @@ from multiq.soak.load import Load
 HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.jsonl.gz"))
 
 
-def test_there_are_histories() -> None:
+def test_the_folder_has_histories() -> None:
     assert HISTORIES
 
 

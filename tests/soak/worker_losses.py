@@ -142,7 +142,7 @@ class Losses:
         if never:
             faults.append(f"{len(never)} of {self.enqueued} jobs never ran: {_some(never)}")
         if again:
-            faults.append(f"{len(again)} jobs ran again although nobody had killed their process: {_some(again)}")
+            faults.append(f"{len(again)} jobs ran again although their process was not killed: {_some(again)}")
         if cut:
             faults.append(f"{len(cut)} jobs without a time limit were ended in the middle: {_some(cut)}")
         begun = len(list(self.folder.glob("killed-*")))  # a killer may be killed by another before it writes its line

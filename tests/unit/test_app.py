@@ -147,10 +147,10 @@ async def async_generator() -> AsyncIterator[int]:
         (async_generator, "not be a generator"),
         (3, "a task must be a function, got 3"),
         ("mail.reset", "a task must be a function"),
-        (type, "the arguments of .* cannot be found out"),
+        (type, "the signature of .* cannot be read"),
     ],
 )
-def test_what_would_only_seem_to_run_is_refused(app: multiq.App, function: Any, complaint: str) -> None:
+def test_a_function_that_would_only_seem_to_run_is_refused(app: multiq.App, function: Any, complaint: str) -> None:
     with pytest.raises(ArgumentsInvalid, match=complaint):
         app.task(function)
     assert app.tasks == {}

@@ -166,7 +166,7 @@ def test_a_job_does_not_wait_for_it(app: multiq.App) -> None:
 
     app.task(name="first")(lambda: None).enqueue()
     app.task(name="second")(ran.set).enqueue()
-    # Then nobody waits for anybody
+    # Then no call waits for another one
     drain(app)
     assert heard == [True, True]
 

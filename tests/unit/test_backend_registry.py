@@ -44,7 +44,7 @@ def test_an_unknown_scheme_is_refused_with_what_there_is(url: str, complaint: st
 
 
 @pytest.mark.parametrize("text", ["", "jobs.db", "sqlite:", "/jobs.db", "://x", "localhost:6379"])
-def test_what_is_no_url_is_refused_with_what_one_looks_like(text: str) -> None:
+def test_text_that_is_not_a_url_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UrlInvalid, match=r"a backend's URL must be like 'sqlite:///jobs.db'"):
         open_backend(text)
 
@@ -104,10 +104,16 @@ def test_a_driver_whose_client_library_is_missing_says_which(tmp_path: Path) -> 
     assert "kafka" not in ask(tmp_path, "print(backends_with('client_ids'))")
 
 
-def test_two_packages_that_bring_one_name_are_told_apart_from_none(tmp_path: Path) -> None:
+def test_two_packages_with_one_name_are_reported(tmp_path: Path) -> None:
     driver = "from multiq.backend.memory import MemoryBackend as KafkaBackend\n"
     install(tmp_path / "multiq-kafka", "multiq-kafka", "kafka = one:KafkaBackend", one=driver)
     install(tmp_path / "other-kafka", "other-kafka", "kafka = other:KafkaBackend", other=driver)
     other = f"sys.path.insert(0, {str(tmp_path / 'other-kafka')!r})\n"
     said = ask(tmp_path / "multiq-kafka", other + OPEN)
     assert said.startswith("BackendNotInstalled two installed packages bring a backend 'kafka': uninstall one")
+
+
+def test_a_missing_driver_is_reported_by_the_error_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(BackendNotInstalled, match="did you mean 'redis'"):
+        load_driver("reddis")
+    assert caplog.records == []

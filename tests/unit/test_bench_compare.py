@@ -26,8 +26,8 @@ def alone(seed: int, noise: float = 1.0) -> Report:
     return report(seed=seed, noise=noise, targets=TARGETS[:1])
 
 
-def row_of(comparison: Comparison, workload: str, metric: str, target: str = "redis") -> Row:
-    wanted = (workload, metric, target)
+def row_of(comparison: Comparison, workload: str, metric: str) -> Row:
+    wanted = (workload, metric, "redis")
     return next(row for row in comparison.rows if (row.workload, row.metric.name, row.target) == wanted)
 
 
@@ -72,12 +72,12 @@ def test_fewer_jobs_per_second_are_worse_and_more_are_better() -> None:
     assert row.low < row.ratio < row.high
 
 
-def test_what_the_threshold_allows_is_no_regression() -> None:
+def test_a_change_within_the_threshold_is_not_a_regression() -> None:
     slower = report(seed=2, factors={("settle", "settle"): 1.2})
     assert not compare(report(seed=1), slower, threshold=0.3).regressed
 
 
-def test_one_repeat_tells_nothing_of_what_is_measured() -> None:
+def test_one_repeat_allows_no_verdict_on_a_measured_figure() -> None:
     found = compare(report(seed=1, repeats=1), report(seed=2, repeats=1, factors={("drain", "drained"): 0.2}))
     row = row_of(found, "drain", "drained")
     assert (row.verdict, row.why, row.low) == ("cannot tell", "one repeat only", None)
@@ -92,7 +92,7 @@ def test_repeats_that_spread_cannot_tell() -> None:
     assert not found.regressed
 
 
-def test_what_is_counted_and_always_the_same_needs_no_spread() -> None:
+def test_constant_counts_need_no_spread() -> None:
     before = report(seed=1)
     after = with_figure(report(seed=2), "drain", "commands", lambda value: value and value * 1.5)
     found = compare(before, after)
@@ -101,14 +101,14 @@ def test_what_is_counted_and_always_the_same_needs_no_spread() -> None:
 
 
 @pytest.mark.long
-def test_zero_in_both_runs_is_no_difference_and_zero_in_one_is_not_judged() -> None:
+def test_zero_in_both_runs_means_no_difference_and_zero_in_one_is_not_judged() -> None:
     none = with_figure(report(seed=1), "drain", "commands", lambda _: 0.0)
     assert row_of(compare(none, none), "drain", "commands").verdict == "no difference"
     row = row_of(compare(none, report(seed=2)), "drain", "commands")
     assert (row.verdict, row.why, row.ratio) == ("cannot tell", "a ratio to zero means nothing", None)
 
 
-def test_what_only_informs_and_what_nobody_knows_is_not_judged() -> None:
+def test_informative_and_unknown_figures_are_not_judged() -> None:
     found = compare(report(seed=1), report(seed=2))
     assert verdicts(found, "drain", "server memory") == set()
     assert not [row for row in found.rows if (row.target, row.metric.name) == ("sqlite", "commands")]
@@ -137,7 +137,7 @@ def with_figure(old: Report, workload: str, metric: str, change: Any) -> Report:
     return replaced(old, results=results)
 
 
-# --- what cannot be told ---------------------------------------------------------------------------------
+# --- uncertain figures -----------------------------------------------------------------------------------
 
 
 def test_a_drain_that_is_four_times_slower_in_two_repeats_is_not_no_difference() -> None:
@@ -178,7 +178,7 @@ def test_no_difference_is_said_of_all_figures_or_not_at_all() -> None:
     assert found.summary().startswith("cannot tell for ")
 
 
-def test_what_looks_worse_is_shown_though_it_is_not_certain() -> None:
+def test_figures_that_look_worse_are_shown_though_uncertain() -> None:
     found = compare(report(seed=1, repeats=1), report(seed=2, repeats=1, factors={("drain", "drained"): 0.2}))
     suspects = [(row.workload, row.metric.name) for row in found.suspects()]
     assert suspects[0] == ("drain", "drained")  # the worst
@@ -190,7 +190,7 @@ def only(old: Report, workload: str) -> Report:
     return replaced(old, results=[result for result in old.results if result.workload == workload])
 
 
-# --- what must be alike ----------------------------------------------------------------------------------
+# --- comparable runs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def only(old: Report, workload: str) -> Report:
         ({"environment": {"CPU": "another"}}, "CPU: AMD EPYC 7R13, 2 cores against another"),
     ],
 )
-def test_runs_that_mean_different_things_are_refused_or_told(change: dict[str, Any], told: str) -> None:
+def test_runs_that_are_not_comparable_are_refused_or_listed(change: dict[str, Any], told: str) -> None:
     old, new = report(seed=1), replaced(report(seed=2), **change)
     with pytest.raises(ReportsDiffer) as caught:
         compare(old, new)
@@ -229,7 +229,7 @@ def test_nothing_in_common_is_refused_even_then() -> None:
         compare(report(targets=TARGETS[:1]), report(targets=TARGETS[1:]), anyway=True)
 
 
-def test_what_else_is_different_is_told() -> None:
+def test_other_differences_are_listed() -> None:
     old = report(seed=1, targets=TARGETS[:3])
     new = report(seed=2, targets=TARGETS[1:], noise=3, violations={("drain", "mysql"): Violation("lost", 1, "one")})
     new = replaced(new, environment={**new.environment, "Python": "3.12.1", "load at the start": "7"})
@@ -257,7 +257,7 @@ def test_a_slower_machine_is_not_called_a_regression() -> None:
     assert "the machine itself was 15.0% slower in the new run: times may differ by as much more" in found.caveats
 
 
-def test_a_slower_machine_is_no_excuse_for_more_commands() -> None:
+def test_a_slower_machine_does_not_explain_more_commands() -> None:
     more = with_figure(report(seed=2), "drain", "commands", lambda value: value and value * 1.2)
     found = compare(replaced(report(seed=1), reference=0.020), replaced(more, reference=0.026))
     assert verdicts(found, "drain", "commands") == {"worse"}

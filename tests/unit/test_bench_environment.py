@@ -59,7 +59,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-def test_a_machine_at_rest_is_no_reason_for_care(machine: Machine) -> None:
+def test_an_idle_machine_causes_no_warning(machine: Machine) -> None:
     meter = Meter()
     assert machine.run(meter, 1, 1.1, 1, 1.2) == pytest.approx([1, 1.1, 1, 1.2])
     assert meter.reference == pytest.approx(0.004)
@@ -70,7 +70,7 @@ def test_a_run_without_repeats_is_calm(machine: Machine) -> None:
     assert Meter().verdict() is None
 
 
-def test_one_slow_moment_is_borne_and_many_are_told(machine: Machine) -> None:
+def test_one_slow_moment_is_ignored_and_many_are_reported(machine: Machine) -> None:
     meter = Meter()
     machine.run(meter, 1, 1, 3, 1, 1)
     assert meter.verdict() is None
@@ -81,7 +81,7 @@ def test_one_slow_moment_is_borne_and_many_are_told(machine: Machine) -> None:
     )
 
 
-def test_a_machine_that_gets_faster_sets_the_measure_anew(machine: Machine) -> None:
+def test_a_machine_that_gets_faster_resets_the_measure(machine: Machine) -> None:
     machine.seconds = 0.008
     meter = Meter()
     machine.seconds = 0.004
@@ -89,7 +89,7 @@ def test_a_machine_that_gets_faster_sets_the_measure_anew(machine: Machine) -> N
     assert meter.reference == 0.004
 
 
-def test_a_host_that_takes_time_away_is_told(machine: Machine) -> None:
+def test_stolen_time_is_reported(machine: Machine) -> None:
     meter = Meter()
     machine.run(meter, 1, 1)
     machine.stolen, machine.passed = 5.0, machine.passed + 80
@@ -97,7 +97,7 @@ def test_a_host_that_takes_time_away_is_told(machine: Machine) -> None:
     assert meter.verdict() == "the machine's host gave 5% of its CPU time to others"
 
 
-def test_a_machine_that_was_at_work_before_is_told(machine: Machine) -> None:
+def test_a_busy_machine_is_reported(machine: Machine) -> None:
     machine.load = 64.0 * 16
     meter = Meter()
     machine.load = 0

@@ -174,7 +174,7 @@ def test_a_comparison_shows_what_changed_and_keeps_the_rest_folded(red: str) -> 
     assert changed.count('class="worse"') == 4
     assert 'class="worse"' not in rest
     suspects = changed.count('class="unsure"')
-    assert f"{263 - suspects} figures that did not change, or cannot be told" in text
+    assert f"{263 - suspects} figures that did not change, or are uncertain" in text
     assert ("What looks worse, and may not be" in changed) == bool(suspects)
 
 

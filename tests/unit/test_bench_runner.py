@@ -72,7 +72,7 @@ def go(
 ) -> tuple[Report, list[tuple[str, str]]]:
     """A run, and what it told meanwhile."""
     told: list[tuple[str, str]] = []
-    servers, run_logs = folder / "servers", folder / "journals"
+    servers, run_logs = folder / "servers", folder / "run_logs"
     servers.mkdir()
     run_logs.mkdir()
     with open_targets(names, "durable", servers) as targets:
@@ -129,7 +129,7 @@ def test_workloads_have_names_and_variants_of_their_own() -> None:
             assert len(set(variants)) == len(variants)
 
 
-# --- what cannot be done ---------------------------------------------------------------------------------
+# --- skipped workloads -----------------------------------------------------------------------------------
 
 
 def test_work_that_fails_is_a_violation_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_work_that_fails_is_a_violation_and_the_run_goes_on(tmp_path: Path) -> N
     assert [len(result.samples) for result in report.results if result.workload == "twice"] == [4, 2]
 
 
-def test_what_a_contestant_is_not_fit_for_is_left_out_with_its_reason(tmp_path: Path) -> None:
+def test_a_workload_that_a_target_cannot_run_is_left_out_with_the_reason(tmp_path: Path) -> None:
     report, _ = go(tmp_path, TooMuch())
     assert {(result.skipped, len(result.samples)) for result in report.results} == {("it would take a year", 0)}
     assert report.violations == []

@@ -55,7 +55,7 @@ def test_a_run_fits_any_width_and_loses_no_figure(width: int) -> None:
         assert everything.count(target) >= 9
 
 
-def test_a_row_has_each_contestants_median_spread_and_share_of_the_limit() -> None:
+def test_a_row_has_each_targets_median_spread_and_share_of_the_baseline() -> None:
     a_run = report(targets=TARGETS[:1], repeats=3)
     drain = next(result for result in a_run.results if result.workload == "drain")
     samples = [
@@ -68,11 +68,11 @@ def test_a_row_has_each_contestants_median_spread_and_share_of_the_limit() -> No
     assert line(found, "of the baseline").split() == ["of", "the", "baseline", "25%"]
 
 
-def test_what_a_server_does_not_tell_is_no_zero() -> None:
+def test_a_figure_that_a_server_does_not_report_is_not_shown_as_zero() -> None:
     assert line(lines(render(report())), "commands/job").split()[-1] == "-"
 
 
-def test_who_took_part_is_told_with_what_it_survives() -> None:
+def test_targets_are_listed_with_what_they_survive() -> None:
     found = lines(render(report()))
     assert line(found, "sqlite").split() == ["sqlite", "SQLite", "3.40.1", "server", "crash", "(synchronous", "NORMAL)"]
     assert "yours" not in "".join(found)
@@ -80,7 +80,7 @@ def test_who_took_part_is_told_with_what_it_survives() -> None:
     assert "redis 7.0.15, yours" in "".join(lines(render(replaced(report(), targets=theirs))))
 
 
-def test_what_was_skipped_says_why() -> None:
+def test_a_skipped_workload_says_why() -> None:
     assert line(lines(render(report()), 200), "not on beanstalk, body 60 KB").endswith("raise the server's -z")
 
 
@@ -99,7 +99,7 @@ def test_each_broken_promise_has_a_line_of_its_own() -> None:
     assert found[-1] == "2 broken promises among 6,300,000 jobs"
 
 
-def test_a_noisy_machine_is_told() -> None:
+def test_a_noisy_machine_is_reported() -> None:
     noisy = report(noise=3)
     assert f"take the figures with care: {noisy.noise}" in lines(render(noisy))
     assert not [text for text in lines(render(report())) if "care" in text]
@@ -130,7 +130,7 @@ def compared(new: Report, width: int = 100) -> list[str]:
     return lines(render_comparison(compare(report(seed=1), new)), width)
 
 
-def test_what_is_worse_comes_first_and_the_verdict_last() -> None:
+def test_worse_figures_come_first_and_the_verdict_last() -> None:
     found = compared(report(seed=2, factors={("settle", "settle"): 1.3, ("bulk", "enqueued"): 1.7}), 120)
     rows = [text for text in found if text.endswith(("worse", "better"))]
     assert [text.split()[-1] for text in rows] == ["worse"] * 4 + ["better"] * 4
@@ -145,7 +145,7 @@ def test_no_difference_is_one_sentence() -> None:
     assert found[-1].startswith("no difference: of 2 figures none is worse by more than 100%")
 
 
-def test_what_may_be_worse_is_shown_and_the_rest_counted() -> None:
+def test_figures_that_may_be_worse_are_shown_and_the_rest_counted() -> None:
     found = compared(report(seed=2, repeats=2, factors={("drain", "drained"): 0.25}), 120)
     unsure = [text for text in found if text.endswith("cannot tell")]
     assert len(unsure) == 10
@@ -161,12 +161,12 @@ def test_a_comparison_fits_too(width: int) -> None:
     assert max(map(len, found)) <= width
 
 
-def test_a_headline_that_is_a_time_per_job_is_no_cost() -> None:
+def test_a_headline_that_is_a_time_per_job_is_not_repeated_as_a_cost() -> None:
     found = lines(render(report()))
     assert line(found, "settle, us/job").count("±") == 4
 
 
-def test_a_metric_that_nobody_has_is_shown_as_unknown() -> None:
+def test_a_metric_that_no_target_has_is_shown_as_unknown() -> None:
     a_run = report(targets=TARGETS[:2])
     more = [
         replaced(workload, metrics=[*workload.metrics, Metric("swaps", "swaps/job", "lower")])

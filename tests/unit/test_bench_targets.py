@@ -45,7 +45,7 @@ def test_memory_keeps_nothing_and_counts_nothing(tmp_path: Path) -> None:
 def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "GROUP", "multiq.bench.of.nobody")
+    monkeypatch.setattr(targets, "GROUP", "multiq.bench.of.none")
     assert load_bench("memory") is None
     with open_targets(["memory://shared"], "fast", tmp_path) as (target,):
         assert (target.backend, target.url, target.is_ours) == ("memory", "memory://shared", False)
@@ -61,12 +61,12 @@ def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
 
 
 @pytest.mark.parametrize("given", ["reddis", "reddis://localhost"])
-def test_a_backend_that_is_not_there_is_told_as_everywhere(given: str, tmp_path: Path) -> None:
+def test_a_missing_backend_is_reported_as_everywhere(given: str, tmp_path: Path) -> None:
     with pytest.raises(BackendNotInstalled, match="did you mean 'redis'"), open_targets([given], "fast", tmp_path):
         pytest.fail("it began")
 
 
-def test_a_url_that_cannot_be_used_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_url_that_cannot_be_used_is_reported_before_anything_starts(tmp_path: Path) -> None:
     with (
         pytest.raises(UrlInvalid, match="syncronous"),
         open_targets(["sqlite:///x.db?syncronous=full"], "fast", tmp_path),
@@ -84,7 +84,7 @@ def test_nothing_durable_is_measured_in_memory(tmp_path: Path, monkeypatch: pyte
         pass
 
 
-def test_what_a_server_does_not_tell_makes_no_difference() -> None:
+def test_a_setting_that_a_server_does_not_report_makes_no_difference() -> None:
     before = Counters(commands=10, sent=5, memory=700, cpu=0.5)
     after = Counters(commands=14, received=3, sent=5, memory=600, cpu=2.0)
     assert after.since(before) == Counters(commands=4, received=None, sent=0, memory=600, cpu=1.5)

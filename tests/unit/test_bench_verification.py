@@ -1,4 +1,4 @@
-"""The bench's proof: every kind of violation, from a journal written by hand, and what is none."""
+"""The bench's verification: every kind of violation, from a run log written by hand, and runs without one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_job_that_only_failed_is_lost() -> None:
     assert "lost" in found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[run(0, failed=True)], fails={0: 1}))
 
 
-def test_what_is_handed_out_when_the_queue_is_emptied_is_not_lost() -> None:
+def test_a_job_that_is_handed_out_when_the_queue_is_emptied_is_not_lost() -> None:
     result = verify(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], emptied=array("q", [2, 1])))
     assert result.violations == []
     assert (result.enqueued, result.finished, result.runs) == (3, 3, 1)
@@ -75,7 +75,7 @@ def test_a_job_that_has_run_and_is_found_again_is_doubled() -> None:
     assert found(explained) == {}
 
 
-def test_a_job_found_that_nobody_enqueued_is_invented() -> None:
+def test_a_found_job_that_was_not_enqueued_is_invented() -> None:
     emptied = array("q", [0, 1, 7])
     assert found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[], emptied=emptied))["invented"].count == 1
     broken_off = Evidence(sent=[], runs=[], emptied=emptied, complaint="the producer died")
@@ -83,11 +83,11 @@ def test_a_job_found_that_nobody_enqueued_is_invented() -> None:
 
 
 @pytest.mark.parametrize("left", [{"ready": 2}, {"ready": 1, "buried": 1}, {"ready": None}, {"ready": 0}])
-def test_what_the_store_says_that_it_has_is_no_excuse_for_a_lost_job(left: dict[str, int | None]) -> None:
+def test_counts_of_the_store_do_not_explain_a_lost_job(left: dict[str, int | None]) -> None:
     assert found(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left=left))["lost"].count == 2
 
 
-def test_what_is_left_when_all_is_done_is_a_violation() -> None:
+def test_a_job_that_is_left_when_all_is_done_is_a_violation() -> None:
     runs = [run(0), run(1)]
     counted = found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=runs, left={"ready": 0, "delayed": 2, "buried": 1}))
     assert set(counted) == {"left over"}
@@ -163,7 +163,7 @@ def test_a_lower_priority_number_and_the_older_job_go_first() -> None:
     assert "out of order" in found(Evidence(sent=sent, runs=younger_first, in_order=True))
 
 
-def test_an_order_that_nobody_promised_is_not_looked_at() -> None:
+def test_an_order_that_was_not_promised_is_not_checked() -> None:
     result = verify(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[run(1), run(0, 2 * SECOND)]))
     assert result.violations == []
     assert "out of order" not in result.checked
@@ -182,17 +182,17 @@ def test_a_run_that_was_cut_short_ended_with_its_process() -> None:
     assert "overlap" in found(Evidence(sent=sent, runs=runs, killed={ME: 3 * SECOND}))
 
 
-def test_a_job_that_nobody_enqueued_is_invented() -> None:
+def test_a_job_that_was_not_enqueued_is_invented() -> None:
     invented = found(Evidence(sent=[Sent(5, 2, 0, 1)], runs=[run(5), run(6), run(7), run(4)]))["invented"]
     assert invented.count == 2
-    assert invented.example == "job 4 was run, and nobody enqueued it"
+    assert invented.example == "job 4 was run, and was never enqueued"
 
 
 def test_work_that_could_not_be_done_has_failed() -> None:
     assert found(Evidence(sent=[], runs=[], complaint="the server is gone"))["failed"].example == "the server is gone"
 
 
-# --- the journal -----------------------------------------------------------------------------------------
+# --- the run log -----------------------------------------------------------------------------------------
 
 
 def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:

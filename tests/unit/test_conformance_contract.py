@@ -45,21 +45,22 @@ def test_every_paragraph_has_a_test() -> None:
     assert set(PARAGRAPHS) - proved == set()
 
 
-def test_what_is_shown_elsewhere_is_a_part_of_a_paragraph_with_a_reason() -> None:
+def test_a_promise_tested_elsewhere_is_a_part_of_a_paragraph_with_a_reason() -> None:
     assert set(ELSEWHERE) <= set(PARAGRAPHS)
     assert all(len(reason) > 20 for reason in ELSEWHERE.values())
 
 
 @pytest.mark.parametrize("power", POWERS)
 def test_every_power_has_a_test(power: str) -> None:
-    assert [name for name, test in all_tests() if power in declared(test, REQUIRES)]
+    by_topic = any(power in declared(topic, REQUIRES) for topic in TOPICS)
+    assert by_topic or [name for name, test in all_tests() if power in declared(test, REQUIRES)]
 
 
 def test_no_test_requires_a_power_and_its_lack() -> None:
     assert [name for name, test in all_tests() if set(declared(test, REQUIRES)) & set(declared(test, WITHOUT))] == []
 
 
-def test_there_are_as_many_behaviours_as_a_contract_of_this_length_needs() -> None:
+def test_the_suite_has_enough_tests_for_the_contract() -> None:
     assert len(list(all_tests())) >= 150
 
 

@@ -32,8 +32,8 @@ class PoorConsumer(MemoryConsumer):
         super().__init__(*parts)
         self._held: dict[str, Lease] = {}
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases = super().reserve(limit, timeout)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases = super().reserve(limit, timeout, queues)
         self._held.update({lease.token: lease for lease in leases})
         return leases
 
@@ -67,7 +67,7 @@ class PoorBackend(MemoryBackend):
         max_body=MAX_BODY,
         client_ids=Gap("never", "the store numbers its jobs itself"),
         atomic_batches=Gap("never", "the store takes one job at a time"),
-        waits_in_server=Gap("not done", "nobody has needed it yet"),
+        waits_in_server=Gap("not done", "it was not needed yet"),
         shared=Gap("never", "the jobs live in one process's memory"),
         persistent=Gap("never", "the jobs end with the process"),
         disconnect_ends_lease=True,
@@ -144,7 +144,7 @@ def test_an_honest_backend_with_every_gap_keeps_the_rest(report: Report) -> None
 
 
 @pytest.mark.long
-def test_each_gap_is_told_and_none_is_passed_over(report: Report) -> None:
+def test_each_gap_is_reported(report: Report) -> None:
     gaps = {power for power, _ in PoorBackend.declared.gaps()}
     assert {row.power for row in report.refused} == gaps
 
@@ -156,7 +156,7 @@ def test_where_a_power_is_missing_its_counterpart_is_tried(report: Report) -> No
         "test_a_backend_that_chooses_ids_chooses_a_new_one_each_time",
         "test_a_backend_that_keeps_no_reasons_shows_none",
         "test_a_new_id_replaces_the_old_one",
-        "test_what_cannot_be_listed_is_refused_and_never_an_empty_list[buried]",
+        "test_a_state_that_cannot_be_listed_is_refused_and_never_an_empty_list[buried]",
         "test_where_it_cannot_be_undone_the_attempt_is_counted",
         "test_a_job_whose_consumer_closed_is_ready_at_once",
         "test_one_byte_more_is_refused_with_both_sizes",
@@ -177,5 +177,5 @@ class LyingHarness(PoorHarness):
 
 
 def test_an_empty_list_in_place_of_a_refusal_is_found_out() -> None:
-    report = run_harness(LyingHarness, select=["what_cannot_be_listed"])
+    report = run_harness(LyingHarness, select=["that_cannot_be_listed"])
     assert [row.outcome for row in report.rows] == ["failed"] * 4

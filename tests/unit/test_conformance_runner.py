@@ -51,7 +51,7 @@ class BoastfulHarness(ManualHarness):
 class ModestHarness(MemoryHarness):
     """An installation that lacks what the driver claims."""
 
-    gaps: Mapping[str, Gap] = {"waits_in_server": Gap("cannot today", "a proxy in between cuts off who waits")}
+    gaps: Mapping[str, Gap] = {"waits_in_server": Gap("cannot today", "a proxy in between cuts off waiting clients")}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_the_honest_backend_keeps_all_that_it_claims(whole: Report) -> None:
     assert len(whole.kept) > 300
 
 
-def test_every_paragraph_is_told_of(whole: Report) -> None:
+def test_every_paragraph_is_reported(whole: Report) -> None:
     paragraphs = {paragraph.number: paragraph for paragraph in whole.paragraphs()}
     assert list(paragraphs) == list(PARAGRAPHS)
     assert paragraphs["4.3"].verdict == "kept"
@@ -98,7 +98,7 @@ def test_a_report_is_json_and_markdown(whole: Report) -> None:
     assert "- `shared`, never: the jobs live in one process's memory" in lines
 
 
-def test_a_broken_promise_is_told_with_its_reason() -> None:
+def test_a_broken_promise_is_reported_with_its_reason() -> None:
     # Given a backend with a bug
     report = run_harness(PLANTED["order as text"].harness(), select=["3.4"], walks=0)
     # Then the paragraph is broken, and so is the verdict
@@ -132,17 +132,17 @@ def test_without_a_proxy_lost_replies_are_not_tried(whole: Report) -> None:
 def test_a_harness_can_lack_what_its_driver_claims() -> None:
     report = run_harness(ModestHarness, select=["an_idle_consumer"])
     assert [(row.power, row.gap, row.reason) for row in report.refused] == [
-        ("waits_in_server", "cannot today", "a proxy in between cuts off who waits")
+        ("waits_in_server", "cannot today", "a proxy in between cuts off waiting clients")
     ]
     assert report.ok
 
 
-def test_a_report_without_rows_is_no_success() -> None:
+def test_a_report_without_rows_is_not_a_success() -> None:
     report = Report(backend="x", target="x", rows=(), unproved=(), is_whole=True, seconds=0)
     assert not report.ok
 
 
-def test_an_unproved_claim_is_no_success() -> None:
+def test_an_unproved_claim_is_not_a_success() -> None:
     row = Row(topic="Ack", name="test_x", paragraphs=("5.1",), powers=(), outcome="kept", seconds=0)
     report = Report(backend="x", target="x", rows=(row,), unproved=("reasons",), is_whole=True, seconds=0)
     assert not report.ok
@@ -171,7 +171,7 @@ def test_a_paragraph_or_a_section_can_be_selected() -> None:
     assert len(section.rows) > len(paragraph.rows)
 
 
-def test_what_fits_nothing_is_an_error() -> None:
+def test_a_selection_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(OptionInvalid, match="matches no test"):
         run_harness(MemoryHarness, select=["no such topic"])
 
@@ -185,7 +185,7 @@ def test_walks_can_be_chosen_and_left_out() -> None:
         run_harness(MemoryHarness, walks=-1)
 
 
-def test_progress_is_told_test_by_test() -> None:
+def test_progress_is_reported_test_by_test() -> None:
     told: list[tuple[str, int, int]] = []
     report = run_harness(
         MemoryHarness, select=["ack"], progress=lambda row, done, total: told.append((row.name, done, total))
@@ -204,7 +204,7 @@ def test_a_url_is_enough() -> None:
 
 
 def test_a_shared_store_is_used_in_queues_of_ones_own_and_left_clean() -> None:
-    # Given a store that somebody else uses
+    # Given a store that another program uses
     with MemoryBackend(name="runner-shared") as backend:
         backend.pause("theirs", 3600)
         # When topics that leave much behind are run against it
@@ -221,7 +221,7 @@ def test_a_password_is_masked_and_a_wrong_url_is_an_error() -> None:
         run("no url")
 
 
-def test_a_backend_that_does_not_answer_is_told_once_and_at_once(tmp_path: Path) -> None:
+def test_a_backend_that_does_not_answer_is_reported_once_and_at_once(tmp_path: Path) -> None:
     with pytest.raises(MultiqError):
         run(f"sqlite:///{tmp_path}/no/such/folder/jobs.db")
 
@@ -246,10 +246,10 @@ print(report.summary())
 
 
 @pytest.mark.long
-def test_it_runs_anywhere_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_suite_runs_in_any_folder_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # Given a folder with a project's own settings for pytest, broken ones among them
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
-    (tmp_path / "conftest.py").write_text("raise RuntimeError('nobody asked you')\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('must not be imported')\n")
     before = sorted(path.name for path in tmp_path.iterdir())
     # When the suite is run there
     environment = os.environ | {"PYTEST_ADDOPTS": "--no-such-option", "PYTEST_PLUGINS": "no_such_plugin"}
@@ -335,7 +335,7 @@ def test_a_harness_needs_neither_pytest_nor_hypothesis() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_suite_that_cannot_be_imported_is_told_as_broken_and_not_as_interrupted(
+def test_a_suite_that_cannot_be_imported_is_reported_as_broken_and_not_as_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("multiq.conformance.runner._FILE", "raise RuntimeError('a topic is missing')")

@@ -76,7 +76,7 @@ def test_slow_name_is_resolved_once_for_all_waiting_calls(slow: SlowResolver, ur
     assert slow.asked == 1
     # When the answer comes while another one waits
     threading.Timer(0.2, slow.go.set).start()
-    # Then that one uses it, and finds that nobody is there
+    # Then that one uses it, and finds no server there
     with open_backend(f"{url}?timeout=5") as backend, pytest.raises(BackendUnavailable) as caught:
         backend.stats("mail")
     assert "DNS" not in str(caught.value)

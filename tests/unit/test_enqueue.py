@@ -66,7 +66,7 @@ class Numbering(Failing):
     declared = msgspec.structs.replace(MemoryBackend.declared, client_ids=Gap("never", "it numbers the jobs itself"))
 
 
-def in_doubt(cause: type[BackendUnavailable] = BackendTimeout, **more: Any) -> Callable[..., EnqueueUncertain]:
+def uncertain(cause: type[BackendUnavailable] = BackendTimeout, **more: Any) -> Callable[..., EnqueueUncertain]:
     def make(queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
         error = EnqueueUncertain(queue, jobs, "no answer", **{"client_ids": True, **more})
         error.__cause__ = cause("no answer")
@@ -88,8 +88,8 @@ def on(backend: MemoryBackend) -> Queue:
 # --- what is told ---
 
 
-def test_a_lost_reply_is_told_with_the_ids() -> None:
-    queue = on(Failing(in_doubt(), stored=2))
+def test_a_lost_reply_raises_an_error_with_the_ids() -> None:
+    queue = on(Failing(uncertain(), stored=2))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue_many([1, 2])
     assert [job.id for job in queue.jobs("ready")] == [*told.value.ids]
@@ -101,13 +101,13 @@ def test_a_lost_reply_is_told_with_the_ids() -> None:
 
 def test_a_message_names_a_few_of_many_ids() -> None:
     with pytest.raises(EnqueueUncertain, match=r"\(\S+, \S+, \S+ and 97 more\)") as told:
-        on(Failing(in_doubt())).enqueue_many(range(100))
+        on(Failing(uncertain())).enqueue_many(range(100))
     assert len(told.value.ids) == 100
 
 
-def test_what_was_in_doubt_once_stays_in_doubt_whatever_the_next_try_ends_with() -> None:
+def test_an_uncertain_job_stays_uncertain_whatever_the_next_attempt_ends_with() -> None:
     for end in (BackendFull, BackendTimeout, BackendError):
-        queue = on(Failing(in_doubt(BackendUnavailable), certain(BackendUnavailable), certain(end), stored=1))
+        queue = on(Failing(uncertain(BackendUnavailable), certain(BackendUnavailable), certain(end), stored=1))
         with pytest.raises(EnqueueUncertain, match="not now") as told:
             queue.enqueue(1)
         assert isinstance(told.value.__cause__, end)
@@ -115,17 +115,17 @@ def test_what_was_in_doubt_once_stays_in_doubt_whatever_the_next_try_ends_with()
 
 
 @pytest.mark.parametrize("error", [BackendTimeout, BackendFull, BackendError])
-def test_what_is_certainly_not_there_is_told_as_it_is(error: type[BackendError]) -> None:
+def test_an_error_that_stored_nothing_is_passed_on(error: type[BackendError]) -> None:
     with pytest.raises(error, match="not now") as told:
         on(Failing(certain(error))).enqueue(1)
     assert not isinstance(told.value, EnqueueUncertain)
 
 
 def test_each_job_is_named_once_over_several_tries() -> None:
-    """The first try takes one of four and leaves two in doubt, the second takes one more and has no room."""
+    """The first attempt stores one of four and leaves two uncertain, the second stores one more and has no room."""
 
     def first(queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
-        return in_doubt(BackendUnavailable, accepted={0: jobs[0].id}, unsent=jobs[3:])(queue, jobs[1:3])
+        return uncertain(BackendUnavailable, accepted={0: jobs[0].id}, unsent=jobs[3:])(queue, jobs[1:3])
 
     def second(_: str, jobs: Sequence[NewJob]) -> EnqueuePartial:
         error = EnqueuePartial({1: jobs[1].id}, len(jobs), "no room")
@@ -142,7 +142,7 @@ def test_each_job_is_named_once_over_several_tries() -> None:
     assert [job.id for job in told.value.unsent] == [ids[3]]
 
 
-def test_a_part_that_an_earlier_try_took_is_told() -> None:
+def test_jobs_that_an_earlier_attempt_stored_are_in_the_error() -> None:
     def first(_: str, jobs: Sequence[NewJob]) -> EnqueuePartial:
         error = EnqueuePartial({0: jobs[0].id}, len(jobs), "gone")
         error.__cause__ = BackendUnavailable("gone")
@@ -159,7 +159,7 @@ def test_a_part_that_an_earlier_try_took_is_told() -> None:
 
 @pytest.mark.parametrize("stored", [0, 1, 2])
 def test_a_repetition_adds_what_is_missing_and_returns_what_the_call_would_have_returned(stored: int) -> None:
-    queue = on(Failing(in_doubt(), in_doubt(), stored=stored))
+    queue = on(Failing(uncertain(), uncertain(), stored=stored))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue_many([1, 2])
     with pytest.raises(EnqueueUncertain) as told_again:
@@ -172,7 +172,7 @@ def test_a_repetition_adds_what_is_missing_and_returns_what_the_call_would_have_
 
 
 def test_one_job_s_repetition_returns_one_handle() -> None:
-    queue = on(Failing(in_doubt(), stored=1))
+    queue = on(Failing(uncertain(), stored=1))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue("one")
     handle = told.value.repeat()
@@ -182,7 +182,7 @@ def test_one_job_s_repetition_returns_one_handle() -> None:
 
 def test_a_task_s_repetition_can_be_awaited() -> None:
     app = multiq.App("memory://")
-    backend = app._backend = Failing(in_doubt(), stored=1)
+    backend = app._backend = Failing(uncertain(), stored=1)
     task = app.task(do)
 
     async def main() -> Any:
@@ -195,7 +195,7 @@ def test_a_task_s_repetition_can_be_awaited() -> None:
 
 
 def test_a_repetition_after_it_went_well_sends_nothing_and_so_runs_nothing_twice() -> None:
-    queue = on(Failing(in_doubt(), stored=1))
+    queue = on(Failing(uncertain(), stored=1))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue("one")
     handle = told.value.repeat()
@@ -206,7 +206,7 @@ def test_a_repetition_after_it_went_well_sends_nothing_and_so_runs_nothing_twice
 
 @pytest.mark.parametrize(("passed", "due_in"), [(LONG / 4, 3 * LONG / 4), (2 * LONG, 0)])
 def test_a_delayed_job_becomes_due_when_it_was_to_be_due(passed: float, due_in: float) -> None:
-    backend = Failing(in_doubt())
+    backend = Failing(uncertain())
     with pytest.raises(EnqueueUncertain) as told:
         on(backend).enqueue(1, delay=LONG)
     again: Any = told.value._again
@@ -217,7 +217,7 @@ def test_a_delayed_job_becomes_due_when_it_was_to_be_due(passed: float, due_in: 
 
 
 def test_where_the_backend_gives_out_the_ids_a_repetition_is_refused_and_says_why() -> None:
-    backend = Numbering(in_doubt(client_ids=False))
+    backend = Numbering(uncertain(client_ids=False))
     with pytest.raises(EnqueueUncertain, match="only if running one twice does no harm") as told:
         on(backend).enqueue(1)
     assert told.value.ids == ()
@@ -228,12 +228,12 @@ def test_where_the_backend_gives_out_the_ids_a_repetition_is_refused_and_says_wh
 
 def test_the_error_of_a_backend_s_own_enqueue_says_how_it_can_be_repeated() -> None:
     with pytest.raises(EnqueueUncertain) as told:
-        Failing(in_doubt()).enqueue("q", [NewJob(b"x", "1")])
+        Failing(uncertain()).enqueue("q", [NewJob(b"x", "1")])
     with pytest.raises(BackendError, match="pass its jobs to the backend's enqueue"):
         told.value.repeat()
 
 
-def test_an_error_that_is_sent_to_another_process_keeps_what_it_tells() -> None:
+def test_an_error_that_is_sent_to_another_process_keeps_its_fields() -> None:
     error = EnqueueUncertain(
         "q", [NewJob(b"x", "1")], "cut", accepted={1: "2"}, unsent=[NewJob(b"y", "3")], client_ids=True
     )
@@ -337,7 +337,7 @@ def test_where_the_backend_gives_out_the_ids_one_s_own_are_refused() -> None:
     assert backend.calls == []
 
 
-def test_whoever_writes_an_id_to_the_task_itself_is_told_where_it_goes() -> None:
+def test_an_id_passed_to_the_decorator_is_refused_with_the_right_place() -> None:
     options: dict[str, Any] = {"id": "a"}
     with pytest.raises(OptionInvalid, match=r"did you mean options\(id=...\) of the task"):
         multiq.App("memory://").task(**options)

@@ -72,7 +72,7 @@ def test_any_other_program_reads_a_golden_file_as_json(name: str) -> None:
     assert fields.get("args", []) == ENVELOPES[name].args
 
 
-def test_there_is_no_golden_file_that_nobody_tests() -> None:
+def test_every_golden_file_is_tested() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(ENVELOPES)
 
 
@@ -136,7 +136,7 @@ def test_another_version_is_refused_as_such_whatever_its_fields_are(version: int
         (b'{"multiq":1,"task":"t","args":' + b"[" * 20_000 + b"]" * 20_000 + b"}", "recursion"),
     ],
 )
-def test_what_is_no_envelope_is_refused_with_what_is_wrong(body: bytes, complaint: str) -> None:
+def test_a_body_that_is_not_an_envelope_is_refused_with_the_reason(body: bytes, complaint: str) -> None:
     with pytest.raises(PayloadInvalid, match=f"the body is not a task's envelope: .*({complaint})"):
         decode_envelope(body)
 
@@ -249,7 +249,7 @@ def test_a_kind_of_text_number_or_dict_goes_in_as_its_plain_value(value: Any, pl
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        (math.nan, "value is nan, which JSON cannot say"),
+        (math.nan, "value is nan, which JSON cannot hold"),
         ([1, math.inf], r"value\[1\] is inf"),
         ({"a": {"b": -math.inf}}, r"value\.a\.b is -inf"),
         ([Celsius("nan")], r"value\[0\] is nan"),
@@ -275,7 +275,7 @@ def test_a_kind_of_text_number_or_dict_goes_in_as_its_plain_value(value: Any, pl
         ([10**5000], r"value\[0\] cannot be written as JSON: .*4300 digits"),
     ],
 )
-def test_what_json_cannot_say_is_refused_with_its_place(value: Any, complaint: str) -> None:
+def test_a_value_that_json_cannot_hold_is_refused_with_its_path(value: Any, complaint: str) -> None:
     with pytest.raises(PayloadInvalid, match=complaint) as refused:
         encode_json(value)
     assert str(refused.value).encode("utf-8")  # the message itself can be printed
@@ -313,7 +313,7 @@ def test_nesting_is_taken_up_to_a_hundred_levels() -> None:
         encode_json(nested(101))
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_refused() -> None:
     loop: list[Any] = [1]
     loop.append({"again": loop})
     with pytest.raises(PayloadInvalid, match="contains itself"):
@@ -337,5 +337,5 @@ def test_plain_values_need_no_look(value: Any) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"\xff", b"{", b"hello", b"1" * 5000, b"[" * 20_000, b'"\\ud800"', b"1e999", b"NaN"]
 )
-def test_what_is_not_json_is_given_back_as_the_bytes_it_is(body: bytes) -> None:
+def test_a_body_that_is_not_json_is_returned_as_bytes(body: bytes) -> None:
     assert decode_json(body) is body

@@ -1,4 +1,4 @@
-"""Events: who hears of what, and that a subscriber's error stays with the subscriber."""
+"""Events: which subscribers get them, and that a subscriber's error stays with the subscriber."""
 
 from __future__ import annotations
 

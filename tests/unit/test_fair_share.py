@@ -62,10 +62,10 @@ def test_shares_hold_when_batches_are_of_all_sizes() -> None:
     weights = {"high": 3, "low": 1}
     backend = MemoryBackend()
     fill(backend, dict.fromkeys(weights, JOBS))
-    dice = random.Random(3)
+    rng = random.Random(3)
     counts = taken(
         FairShareConsumer(backend.consumer(list(weights)), seeded(weights)),
-        [dice.randint(1, 100) for _ in range(JOBS // 50)],
+        [rng.randint(1, 100) for _ in range(JOBS // 50)],
     )
     assert 0.72 < counts["high"] / counts.total() < 0.78
 
@@ -97,15 +97,15 @@ def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("jobs", [1, 2, 3, 5])
 def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jobs: int) -> None:
-    # Given workers that begin anew each time
+    # Given workers that start again each time
     weights = {"high": 3, "low": 1}
-    dice = random.Random(5)
+    rng = random.Random(5)
     backend = MemoryBackend()
     fill(backend, dict.fromkeys(weights, 4000 * jobs))
     counts: Counter[str] = Counter()
     # When each takes a few jobs, one by one
     for _ in range(4000):
-        counts += taken(FairShareConsumer(backend.consumer(list(weights)), FairShare(weights, dice)), [1] * jobs)
+        counts += taken(FairShareConsumer(backend.consumer(list(weights)), FairShare(weights, rng)), [1] * jobs)
     # Then all of them together keep the shares
     assert 0.73 < counts["high"] / counts.total() < 0.77
 

@@ -32,10 +32,10 @@ class Watched(Consumer):
         self.touches: list[float] = []
         self.is_away = False
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         if self.is_away:
             raise BackendUnavailable("the backend is away")
-        return self._inner.reserve(limit, timeout)
+        return self._inner.reserve(limit, timeout, queues)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         if any(isinstance(verdict, Touch) for verdict in verdicts):
@@ -83,7 +83,7 @@ def is_due(child: Child, *, is_over: bool) -> float:
 
 
 def test_a_lease_that_is_over_before_its_job_has_begun_is_not_touched(child: Child) -> None:
-    # Given a lease that somebody else has kept alive beyond the moment at which the child may begin its job
+    # Given a lease that another process has kept alive beyond the moment at which the child may begin its job
     ends_at = is_due(child, is_over=True)
     assert child.app.backend.consumer(["default"]).settle([Touch(child.held.lease)]) == [None]
     # When the child would touch, then it does not: that one may give it back at any moment. And it does not try again

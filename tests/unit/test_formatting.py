@@ -45,7 +45,7 @@ def test_every_duration_is_short(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("number", "text"), [(None, "?"), (0, "0"), (1234567, "1,234,567")])
-def test_what_is_not_known_is_no_zero(number: int | None, text: str) -> None:
+def test_an_unknown_number_is_not_shown_as_zero(number: int | None, text: str) -> None:
     assert count(number) == text
 
 
@@ -66,7 +66,7 @@ def test_nothing_that_a_terminal_would_act_on_is_left(text: str) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"])))
-def test_what_is_readable_stays_as_it_is(text: str) -> None:
+def test_readable_text_stays_as_it_is(text: str) -> None:
     assert safe(text) == text
 
 
@@ -142,7 +142,7 @@ def test_the_busiest_queue_comes_first_and_the_rest_is_counted() -> None:
     assert lines[4] == "and 2 more queues"
 
 
-def test_what_is_not_known_is_shown_as_such() -> None:
+def test_an_unknown_value_is_shown_as_unknown() -> None:
     assert drawn(look(stats("a", None)), look(stats("a", 1)))[2].split()[:3] == ["a", "?", "?"]
 
 
@@ -157,7 +157,7 @@ def test_no_queue_at_all_is_said() -> None:
     assert drawn(look())[-1] == "no queue holds a job"
 
 
-def test_what_is_too_long_keeps_its_beginning_and_its_end() -> None:
+def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
     text = "first line\n" + "x" * 10_000 + "\nlast line"
     short = abridge(text, 400)
     assert len(short) < 450
@@ -198,7 +198,7 @@ def test_queues_and_workers_share_a_screen(queues: int, workers: int, jobs: int)
         assert ["host0:2", "task", "q", f"{jobs - 1}s", "1", f"{jobs - 1}"] in [line.split() for line in lines]
 
 
-def test_what_workers_and_jobs_are_called_cannot_move_the_cursor() -> None:
+def test_names_of_workers_and_jobs_cannot_move_the_cursor() -> None:
     (one,) = crew(1, 1)
     evil = "\x1b[2J"
     other = WorkerNow(evil, evil, 1.0, [evil], 1, 1, 1, [Running(evil, evil, evil, 1.0, evil, 1)])

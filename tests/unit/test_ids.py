@@ -15,7 +15,7 @@ from multiq.ids import new_id, new_ids
 
 
 @given(st.integers(min_value=0, max_value=200))
-def test_there_are_as_many_ids_as_asked_for_and_all_differ(count: int) -> None:
+def test_new_ids_are_as_many_as_asked_for_and_all_differ(count: int) -> None:
     ids = new_ids(count)
     assert len(ids) == len(set(ids)) == count
 

@@ -84,7 +84,7 @@ def test_a_job_that_was_settled_in_the_block_is_left_alone(queue: Queue) -> None
     assert handle.state() is State.DELAYED
 
 
-def test_a_lost_lease_is_told_when_the_block_ends(timed_queue: Queue, clock: ManualClock) -> None:
+def test_a_lost_lease_is_raised_when_the_block_ends(timed_queue: Queue, clock: ManualClock) -> None:
     timed_queue.enqueue("work", ttr=10)
     with pytest.raises(LeaseLost, match=r"the lease of job .* of queue 'q' has ended"), timed_queue.reserve():
         clock.advance(11)
@@ -139,7 +139,7 @@ def test_a_job_takes_one_verdict(queue: Queue, settle: Callable[[multiq.Job], No
         settle(job)
 
 
-def test_a_touch_is_no_verdict(queue: Queue) -> None:
+def test_a_touch_is_not_a_verdict(queue: Queue) -> None:
     queue.enqueue("work")
     job = queue.reserve()
     job.touch()
@@ -263,7 +263,7 @@ def test_handles_are_equal_by_queue_and_id(queue: Queue) -> None:
 # --- what is told of a job ---
 
 
-def test_peek_tells_everything_and_changes_nothing(queue: Queue) -> None:
+def test_peek_returns_everything_and_changes_nothing(queue: Queue) -> None:
     handle = queue.enqueue({"n": 1}, priority=7, ttr=90, delay=60)
     for _ in range(2):
         info = handle.peek()
@@ -294,7 +294,7 @@ def test_the_task_of_a_job_is_known_if_it_is_one(queue: Queue, body: bytes, task
 # --- the current job, and describing errors ---
 
 
-def test_there_is_no_current_job_outside_of_a_task() -> None:
+def test_current_job_raises_outside_of_a_task() -> None:
     with pytest.raises(LookupError, match="no multiq job runs here"):
         multiq.current_job()
 

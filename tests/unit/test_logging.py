@@ -46,11 +46,11 @@ def run(level: str, form: str, *, log_jobs: bool | None = None, summary: float =
 
     @app.task(max_attempts=1)
     def greet(name: str) -> None:
-        if name == "nobody":
+        if name == "none":
             raise ValueError("\x1b[31mred\x1b[0m")
 
     greet.enqueue("ann-the-secret")
-    greet.enqueue("nobody")
+    greet.enqueue("none")
     multiq.Worker(app, stop_when_empty=True, log_jobs=log_jobs).run()
 
 
@@ -61,7 +61,7 @@ def test_a_line_for_each_job_if_it_is_asked_for_without_its_arguments(capsys: py
     assert "ann-the-secret" not in said
 
 
-def test_by_default_failures_and_a_summary_are_told_and_no_job_that_is_done(
+def test_by_default_failures_and_a_summary_are_logged_and_no_finished_job(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run("info", "text")
@@ -75,7 +75,9 @@ def test_by_default_failures_and_a_summary_are_told_and_no_job_that_is_done(
 
 
 @pytest.mark.parametrize(("level", "summary"), [("warning", 60.0), ("info", 0.0)])
-def test_no_summary_where_none_is_to_be(level: str, summary: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_summary_is_logged_if_it_is_turned_off(
+    level: str, summary: float, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(level, "text", summary=summary)
     assert " summary " not in capsys.readouterr().err
 
@@ -116,7 +118,7 @@ def test_summaries_come_soon_at_first_and_then_ever_more_seldom() -> None:
         assert told[-1] == (100.0, 1)
 
 
-def test_debug_tells_of_the_start_and_error_of_nothing_but_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_logs_each_start_and_error_only_failures(capsys: pytest.CaptureFixture[str]) -> None:
     run("debug", "text")
     said = capsys.readouterr().err
     assert "start     greet" in said
@@ -185,6 +187,8 @@ def test_a_slow_job_s_line_has_its_fields(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(("slow_job", "level"), [(0, "info"), (3600, "info"), (0.05, "error")])
-def test_none_is_told_when_none_is_to_be(slow_job: float, level: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_slow_job_is_logged_if_it_is_turned_off(
+    slow_job: float, level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_slowly(slow_job, level)
     assert " slow " not in capsys.readouterr().err

@@ -23,7 +23,7 @@ def app() -> Iterator[multiq.App]:
 
 
 def slip_in(app: multiq.App, task: str, **limits: float) -> None:
-    """A job as anybody writes it who may write into the queue."""
+    """A job as any client may write it into the queue."""
     app.queue().enqueue(json.dumps({"multiq": 1, "task": task, **limits}).encode())
 
 

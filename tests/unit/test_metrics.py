@@ -28,7 +28,7 @@ def emit(metrics: Metrics, process: int, *happened: Event) -> None:
         events.emit(event)
 
 
-def test_what_each_process_counts_adds_up() -> None:
+def test_counts_of_all_processes_add_up() -> None:
     metrics = Metrics(["a", "b"], 2)
     emit(metrics, 0, JobDone(job=job("a"), seconds=0.5), JobLost(queue="q", job_id="1"))
     emit(metrics, 1, JobDone(job=job("a"), seconds=0.25), JobDone(job=job("b"), seconds=1.0))
@@ -45,7 +45,7 @@ def test_what_each_process_counts_adds_up() -> None:
     assert (metrics.read().lost, metrics.read().backend_errors, metrics.read().crashed) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("task", [None, "nobody's", "other"])
+@pytest.mark.parametrize("task", [None, "unknown", "other"])
 def test_a_task_that_the_app_does_not_have_makes_no_figure_of_its_own(task: str | None) -> None:
     metrics = Metrics(["a"], 1)
     emit(metrics, 0, JobBuried(job=job(task), reason=""))
@@ -78,7 +78,7 @@ def test_no_count_is_lost_between_threads() -> None:
     assert (of(metrics, "a").outcomes["done"], of(metrics, "a").seconds) == (8000, 8000.0)
 
 
-def test_what_a_dead_process_counted_stays() -> None:
+def test_counts_of_a_dead_process_stay() -> None:
     metrics = Metrics(["a"], 1)
     pid = os.fork()
     if not pid:

@@ -132,7 +132,7 @@ def test_every_library_drains_as_many_jobs_and_a_long_run_comes_after(
         ("mark(number)", "one(number)", "early"),
     ],
 )
-def test_what_a_library_does_wrong_is_counted(tmp_path: Path, run: str, later: str, wrong: str) -> None:
+def test_faults_of_a_library_are_counted(tmp_path: Path, run: str, later: str, wrong: str) -> None:
     found = take(tmp_path, run, later).account
     assert {name for name in ("lost", "doubled", "early") if getattr(found, name)} == {wrong}
 
@@ -142,12 +142,12 @@ def test_what_a_library_does_wrong_is_counted(tmp_path: Path, run: str, later: s
     ("run", "words"),
     [("sys.exit('I give up')", "no job began within 5 s.*I give up"), ("os._exit(3)", "It printed nothing")],
 )
-def test_workers_that_die_are_told_with_their_last_words(tmp_path: Path, run: str, words: str) -> None:
+def test_workers_that_die_are_reported_with_their_last_output(tmp_path: Path, run: str, words: str) -> None:
     with pytest.raises(measure.NothingRanError, match=words):
         take(tmp_path, run)
 
 
-def test_a_program_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_program_that_dies_is_reported_with_its_last_output(tmp_path: Path) -> None:
     (tmp_path / "fake.py").write_text("raise SystemExit('cannot begin')")
     with (
         Client(Path(sys.executable), "fake", "", tmp_path, patience=60) as client,

@@ -58,10 +58,10 @@ def test_an_answer_after_the_viewer_s_end_is_cleared_by_its_worker(backend: Memo
     assert worker.is_idle
 
 
-def test_what_a_killed_one_had_taken_is_cleared_when_its_lease_has_ended(
+def test_answers_that_a_killed_viewer_had_taken_are_cleared_when_their_leases_have_ended(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
-    # Given somebody whose call has ended while he held an answer
+    # Given a viewer whose call has ended while it held an answer
     call, worker = Viewer(backend), Responder(backend)
     call.start()
     worker.find_viewers()
@@ -81,7 +81,7 @@ def test_what_a_killed_one_had_taken_is_cleared_when_its_lease_has_ended(
     assert worker.is_idle
 
 
-def test_there_is_room_for_four(backend: MemoryBackend) -> None:
+def test_four_viewers_are_the_most(backend: MemoryBackend) -> None:
     calls = [Viewer(backend) for _ in PRESENCE_QUEUES]
     for call in calls:
         call.start()
@@ -91,7 +91,7 @@ def test_there_is_room_for_four(backend: MemoryBackend) -> None:
     Viewer(backend).start()
 
 
-def test_what_is_no_answer_is_no_worker(backend: MemoryBackend) -> None:
+def test_a_malformed_answer_is_ignored(backend: MemoryBackend) -> None:
     call = Viewer(backend)
     call.start()
     (view,) = left(backend)

@@ -82,7 +82,7 @@ def test_many_go_in_together_and_keep_their_order(queue: Queue) -> None:
     assert {job.priority for job in jobs} == {5}
 
 
-def test_none_are_none(queue: Queue) -> None:
+def test_enqueue_many_of_nothing_returns_nothing(queue: Queue) -> None:
     assert queue.enqueue_many([]) == []
     assert queue.stats().ready == 0
 
@@ -172,7 +172,7 @@ def test_an_enqueue_gives_up_after_a_while() -> None:
     assert PATIENCE <= 2
 
 
-def test_what_ran_into_its_deadline_is_not_repeated() -> None:
+def test_an_enqueue_that_ran_into_its_deadline_is_not_repeated() -> None:
     backend = Dropping(drops=1, error=BackendTimeout)
     with pytest.raises(BackendTimeout):
         on(backend).enqueue(1)
@@ -201,7 +201,7 @@ def test_a_wrong_limit_or_timeout_is_refused(queue: Queue, wrong: Any) -> None:
         queue.reserve_many(**wrong)
 
 
-def test_threads_share_a_queue_and_nobody_gets_a_job_twice(queue: Queue) -> None:
+def test_threads_share_a_queue_and_get_no_job_twice(queue: Queue) -> None:
     queue.enqueue_many(range(500))
     taken: list[int] = []
 
@@ -322,7 +322,7 @@ def test_one_job_is_kicked_rescheduled_or_deleted_by_its_id(queue: Queue) -> Non
 
 
 @pytest.mark.parametrize("job_id", ["", "\ud800", "a\nb", None, 17])
-def test_what_cannot_be_an_id_is_refused_before_the_store_is_asked(queue: Queue, job_id: Any) -> None:
+def test_an_invalid_id_is_refused_before_the_store_is_asked(queue: Queue, job_id: Any) -> None:
     for verb in (queue.peek, queue.delete, queue.kick_job, queue.reschedule):
         with pytest.raises(OptionInvalid, match="a job's id must be the text"):
             verb(job_id)
@@ -339,7 +339,7 @@ def test_a_paused_queue_hands_nothing_out_until_it_is_resumed(queue: Queue) -> N
     assert queue.reserve().body == "x"
 
 
-def test_purge_deletes_all_but_what_runs_or_the_states_it_is_told(queue: Queue) -> None:
+def test_purge_deletes_all_but_what_runs_or_the_given_states(queue: Queue) -> None:
     queue.enqueue_many([1, 2, 3])
     queue.enqueue(4, delay=60)
     queue.reserve()
@@ -365,6 +365,6 @@ def test_jobs_come_by_priority_then_age_and_come_all(wanted: list[tuple[int, boo
         assert seen == sorted(range(len(wanted)), key=lambda number: (wanted[number][0], number))
 
 
-def test_a_cursor_that_is_no_text_is_refused() -> None:
+def test_a_cursor_that_is_not_text_is_refused() -> None:
     with pytest.raises(OptionInvalid, match="after must be the cursor"):
         multiq.App("memory://").queue().jobs("ready", after=3)  # type: ignore[arg-type]

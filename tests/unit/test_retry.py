@@ -43,7 +43,7 @@ def test_five_attempts_are_made_unless_said_otherwise() -> None:
     assert verdicts == [True] * (MAX_ATTEMPTS_DEFAULT - 1) + [False, False]
 
 
-def test_no_limit_is_no_limit() -> None:
+def test_zero_attempts_means_no_limit() -> None:
     assert is_released(RetryPolicy(max_attempts=0, backoff=fixed(1)).after_failure(lease(attempt=10**9), ""))
 
 
@@ -106,7 +106,7 @@ def test_a_kicked_poison_job_is_started_once_more() -> None:
     assert policy.refuse(lease(attempt=5, crashes=4, kicks=1)) is not None
 
 
-def test_no_limit_of_crashes_is_no_limit() -> None:
+def test_zero_crashes_means_no_limit() -> None:
     assert RetryPolicy(max_attempts=0, max_crashes=0).refuse(lease(attempt=100, crashes=99)) is None
 
 
@@ -174,7 +174,7 @@ WRONG: list[Any] = [-1, math.nan, math.inf, "60", dt.timedelta(seconds=-1)]
 
 
 @pytest.mark.parametrize("delay", WRONG, ids=str)
-def test_release_refuses_a_delay_that_is_none(delay: Any) -> None:
+def test_release_refuses_an_invalid_delay(delay: Any) -> None:
     with pytest.raises(OptionInvalid, match="delay must be"):
         ReleaseJob(delay)
 

@@ -41,7 +41,7 @@ def test_a_base_of_one_never_grows() -> None:
     assert exponential(base=1, first=7, jitter=0)(10**6) == 7
 
 
-def test_no_first_wait_is_no_wait_ever() -> None:
+def test_a_first_wait_of_zero_means_no_wait_ever() -> None:
     wait = exponential(first=0, jitter=0)
     assert (wait(1), wait(10_000)) == (0, 0)
 
@@ -93,7 +93,7 @@ WRONG: list[Any] = [
 
 
 @pytest.mark.parametrize("value", WRONG, ids=str)
-def test_what_is_no_backoff_is_refused(value: Any) -> None:
+def test_a_value_that_is_not_a_backoff_is_refused(value: Any) -> None:
     with pytest.raises(OptionInvalid, match="backoff"):
         to_backoff(value)
 

@@ -34,7 +34,7 @@ URL = f"redis://ann:{CANARY}@localhost/0"
     ],
     ids=lambda shown: type(shown).__name__,
 )
-def test_what_is_shown_of_an_object_has_no_password(shown: object) -> None:
+def test_the_repr_of_an_object_has_no_password(shown: object) -> None:
     printed = io.StringIO()
     console = Console(file=printed, width=200)
     console.print(shown)
@@ -64,7 +64,7 @@ def test_what_is_shown_of_an_object_has_no_password(shown: object) -> None:
         f"beanstalk://u:p@ss/{CANARY}@h",
     ],
 )
-def test_a_password_that_was_not_quoted_is_not_told_in_parts(url: str) -> None:
+def test_an_unquoted_password_is_not_shown_in_parts(url: str) -> None:
     with pytest.raises(MultiqError) as caught:
         open_backend(url)
     assert CANARY not in str(caught.value)

@@ -100,7 +100,7 @@ def test_the_environment_sets_every_key() -> None:
         "debug",
     )
     assert (settings.log.jobs, settings.log.slow_job, settings.log.summary) == (True, 2.5, 30.0)
-    with pytest.raises(SettingsInvalid, match="must be true or false, not maybe"):
+    with pytest.raises(SettingsInvalid, match="must be true or false, got maybe"):
         load_settings(None, {"MULTIQ_LOG_JOBS": "maybe"})
 
 
@@ -115,7 +115,7 @@ def test_an_empty_variable_is_as_good_as_none(tmp_path: Path) -> None:
     assert load_settings(tmp_path, {"MULTIQ_URL": "", "MULTIQ_CONFIG": ""}).url == "redis://a"
 
 
-def test_variables_that_nobody_meant_for_us_are_let_be(tmp_path: Path) -> None:
+def test_unknown_variables_are_ignored(tmp_path: Path) -> None:
     assert load_settings(tmp_path, {"MULTIQ_PORT": "tcp://10.0.0.1:80", "MULTIQ_WORKER_PORT": "80"}) == Settings()
 
 
@@ -178,7 +178,7 @@ def test_a_reference_may_stand_for_a_whole_url(tmp_path: Path) -> None:
     assert settings.url == settings.connections["main"] == "redis://:p%40ss@host/0"
 
 
-def test_a_reference_to_nothing_is_told(tmp_path: Path) -> None:
+def test_a_reference_to_an_unset_variable_is_reported(tmp_path: Path) -> None:
     source = write(tmp_path / "multiq.toml", '[connections]\nmain = "redis://:${NOWHERE}@host"')
     assert problems_of(tmp_path) == (
         f"{source}: connections.main: 'redis://:***@host' refers to ${{NOWHERE}}, which is not set",
@@ -188,7 +188,7 @@ def test_a_reference_to_nothing_is_told(tmp_path: Path) -> None:
 # --- mistakes --------------------------------------------------------------------------------------------
 
 
-def test_all_mistakes_are_told_at_once_with_their_place(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_with_their_place(tmp_path: Path) -> None:
     source = write(
         tmp_path / "multiq.toml",
         """
@@ -206,15 +206,15 @@ def test_all_mistakes_are_told_at_once_with_their_place(tmp_path: Path) -> None:
     told = "\n".join(problems)
     for part in (
         f"{source}: urll: unknown key (did you mean url?)",
-        f"{source}: max_body: must be a whole number from 1 to 2147483648, not big",
+        f"{source}: max_body: must be a whole number from 1 to 2147483648, got big",
         f"{source}: worker.thread: unknown key (did you mean worker.threads?)",
-        f"{source}: worker.processes: must be a whole number from 0 to 1024, not -1",
+        f"{source}: worker.processes: must be a whole number from 0 to 1024, got -1",
         f"{source}: worker.queues: a queue name must have",
         f"{source}: log: must be a table: [log]",
         f"{source}: zebra: unknown key (there are: url, ",
         f"{source}: connections.main: must be a URL",
         f"{source}: connections.a b: a connection name must have",
-        "environment: MULTIQ_WORKER_GRACE: must be a number of seconds from 0 to 86400, not soon",
+        "environment: MULTIQ_WORKER_GRACE: must be a number of seconds from 0 to 86400, got soon",
         "environment: MULTIQ_URL: 'nowhere' is neither a URL",
     ):
         assert part in told
@@ -233,18 +233,18 @@ def test_a_misspelt_section_is_recognised(tmp_path: Path) -> None:
         (b"url = 'a\xff'", "is not TOML"),
     ],
 )
-def test_a_file_that_is_no_toml_is_told(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_file_that_is_not_toml_is_reported(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "multiq.toml").write_bytes(content)
     assert says in problems_of(tmp_path)[0]
 
 
-def test_a_named_file_that_is_missing_or_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_named_file_that_is_missing_or_a_folder_is_reported(tmp_path: Path) -> None:
     missing = problems_of(tmp_path, MULTIQ_CONFIG=str(tmp_path / "no.toml"))
     assert missing == (f"{tmp_path / 'no.toml'}: cannot be read: No such file or directory",)
     assert problems_of(tmp_path, MULTIQ_CONFIG=str(tmp_path)) == (f"{tmp_path}: cannot be read: Is a directory",)
 
 
-def test_a_tool_table_that_is_none_is_told(tmp_path: Path) -> None:
+def test_a_tool_key_that_is_not_a_table_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "pyproject.toml", "[tool]\nmultiq = 3")
     assert "must be a table" in problems_of(tmp_path)[0]
     assert "must be a table" in problems_of(tmp_path, MULTIQ_CONFIG=str(tmp_path / "pyproject.toml"))[0]
@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_looked_into_has_no_settings_but_those_above_it_
     assert load_settings(tmp_path / ("x" * 300), {}).url == "redis://top"  # the system refuses such a name
 
 
-def test_a_named_file_that_the_system_refuses_is_told(tmp_path: Path) -> None:
+def test_a_named_file_that_the_system_refuses_is_reported(tmp_path: Path) -> None:
     assert "cannot be read: File name too long" in problems_of(tmp_path, MULTIQ_CONFIG="x" * 300)[0]
 
 
@@ -294,7 +294,7 @@ def test_any_value_is_taken_or_refused_with_one_error(key: str, value: object) -
 
 
 @given(st.sampled_from(sorted(KEYS)), st.text(min_size=1, max_size=10))
-def test_any_text_of_the_environment_is_taken_or_told(key: str, text: str) -> None:
+def test_any_text_of_the_environment_is_accepted_or_reported(key: str, text: str) -> None:
     variable = f"MULTIQ_{key.upper().replace('.', '_')}"
     problems: tuple[str, ...] = ()
     try:

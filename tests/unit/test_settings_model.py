@@ -33,7 +33,7 @@ def test_values_are_kept_as_their_rules_make_them() -> None:
     assert isinstance(worker.grace, float)
 
 
-def test_all_bad_values_of_a_section_are_told_at_once() -> None:
+def test_all_bad_values_of_a_section_are_reported_at_once() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         WorkerSettings(processes=-1, threads=True, grace=float("nan"), queues=("a b",))
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
@@ -44,8 +44,8 @@ def test_all_bad_values_of_a_section_are_told_at_once() -> None:
     ]
 
 
-def test_a_bad_value_is_told_with_its_rule() -> None:
-    with pytest.raises(SettingsInvalid, match="max_body: must be a whole number from 1 to 2147483648, not 0"):
+def test_a_bad_value_is_reported_with_its_rule() -> None:
+    with pytest.raises(SettingsInvalid, match="max_body: must be a whole number from 1 to 2147483648, got 0"):
         Settings(max_body=0)
 
 
@@ -67,13 +67,13 @@ def test_a_connection_that_is_neither_is_refused_with_those_there_are() -> None:
         Settings(connections={"main": "redis://a", "spare": "redis://b"}).resolve("mian")
 
 
-def test_what_looks_like_a_url_without_its_scheme_is_shown_masked() -> None:
+def test_text_like_a_url_without_its_scheme_is_shown_masked() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         Settings().resolve(f"ann:{CANARY}@host")
     assert CANARY not in str(caught.value)
     assert "ann:***@host" in str(caught.value)
 
 
-def test_a_connection_that_is_no_text_is_refused_with_the_way_out() -> None:
+def test_a_connection_that_is_not_text_is_refused_with_the_way_out() -> None:
     with pytest.raises(SettingsInvalid, match="is not text: pass a URL"):
         Settings().resolve(Path("jobs.db"))  # type: ignore[arg-type]

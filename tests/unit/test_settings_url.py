@@ -92,13 +92,13 @@ def test_a_path_is_unquoted_once(text: str, path: str) -> None:
         ("redis://host?client=a@b", "write / ? # @"),
     ],
 )
-def test_what_cannot_be_used_is_refused_with_the_reason(text: str, says: str) -> None:
+def test_an_unusable_url_is_refused_with_the_reason(text: str, says: str) -> None:
     with pytest.raises(UrlInvalid) as caught:
         parse_url(text, OPTIONS)
     assert says in str(caught.value)
 
 
-def test_all_mistakes_in_the_options_are_told_at_once() -> None:
+def test_all_mistakes_in_the_options_are_reported_at_once() -> None:
     with pytest.raises(UrlInvalid) as caught:
         parse_url("redis://host?timeout=soon&mode=brave&zebra=1", OPTIONS)
     assert all(word in str(caught.value) for word in ("soon", "brave", "zebra"))
@@ -130,7 +130,7 @@ def test_a_url_prints_itself_masked() -> None:
         ("no url at all", "no url at all"),
     ],
 )
-def test_what_a_person_may_see_stays_readable(text: str, masked: str) -> None:
+def test_unmasked_parts_of_a_url_stay_readable(text: str, masked: str) -> None:
     assert redact(text) == masked
 
 

@@ -1,4 +1,4 @@
-"""The inbox of signals: what arrives there, whatever else is open, and whoever else wants signals in this process."""
+"""The inbox of signals: what arrives there, whatever else is open, and beside other handlers in this process."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_event_loop_that_has_taken_the_wake_up_socket_keeps_no_signal_from_us
 
     with SignalInbox(TAKEN) as inbox:
         asyncio.run(use())
-        # When the loop is closed, then nobody has the wake-up socket, and ours come still
+        # When the loop is closed, then the wake-up socket is free, and our signals still arrive
         os.kill(os.getpid(), signal.SIGUSR2)
         assert inbox.wait(10) == [signal.SIGUSR2]
         assert inbox.wait(0) == []

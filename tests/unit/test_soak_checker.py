@@ -545,14 +545,14 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
 ]
 
 
-def test_what_a_process_holds_for_a_moment_is_no_growth() -> None:
+def test_a_short_peak_of_memory_is_not_growth() -> None:
     script = Script()
     for number, value in enumerate([50, 52, 51, 90, 52, 51, 53, 90, 52, 52]):
         script.note(1 + number / 10, "memory", target="worker.1", value=value)
     assert script.broken() == set()
 
 
-def test_a_delay_that_ends_between_count_and_audit_is_no_violation_where_jobs_were_left_undone() -> None:
+def test_a_delay_that_ends_between_count_and_audit_is_not_a_violation_where_jobs_were_left_undone() -> None:
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.note(9.0, "drained", err="jobs were left after 60 s")
@@ -706,7 +706,7 @@ def handed_out_by_a_reserve_after_one_that_failed(script: Script) -> None:
 
 
 def given_back_as_its_process_ended(script: Script) -> None:
-    """Beside a job that is deaf to its limit, another one failed; nobody heard of that before the process was ended."""
+    """Beside a job that ignores its limit, another one failed; the process was ended before it could report that."""
     script.enqueue(0.0, 0.1, 7, max_attempts=1)
     script.note(0.2, "fault", "worker.1", kind="kill", target="worker.1", value=10.0)
     script.run(0.3, 1.4, 7, outcome="raised")
@@ -777,7 +777,7 @@ def kicked_while_it_was_delayed(script: Script) -> None:
         kicked_while_it_was_delayed,
     ],
 )
-def test_what_may_happen_breaks_nothing(story: Callable[[Script], None]) -> None:
+def test_an_allowed_history_breaks_no_invariant(story: Callable[[Script], None]) -> None:
     script = Script()
     story(script)
     assert script.broken() == set()
@@ -801,7 +801,7 @@ def test_every_invariant_has_a_history_that_breaks_it() -> None:
     assert {invariant for invariant, _ in BROKEN} == INVARIANTS.keys()
 
 
-def test_what_one_history_excuses_another_does_not() -> None:
+def test_a_fault_explains_only_its_own_history() -> None:
     # Given a run that a fault explains, and the same without the fault
     script = Script()
     script.enqueue(0.0, 0.1, 7)
@@ -814,7 +814,7 @@ def test_what_one_history_excuses_another_does_not() -> None:
 
 @pytest.mark.parametrize(("waits", "broken"), [(True, set()), (False, {"I11"})])
 def test_a_process_that_is_stopped_may_hold_the_lock_of_all(waits: bool, broken: set[str]) -> None:
-    # Given a job whose lease ended while it ran, as nobody could write until a third process went on
+    # Given a job whose lease ended while it ran, as no process could write until a third one went on
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.note(0.4, "fault", kind="stop", target="consume-3.9", value=3.5)
@@ -880,7 +880,7 @@ def test_a_process_with_the_number_of_one_that_was_killed_goes_on_behind_its_hal
 @pytest.mark.parametrize(
     "line", [b'{"t":1,"proc":"w","ty{"t":1}', b'{"t":"soon"}', b'{"t":1,"proc":"w","type":"?","f":"x"}']
 )
-def test_a_line_that_is_no_event_is_told_as_damage(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_not_an_event_is_reported_as_damage(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "worker.9.jsonl").write_bytes(line + b"\n")
     with pytest.raises(HistoryDamaged, match=r"worker\.9"):
         read(tmp_path)
@@ -907,6 +907,6 @@ def test_a_history_that_could_not_be_written_is_not_judged(tmp_path: Path) -> No
     # Given a process that may write a thousand bytes, as on a disk that is full
     done = subprocess.run([sys.executable, "-c", _WRITES, tmp_path], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 80  # each call has failed from then on: no job goes on without its record
-    # Then nobody is blamed for what it lacks
+    # Then no process is blamed for the missing events
     with pytest.raises(HistoryDamaged, match="could not write down"):
         read(tmp_path)

@@ -28,11 +28,11 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_a_subscriber_added_during_an_event_gets_the_next_one() -> None:
-    # Given events that are told to somebody for the first time
+    # Given events that a subscriber gets for the first time
     told, heard = events.Events(), list[events.Event]()
 
     class Late(defaultdict[Any, Any]):
-        """Somebody subscribes while those who listen are looked up."""
+        """Another subscriber is added while the subscribers are looked up."""
 
         is_late = False
 

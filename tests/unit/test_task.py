@@ -76,7 +76,7 @@ def test_many_calls_go_in_together_positional_or_named(app: multiq.App) -> None:
 
 
 @pytest.mark.parametrize("call", ["a@x.org", b"a@x.org", 7, None, {1, 2}])
-def test_what_is_no_call_is_refused_and_keeps_all_of_them_out(app: multiq.App, call: Any) -> None:
+def test_a_value_that_is_not_a_call_makes_enqueue_many_refuse_all(app: multiq.App, call: Any) -> None:
     @app.task
     def send(address: str) -> None: ...
 
@@ -137,7 +137,7 @@ def test_a_wrong_option_is_refused_when_it_is_given(app: multiq.App, wrong: Any,
         send.options(**wrong)
 
 
-def test_what_a_job_sets_wins_where_its_task_lets_it(app: multiq.App) -> None:
+def test_a_jobs_limit_wins_where_its_task_allows_it(app: multiq.App) -> None:
     @app.task(loosen=True, max_attempts=7, max_crashes=2, retry_for=60, backoff=9)
     def send(address: str) -> None: ...
 
@@ -176,7 +176,7 @@ def test_a_coroutine_behind_a_decorator_is_awaited_all_the_same(app: multiq.App)
     assert ran == [7]
 
 
-def test_a_timeout_of_nothing_is_no_limit(app: multiq.App) -> None:
+def test_a_timeout_of_zero_means_no_limit(app: multiq.App) -> None:
     ran: list[str] = []
 
     @app.task(timeout=0.001, max_attempts=1, loosen=True)

@@ -101,7 +101,7 @@ def test_libraries_with_locks_and_context_managers_are_left_alone(function: Call
     assert allowed(function) == {(__name__, function.__name__)}
 
 
-def test_what_a_task_calls_of_its_own_is_its_own() -> None:
+def test_functions_that_a_task_calls_count_as_its_own_code() -> None:
     assert allowed(use_helper) == {(__name__, "use_helper"), (__name__, "helper")}
 
 
@@ -109,7 +109,7 @@ def test_the_runner_itself_is_left_alone() -> None:
     assert allowed(int) == set()
 
 
-def test_what_no_task_has_called_is_left_alone() -> None:
+def test_code_that_no_task_has_called_is_left_alone() -> None:
     assert not Timeouts(1.0)._may_raise(sys._getframe())
     assert not Timeouts(1.0)._may_raise(None)
 
@@ -125,6 +125,24 @@ def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
     timeouts.mark_notified(timed)
     assert heartbeats.overdue == [[]]
     assert timed.kill_at > now + 4
+
+
+def test_a_job_that_has_ended_writes_nothing_to_a_slot_that_may_be_another_lease_s() -> None:
+    # Given a coroutine that ends while the heartbeat looks at those that run
+    written: list[float] = []
+    inflight: Any = SimpleNamespace(set_kill_at=lambda _, kill_at: written.append(kill_at))
+    call: Any = SimpleNamespace(deadline=time.monotonic() - 1, timeout=1.0, job=SimpleNamespace(notice=Notice()))
+    timeouts = Timeouts(kill_after=5.0, inflight=inflight)
+    for thread in (None, threading.get_ident()):
+        timed = timeouts.begin(call, SimpleNamespace(), thread=thread)  # type: ignore[arg-type]
+        assert written.pop() == timed.kill_at
+        timeouts.end(timed)
+        # When the heartbeat, or its loop, gives it more time
+        timeouts.postpone(timed, 3.0)
+        timeouts.mark_notified(timed)
+        timeouts._is_overdue(timed, time.monotonic(), None)
+        # Then nothing is written
+        assert written == []
 
 
 class HeartbeatAfterEachLock:

@@ -1,4 +1,4 @@
-"""What callers may pass beside a body, and what they are told when it is wrong."""
+"""What callers may pass beside a body, and the errors when it is wrong."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_delay_may_be_a_timedelta() -> None:
 @pytest.mark.parametrize(
     "delay", [-1, -0.001, DELAY_MAX + 1, dt.timedelta(days=-1), dt.timedelta.max, *NEVER_A_NUMBER[1:]], ids=shown
 )
-def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
+def test_an_invalid_delay_is_refused(delay: Any) -> None:
     with pytest.raises(OptionInvalid, match=r"^delay must be"):
         check_delay(delay)
 
@@ -94,7 +94,7 @@ def test_a_point_in_the_past_is_now() -> None:
         ("2035-01-01T00:00:00Z", "at must be a datetime with a time zone"),
     ],
 )
-def test_a_point_in_time_that_is_none_is_refused(at: Any, complaint: str) -> None:
+def test_an_invalid_point_in_time_is_refused(at: Any, complaint: str) -> None:
     with pytest.raises(OptionInvalid, match=complaint):
         check_delay(None, at)
 
@@ -156,7 +156,7 @@ def test_an_id_is_opaque_text(job_id: str) -> None:
 @pytest.mark.parametrize(
     "job_id", ["", "a\nb", "\x00", "\ud800", "x" * 201, None, True, 17, b"17", 10**5000], ids=shown
 )
-def test_what_cannot_be_an_id_is_refused(job_id: Any) -> None:
+def test_an_invalid_id_is_refused(job_id: Any) -> None:
     with pytest.raises(OptionInvalid, match=r"a job's id must be .*handle\.id"):
         check_id(job_id)
 
@@ -168,7 +168,7 @@ def test_states_are_named_one_or_many() -> None:
 
 
 @pytest.mark.parametrize("state", ["gone", "READY", "", None, 3, ["ready"]])
-def test_what_is_no_stored_state_is_refused(state: Any) -> None:
+def test_a_state_in_which_no_job_is_kept_is_refused(state: Any) -> None:
     with pytest.raises(OptionInvalid, match="a job's state must be one of ready, delayed, reserved, buried"):
         check_state(state)
 
@@ -196,7 +196,7 @@ class Broken:
         raise RuntimeError
 
 
-def test_what_cannot_be_shown_is_shown_by_its_type() -> None:
+def test_a_value_without_a_repr_is_shown_by_its_type() -> None:
     assert shown(Broken()) == "a Broken"
     assert shown(10**5000) == "a int"
     assert shown("x" * 100) == "'" + "x" * 56 + "..."

@@ -48,7 +48,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, b"mail", ["mail"], float("nan")])
-def test_what_is_no_text_is_no_name(value: object) -> None:
+def test_a_name_that_is_not_text_is_refused(value: object) -> None:
     with pytest.raises(NameInvalid):
         check_name(value)
 

@@ -152,7 +152,7 @@ class TestVerdicts:
         assert seen == ["JobStarted", "JobFailed", "JobRetried"]
         assert handle.state() is State.DELAYED
 
-    def test_what_a_decorator_hides_is_run_or_refused(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_a_coroutine_that_a_decorator_hides_is_run_or_refused(self, app: multiq.App, mode: dict[str, Any]) -> None:
         ran: list[str] = []
 
         class Later:
@@ -218,7 +218,9 @@ class TestVerdicts:
         drain(app, **mode)
         assert (handle.peek().state, handle.peek().reason) == (State.BURIED, "no such customer")
 
-    def test_a_body_that_is_no_envelope_is_buried_with_its_bytes(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_a_body_that_is_not_an_envelope_is_buried_with_its_bytes(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
         bodies = [b"\x00\xff", b"", b"[1,2]", b'{"multiq":99,"task":"x"}', b'{"multiq":1}', b"{" * 5000]
         handles = [app.queue().enqueue(body) for body in bodies]
         assert drain(app, **mode) == 0
@@ -279,7 +281,7 @@ class TestVerdicts:
         assert drain(app, **mode) == 0
         assert handle.peek().state is State.DELAYED
 
-    def test_current_job_tells_where_one_is(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_current_job_returns_the_running_job(self, app: multiq.App, mode: dict[str, Any]) -> None:
         seen: list[tuple[str, str, int, dict[str, str]]] = []
 
         @app.task
@@ -450,7 +452,7 @@ class TestEvents:
         @app.task
         async def hog() -> None:
             starts[-1] = time.monotonic()
-            let_go.wait(30)  # the mistake that it is: nobody else of this loop gets a turn
+            let_go.wait(30)  # blocks the loop for all its other jobs, on purpose
             starts[-2] = time.monotonic()
 
         @app.task
@@ -564,9 +566,9 @@ class FlakyConsumer(Consumer):
         self.queues = inner.queues
         self._calls = 0
 
-    def reserve(self, limit: int, timeout: float) -> list[Any]:
+    def reserve(self, limit: int, timeout: float, queues: Any = None) -> list[Any]:
         self._fail_at_times()
-        return self._inner.reserve(limit, timeout)
+        return self._inner.reserve(limit, timeout, queues)
 
     def settle(self, verdicts: Any) -> list[Any]:
         self._fail_at_times()
@@ -605,7 +607,7 @@ def test_an_outage_delays_verdicts_and_loses_none(
 
 
 class TestPrefetch:
-    def test_it_grows_while_jobs_are_short_and_batches_full(self) -> None:
+    def test_prefetch_grows_while_jobs_are_short_and_batches_full(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(20):
             prefetch.note_job(0.00001)
@@ -621,7 +623,7 @@ class TestPrefetch:
         prefetch.note_batch(1, 1)
         assert prefetch.size == 1
 
-    def test_it_never_holds_more_work_than_its_budget(self) -> None:
+    def test_prefetch_never_holds_more_work_than_its_budget(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(100):
             prefetch.note_job(0.002)
@@ -671,7 +673,7 @@ def test_no_more_jobs_run_at_a_time_than_allowed(app: multiq.App, mode: dict[str
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_comes_in_after_the_stop_does_not_begin(
+def test_jobs_that_arrive_after_the_stop_do_not_begin(
     app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a worker that is told to stop in the very moment in which it is handed a job
@@ -681,8 +683,8 @@ def test_what_comes_in_after_the_stop_does_not_begin(
     make = app.backend.consumer
 
     class StopsInTheMiddle(FlakyConsumer):
-        def reserve(self, limit: int, timeout: float) -> list[Any]:
-            leases = self._inner.reserve(limit, timeout)
+        def reserve(self, limit: int, timeout: float, queues: Any = None) -> list[Any]:
+            leases = self._inner.reserve(limit, timeout, queues)
             worker.stop()
             return leases
 
@@ -690,7 +692,7 @@ def test_what_comes_in_after_the_stop_does_not_begin(
             return self._inner.settle(verdicts)
 
     monkeypatch.setattr(app.backend, "consumer", lambda queues: StopsInTheMiddle(make(queues)))
-    # When it runs, then the job is ready as if nobody had ever had it
+    # When it runs, then the job is ready as if it had never been reserved
     assert worker.run() == 0
     assert ran == []
     assert (handle.peek().state, handle.peek().attempt) == (State.READY, 0)

@@ -23,7 +23,7 @@ from multiq.control.flags import Control
 from multiq.errors import BackendTimeout, LeaseLost
 from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
-from multiq.worker.processes.inflight import DEAD, Held, InflightWriter
+from multiq.worker.processes.inflight import DEAD, Held, InflightTable, InflightWriter
 from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState
@@ -132,7 +132,7 @@ def test_a_generator_that_a_job_breaks_out_of_is_closed_and_none_of_its_tasks_is
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGURG"), reason="POSIX only")
-def test_a_job_that_takes_the_signal_of_limits_makes_no_later_one_deaf(app: multiq.App) -> None:
+def test_a_job_that_takes_sigurg_disables_no_later_time_limit(app: multiq.App) -> None:
     @app.task(max_attempts=1)
     def take() -> None:
         signal.signal(signal.SIGURG, lambda *_: None)
@@ -171,7 +171,7 @@ class Away(Consumer):
         self._shared_state = shared_state
         self.beats: list[float] = []
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         raise NotImplementedError
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
@@ -187,6 +187,24 @@ def sidecar_of(app: multiq.App, shared_state: SharedState) -> Sidecar:
     return Sidecar(
         app, shared_state, unused, 0, 1.0, force=False, shares_loop=False, status=unused, health_file=None, server=None
     )
+
+
+def test_the_sidecar_watches_no_process_0_for_a_child_that_is_being_forked(
+    app: multiq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a table that is assigned to another child while the sidecar looks: at first it has no pid
+    shared_state = SharedState(1, 2)
+    shared_state.tables[0].assign()
+    pids = iter([os.getpid(), 0, 0])
+    monkeypatch.setattr(InflightTable, "pid", property(lambda _: next(pids)))
+    sidecar = sidecar_of(app, shared_state)
+    # When it looks twice
+    for _ in range(2):
+        sidecar._watch_children()
+        watched = [child._pid for child in sidecar._children.values()]
+        # Then it watches the child of which it has seen a pid, or none
+        assert 0 not in watched
+    assert watched == []
 
 
 def test_recovery_that_waits_for_the_backend_shows_progress(app: multiq.App) -> None:
@@ -253,7 +271,7 @@ def test_a_new_supervisor_lets_the_old_sidecar_kill_the_old_children() -> None:
 
 
 def test_a_process_that_reuses_the_pid_of_a_previous_child_is_not_killed() -> None:
-    # Given a supervisor after a reload, whose processes of before were waited for by somebody else
+    # Given a supervisor after a reload, whose earlier processes were waited for by another process
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
         pass  # its sockets are closed

@@ -258,7 +258,7 @@ local function again(seen)
             show(reply, #reply, id, record)
         end
     end
-    if limit > 0 and #reply == 5 then reply[1] = '1' end -- jobs that became ready since have to be asked for anew
+    if limit > 0 and #reply == 5 then reply[1] = '1' end -- jobs that became ready since have to be asked for again
     return reply
 end
 

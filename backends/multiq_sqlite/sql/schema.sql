@@ -4,7 +4,7 @@
 -- due_at: when a delayed job is due, when a reserved job's lease ends, a buried job's place among the buried.
 -- seq is a job's age. It may be given again once the job that had it is gone: what fences a lease is the token.
 --
--- A body over 2 kB lives in multiq_bodies, because SQLite writes a row anew, body and all, whenever the job moves.
+-- A body over 2 kB lives in multiq_bodies, because SQLite rewrites a row, body and all, whenever the job moves.
 -- There body is NULL here, which a trigger uses to remove it together with its job.
 --
 -- Each job is in exactly one of the two partial indexes, so that a move costs one entry out and one in.

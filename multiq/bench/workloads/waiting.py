@@ -65,7 +65,7 @@ class Delayed(Workload):
     name = "delayed"
     title = "Delayed jobs"
     about = (
-        "Jobs with delays that are no whole seconds, while a worker of one process waits. Lateness is from the moment "
+        "Jobs with fractional delays, while a worker of one process waits. Lateness is from the moment "
         "at which a job was due (its delay, counted from the call that enqueued it) to its start. A backend that "
         "rounds delays up, as its capabilities say, is late by that."
     )

@@ -99,7 +99,7 @@ class Priorities(Workload):
     name = "priorities"
     title = "Mixed priorities"
     about = (
-        "Jobs of eight priorities in a wild mix, worked off by one process. Where the backend promises one line by "
+        "Jobs of eight priorities in random order, drained by one process. Where the backend promises an order by "
         "priority, then age, each job out of its place is counted."
     )
     metrics: ClassVar = [Metric("drained", "jobs/s", "higher"), *COSTS]
@@ -200,8 +200,8 @@ class Settle(Workload):
     title = "Reserve and settle"
     about = (
         "One process with a raw consumer, below the worker: what a job costs in calls of `reserve` and `settle` "
-        "with 20 jobs each, and in a `settle` of one job. The figure is what the quickest tenth of the calls stays "
-        "under, and there are several repeats in each turn: the steadiest of all."
+        "with 20 jobs each, and in a `settle` of one job. The figure is the tenth percentile of the "
+        "calls, and each turn has several repeats: no other workload varies less."
     )
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),

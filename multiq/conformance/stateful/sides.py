@@ -47,6 +47,7 @@ class Side:
         self.queues = queues
         self.time = time
         self.consumers: list[Consumer] = [backend.consumer([queues[at] for at in way]) for way in WAYS]
+        self.orders: list[tuple[str, ...] | None] = [None for _ in WAYS]  # the order of each consumer's next calls
         self.leases: list[list[Lease]] = [[] for _ in WAYS]
         self.places: list[tuple[str, NewJob]] = []  # job number -> its queue and how it was enqueued
         self.ids: list[str] = []  # job number -> the id that it goes by now
@@ -67,17 +68,19 @@ class Side:
     def enqueue_again(self, step: EnqueueAgain) -> Answer:
         number = self._number(step.job)
         queue, job = self.places[number]
-        # a job that still exists stays as it is; one that is gone is made anew
+        # a job that still exists stays as it is; one that is gone is stored again
         again = NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr)
         ids = self.backend.enqueue(queue, [again])
         return [self._known(queue, job_id) for job_id in ids]
 
     def reserve(self, step: Reserve) -> Answer:
-        return self._got(step.consumer, self.consumers[step.consumer].reserve(step.limit, 0))
+        order = self.orders[step.consumer]
+        return self._got(step.consumer, self.consumers[step.consumer].reserve(step.limit, 0, order))
 
     def reorder(self, step: Reorder) -> Answer:
-        consumer = self.consumers[step.consumer]
-        return consumer.reorder(consumer.queues[::-1])
+        before = self.orders[step.consumer]
+        self.orders[step.consumer] = self.consumers[step.consumer].queues[::-1] if before is None else None
+        return None
 
     def settle(self, step: Settle) -> Answer:
         holder = self._holder(step.consumer)
@@ -85,7 +88,8 @@ class Side:
 
     def exchange(self, step: Exchange) -> Answer:
         holder = self._holder(step.consumer)
-        refusals, leases = self.consumers[holder].exchange(self._verdicts(holder, step.verdicts), step.limit, 0)
+        verdicts = self._verdicts(holder, step.verdicts)
+        refusals, leases = self.consumers[holder].exchange(verdicts, step.limit, 0, self.orders[holder])
         return self._refusals(refusals), self._got(holder, leases)
 
     def kick(self, step: Kick) -> Answer:

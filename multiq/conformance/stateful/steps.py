@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from multiq.backend import STORED_STATES, State
+from multiq.backend import PRIORITY_DEFAULT, STORED_STATES, State
 
 if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
@@ -58,7 +58,7 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """Reverse the order of a consumer's queues."""
+    """From now on give a consumer's calls the reverse order of its queues; or no order any more."""
 
     consumer: int
 
@@ -180,10 +180,11 @@ def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step
     limit = st.integers(1, 4)
     kinds = ["ack", "release", "bury", "touch", *(["give_back"] if can.give_back else [])]
     kinds += ["abandon"] if can.portable_leases else []
-    priority = st.one_of(st.none(), st.sampled_from(PRIORITIES))
+    priorities = st.sampled_from(PRIORITIES if can.priorities else (PRIORITY_DEFAULT,))
+    priority = st.one_of(st.none(), priorities)
     reason = st.sampled_from([None, "one", "other"])
     verdicts = st.lists(st.builds(Say, st.sampled_from(kinds), recent, later, priority, reason), min_size=1, max_size=4)
-    jobs = st.builds(Job, st.binary(max_size=3), st.sampled_from(PRIORITIES), later, st.sampled_from(TTRS))
+    jobs = st.builds(Job, st.binary(max_size=3), priorities, later, st.sampled_from(TTRS))
     enqueue = st.builds(Enqueue, queue, st.lists(jobs, min_size=1, max_size=6))
     reserve = st.builds(Reserve, consumer, limit)
     settle = st.builds(Settle, consumer, verdicts)
@@ -191,16 +192,13 @@ def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step
         enqueue, enqueue, enqueue, reserve, reserve, reserve, settle, settle,
         st.builds(Exchange, consumer, verdicts, limit),
         st.builds(Reorder, consumer),
-        *([st.builds(EnqueueAgain, recent, later, st.sampled_from(PRIORITIES))] if can.client_ids else []),
+        *([st.builds(EnqueueAgain, recent, later, priorities)] if can.client_ids else []),
         st.builds(Kick, queue, limit),
-        st.builds(KickJob, recent),
-        st.builds(Reschedule, recent, later),
-        st.builds(Delete, recent),
-        st.builds(Peek, recent),
-        st.builds(List, queue, st.sampled_from(STORED_STATES)),
-        st.builds(Pause, queue, st.sampled_from([1, 2, 4])),
-        st.builds(Resume, queue),
-        st.builds(Purge, queue, st.lists(st.sampled_from(STORED_STATES), max_size=3)),
+        *([st.builds(KickJob, recent), st.builds(Reschedule, recent, later), st.builds(Delete, recent)]
+          if can.management else []),
+        *([st.builds(Peek, recent), st.builds(List, queue, st.sampled_from(STORED_STATES))] if can.inspection else []),
+        *([st.builds(Pause, queue, st.sampled_from([1, 2, 4])), st.builds(Resume, queue)] if can.pausing else []),
+        *([st.builds(Purge, queue, st.lists(st.sampled_from(STORED_STATES), max_size=3))] if can.purging else []),
     )  # fmt: skip
     tick = st.builds(Tick, st.sampled_from(ticks))
     stretch = st.lists(step, min_size=4, max_size=10)

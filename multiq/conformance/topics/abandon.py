@@ -10,12 +10,13 @@ class AbandonTests(Topic):
     """What the verdict ``Abandon`` promises, and that another consumer than the holder may settle a lease."""
 
     @promise("5.10")
+    @requires("priorities")
     def test_an_abandoned_job_is_ready_for_others(self) -> None:
         # Given a job whose worker died in its first attempt
         job_id = self.enqueue(priority=9)
         self.settle(Abandon(self.take()))
         # Then another consumer gets it at once, in its second attempt
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
         lease = self.take(by=self.another_consumer())
         assert (lease.id, lease.priority, lease.attempt) == (job_id, 9, 2)
 
@@ -52,7 +53,7 @@ class AbandonTests(Topic):
         self.settle(Abandon(lease))
         # When it comes back, then its verdict is refused
         self.refused(Ack(lease), Touch(lease), Abandon(lease))
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
 
     @promise("5.10", "5.6")
     @requires("reasons")
@@ -76,15 +77,15 @@ class AbandonTests(Topic):
         # Then the verdict counts, and the holder's own verdict comes too late
         self.refused(Ack(leases[0]))
         self.settle(Ack(leases[1]))
-        assert [self.backend.stats(self.queue).reserved, self.bodies()] == [0, []]
+        assert [self.counts()[2], self.bodies()] == [0, []]
 
     @promise("5.11", "4.4")
     @without("portable_leases")
-    def test_where_leases_are_not_portable_nobody_else_can_settle_them(self) -> None:
+    def test_where_leases_are_not_portable_no_other_process_can_settle_them(self) -> None:
         # Given a lease that another consumer knows
         job_id = self.enqueue()
         lease = self.take()
         # When the other consumer settles it, then it is refused, and the holder still can
         self.refused(Ack(lease), by=self.another_consumer())
-        assert self.state(job_id) is State.RESERVED
+        assert self.stands(job_id, State.RESERVED)
         self.settle(Ack(lease))

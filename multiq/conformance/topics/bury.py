@@ -15,7 +15,7 @@ class BuryTests(Topic):
         job_id = self.given(State.BURIED)
         # Then no consumer gets it, and it is seen as buried
         assert self.reserve(by=self.another_consumer()) == []
-        assert self.state(job_id) is State.BURIED
+        assert self.stands(job_id, State.BURIED)
         assert self.counts() == (0, 0, 0, 1)
 
     @promise("5.3")
@@ -25,9 +25,10 @@ class BuryTests(Topic):
         self.harness.past(self.in_(2 * self.short_ttr))
         # Then it is still buried
         assert self.reserve() == []
-        assert self.state(job_id) is State.BURIED
+        assert self.stands(job_id, State.BURIED)
 
     @promise("5.3", "9.1")
+    @requires("priorities")
     def test_a_buried_job_keeps_its_body_priority_and_ttr(self) -> None:
         # Given a buried job with values of its own
         job_id = self.given(State.BURIED, b"evidence", priority=8, ttr=90)
@@ -70,7 +71,7 @@ class BuryTests(Topic):
         self.settle(Bury(lease))
         # When its old holder sends further verdicts, then they are refused
         self.refused(Ack(lease), Release(lease), Touch(lease), Bury(lease))
-        assert self.state(job_id) is State.BURIED
+        assert self.stands(job_id, State.BURIED)
 
     @promise("5.3", "5.7")
     def test_a_bury_leaves_the_jobs_around_it_alone(self) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
+from multiq.backend import OPTIONAL_PARTS, Backend, State
+from multiq.backend.base import methods_of
 from multiq.backend.capabilities import MEASURES, POWERS, Gap, GapKind
 from multiq.backend.registry import backends_with
-from multiq.conformance.case import Topic, promise
+from multiq.conformance.case import Topic, promise, requires
 from multiq.conformance.requirements import REQUIRES, declared
-from multiq.errors import Unsupported
+from multiq.errors import JobNotFound, Unsupported
+from multiq.ids import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class CapabilitiesTests(Topic):
@@ -28,7 +34,7 @@ class CapabilitiesTests(Topic):
                 assert len(claim.reason) >= 10, power
 
     @promise("11.8")
-    def test_what_is_declared_is_what_the_live_backend_says(self) -> None:
+    def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
         # Given the capabilities that the driver declares without a server, and those with one
         declared, live = type(self.backend).declared, self.backend.capabilities
         # Then the server may sharpen a measure or lack a power, but adds none that were denied
@@ -39,12 +45,15 @@ class CapabilitiesTests(Topic):
     @promise("11.8", "2.5", "3.10", "4.1")
     def test_the_measures_make_sense(self) -> None:
         # Given the measures
-        delay_resolution, min_ttr, poll_interval, max_body = (getattr(self.can, measure) for measure in MEASURES)
+        delay_resolution, min_ttr, poll_interval, max_body, longest_delay = (
+            getattr(self.can, measure) for measure in MEASURES
+        )
         # Then delays and leases are of some use, and there is room for a body
         assert 0 < delay_resolution <= 1
         assert 1 <= min_ttr <= 10
         assert 0 < poll_interval <= 10
         assert max_body is None or max_body >= 1024
+        assert longest_delay is None or longest_delay >= 60
 
     @promise("11.3")
     @pytest.mark.parametrize("power", POWERS)
@@ -62,6 +71,61 @@ class CapabilitiesTests(Topic):
         assert list(refusal.others) == backends_with(power)
         assert type(self.backend).declared.backend not in refusal.others
 
+    @promise("11.3", "11.8")
+    @requires("inspection", "management", "pausing", "purging")
+    @pytest.mark.parametrize("power", OPTIONAL_PARTS)
+    def test_an_optional_part_works_or_is_refused(self, power: str) -> None:
+        # Given the methods of an optional part, called as the core calls them
+        queue, job_id = self.queue, new_id()
+        calls: dict[str, Callable[[], object]] = {
+            "peek": lambda: self.backend.peek(queue, job_id),
+            "jobs": lambda: self.backend.jobs(queue, State.READY),
+            "delete": lambda: self.backend.delete(queue, job_id),
+            "reschedule": lambda: self.backend.reschedule(queue, job_id, 0),
+            "kick_job": lambda: self.backend.kick_job(queue, job_id),
+            "pause": lambda: self.backend.pause(queue, 0),
+            "resume": lambda: self.backend.resume(queue),
+            "purge": lambda: self.backend.purge(queue, [State.READY]),
+            "schema": self.backend.schema,
+            "doctor": self.backend.doctor,
+        }
+        declares = bool(type(self.backend).declared.claim(power))
+        for method in methods_of(power):
+            try:
+                calls[method]()
+                refused_for = None
+            except JobNotFound:
+                refused_for = None
+            except Unsupported as exc:
+                refused_for = exc.capability
+            # Then each does its work if the part is declared, and is refused for lack of it otherwise
+            if method == "doctor":  # there are general checks, too
+                assert refused_for is None
+            else:
+                assert refused_for == (None if declares else power), method
+
+    @promise("11.8")
+    @requires("schema")
+    def test_the_tables_can_be_looked_at_and_brought_up(self) -> None:
+        # Given a store that is in use
+        self.enqueue()
+        schema = self.backend.schema()
+        # Then its tables are ready, there is nothing to bring up, and there is a script that makes them
+        assert schema.check().state == "ready"
+        assert schema.up() == []
+        assert schema.sql(0).strip()
+
+    @promise("11.8")
+    @requires("diagnosis")
+    def test_the_doctor_has_checks_of_the_driver_s_own(self) -> None:
+        # Given what the doctor finds
+        findings = self.backend.doctor()
+        # Then there are findings beyond the general ones, each with a level and a reason to read
+        general = {finding.what for finding in Backend.doctor(self.backend)}
+        assert {finding.what for finding in findings} - general
+        assert {finding.level for finding in findings} <= {"ok", "warn", "bad", "unknown"}
+        assert all(finding.why for finding in findings)
+
     @promise("11.8")
     def test_every_claimed_power_has_its_tests_in_this_run(self) -> None:
         # Given the test classes that this harness is given to, here and in other files of the run
@@ -71,8 +135,8 @@ class CapabilitiesTests(Topic):
         classes = {cls for cls in (*here, *there) if isinstance(cls, type) and issubclass(cls, Topic)}
         ours = {cls for cls in classes if getattr(cls, "harness_class", None) is harness_class}
         # When their tests are asked what they are about
-        tests = (getattr(cls, name) for cls in ours for name in dir(cls) if name.startswith("test_"))
-        proved = {power for test in tests for power in declared(test, REQUIRES)}
+        tests = [getattr(cls, name) for cls in ours for name in dir(cls) if name.startswith("test_")]
+        proved = {power for test in (*ours, *tests) for power in declared(test, REQUIRES)}
         # Then no claim is left without a test: a topic that was left out would leave its powers unproved
         unproved = sorted(power for power in POWERS if self.can.claim(power) and power not in proved)
         assert not unproved, f"claimed, but nothing in this run tries it: {', '.join(unproved)}"

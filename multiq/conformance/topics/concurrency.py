@@ -95,7 +95,7 @@ class ConcurrencyTests(Topic):
     # --- settling ---
 
     @promise("5.7", "5.8")
-    def test_everybody_settles_at_once(self) -> None:
+    def test_all_consumers_settle_at_once(self) -> None:
         # Given consumers that hold many jobs each
         self.enqueue_all(*[b"x"] * 160, ttr=LONG)
         consumers = self._consumers_of_their_own()
@@ -140,6 +140,7 @@ class ConcurrencyTests(Topic):
     # --- managing against reserving ---
 
     @promise("8.3")
+    @requires("management")
     def test_of_delete_and_reserve_exactly_one_wins(self) -> None:
         consumer = self.another_consumer(backend=self.another_backend())
         for _ in range(self.harness.rounds):
@@ -153,6 +154,7 @@ class ConcurrencyTests(Topic):
             assert self.counts() == (0, 0, 0, 0)
 
     @promise("8.3", "8.2")
+    @requires("management")
     def test_of_many_deletes_exactly_one_wins(self) -> None:
         backends = [self.another_backend() for _ in range(self.harness.threads)]
         for _ in range(self.harness.rounds):
@@ -164,6 +166,7 @@ class ConcurrencyTests(Topic):
             assert deleted.count(True) == 1
 
     @promise("7.4", "3.6")
+    @requires("management", "purging")
     def test_of_reschedule_and_reserve_exactly_one_wins(self) -> None:
         consumer = self.another_consumer(backend=self.another_backend())
         for _ in range(self.harness.rounds):
@@ -178,6 +181,7 @@ class ConcurrencyTests(Topic):
             self.backend.purge(self.queue, [State.DELAYED])
 
     @promise("10.4", "3.6")
+    @requires("purging")
     def test_a_job_is_either_purged_or_handed_out(self) -> None:
         consumer = self.another_consumer(backend=self.another_backend())
         for _ in range(self.harness.rounds):
@@ -194,6 +198,7 @@ class ConcurrencyTests(Topic):
             self.backend.purge(self.queue, [State.READY])
 
     @promise("6.1")
+    @requires("purging")
     def test_a_buried_job_is_kicked_by_one_of_many(self) -> None:
         backends = [self.another_backend() for _ in range(self.harness.threads)]
         for _ in range(max(1, self.harness.rounds // 5)):
@@ -209,7 +214,7 @@ class ConcurrencyTests(Topic):
             self.backend.purge(self.queue, [State.READY, State.BURIED])
 
     @promise("4.4", "5.8")
-    def test_of_an_old_and_a_new_holder_who_ack_at_once_only_the_new_one_is_heard(self) -> None:
+    def test_of_an_old_and_a_new_holder_that_ack_at_once_only_the_new_ones_ack_counts(self) -> None:
         # Given jobs that were abandoned by one consumer, and are held by another
         count = 10
         self.enqueue_all(*[b"x"] * count, ttr=self.short_ttr)
@@ -247,7 +252,7 @@ class ConcurrencyTests(Topic):
 
     @promise("2.3")
     @requires("atomic_batches")
-    def test_nobody_ever_sees_a_part_of_a_batch(self) -> None:
+    def test_a_part_of_a_batch_is_never_seen(self) -> None:
         # Given a thread that looks all the time
         seen: set[int | None] = set()
         done = threading.Event()
@@ -297,6 +302,7 @@ class ConcurrencyTests(Topic):
     # --- one object, many threads ---
 
     @promise("11.4")
+    @requires("inspection", "management")
     def test_one_backend_serves_many_threads(self) -> None:
         # Given one backend object
         def work() -> int:

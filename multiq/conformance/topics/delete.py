@@ -10,6 +10,7 @@ from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_id
 
 
+@requires("management")
 class DeleteTests(Topic):
     """What ``Backend.delete`` promises; its race with reserve is in ``concurrency``."""
 
@@ -85,7 +86,7 @@ class DeleteTests(Topic):
         # When it is deleted there, then it is not found there, and stays here
         with pytest.raises(JobNotFound):
             self.backend.delete(other, job_id)
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
 
     @promise("8.4")
     @requires("client_ids")

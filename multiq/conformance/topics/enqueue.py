@@ -39,9 +39,10 @@ BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # of read buffers, 
 class EnqueueTests(Topic):
     """What ``Backend.enqueue`` promises."""
 
-    # --- what a job is ---
+    # --- fields of a job ---
 
     @promise("2.1", "4.9")
+    @requires("priorities")
     def test_a_job_comes_out_as_it_went_in(self) -> None:
         # Given a job with a priority and a ttr of its own
         job_id = self.enqueue(b"body", priority=17, ttr=90)
@@ -78,7 +79,7 @@ class EnqueueTests(Topic):
         assert self.in_line(self.bodies(), bodies)
 
     @promise("2.1")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_the_first_and_the_last_priority_can_be_used(self) -> None:
         # Given jobs at both ends of the range
         last = self.enqueue(b"last", priority=PRIORITY_MAX)
@@ -89,6 +90,7 @@ class EnqueueTests(Topic):
         assert self.bodies() == [b"first", b"last"]
 
     @promise("2.1", "2.2")
+    @requires("priorities")
     def test_each_job_of_a_batch_has_its_own_options(self) -> None:
         # Given a batch whose jobs differ in everything
         late, low, high = self.backend.enqueue(
@@ -100,7 +102,7 @@ class EnqueueTests(Topic):
             ],
         )
         # Then none takes after its neighbour
-        assert self.state(late) is State.DELAYED
+        assert self.stands(late, State.DELAYED)
         leases = self.reserve()
         assert self.in_line([(lease.id, lease.priority, lease.ttr) for lease in leases], [(high, 3, 80), (low, 9, 70)])
 
@@ -144,8 +146,8 @@ class EnqueueTests(Topic):
 
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
-    def test_ids_of_other_kinds_are_kept_as_they_are_and_told_apart(self) -> None:
-        # Given ids that are no UUIDs, or are written like none, and that some table could take for one another
+    def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
+        # Given ids that are not UUIDs, or are written in another form, and that some table could take for one another
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
@@ -193,7 +195,7 @@ class EnqueueTests(Topic):
         assert self.bodies() == [b"once"]
 
     @promise("2.4")
-    @requires("client_ids", "total_order")
+    @requires("client_ids", "total_order", "priorities")
     def test_a_known_id_keeps_its_first_body_priority_delay_and_place(self) -> None:
         # Given a job, and one after it
         job_id = self.enqueue(b"first", priority=5, ttr=90)
@@ -206,7 +208,7 @@ class EnqueueTests(Topic):
         assert self.bodies() == [b"first", b"second"]
 
     @promise("2.4")
-    @requires("client_ids")
+    @requires("client_ids", "priorities")
     @pytest.mark.parametrize("state", [State.DELAYED, State.RESERVED, State.BURIED])
     def test_a_known_id_leaves_the_job_in_its_state(self, state: State) -> None:
         # Given a job that is not ready
@@ -221,7 +223,7 @@ class EnqueueTests(Topic):
         assert self.reserve() == []
 
     @promise("2.4")
-    @requires("client_ids")
+    @requires("client_ids", "priorities")
     def test_a_known_id_does_not_re_time_a_delayed_job(self) -> None:
         # Given a delayed job
         job_id = self.enqueue(delay=LONG, priority=5, ttr=90)
@@ -257,7 +259,7 @@ class EnqueueTests(Topic):
         assert sorted(self.bodies()) == [b"0", b"1", b"2", b"3"]
 
     @promise("2.4")
-    @requires("client_ids")
+    @requires("client_ids", "management")
     def test_one_id_in_two_queues_is_two_jobs(self) -> None:
         # Given an id that two queues use
         other = self.another_queue()
@@ -282,6 +284,7 @@ class EnqueueTests(Topic):
         assert (lease.body, lease.attempt) == (b"new", 1)
 
     @promise("1.3", "2.4")
+    @requires("management")
     @without("client_ids")
     def test_a_backend_that_chooses_ids_chooses_a_new_one_each_time(self) -> None:
         # Given a job that is enqueued twice under one id of the caller's
@@ -336,7 +339,7 @@ class EnqueueTests(Topic):
         # Given a delay of nothing
         job_id = self.enqueue(delay=0)
         # Then the job is ready
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
         assert self.take().id == job_id
 
     @promise("2.5")
@@ -354,6 +357,7 @@ class EnqueueTests(Topic):
         assert self.worker.held or self.take()
 
     @promise("2.5")
+    @requires("management")
     @pytest.mark.parametrize("verb", ["enqueue", "release", "reschedule"])
     def test_no_fraction_of_a_delay_is_cut_off(self, verb: str) -> None:
         for delay in (0.0197, 0.0291) if self.can.delay_resolution < 0.01 else (1.3 * self.can.delay_resolution,):
@@ -397,12 +401,14 @@ class EnqueueTests(Topic):
             assert self.take().id == job_id
 
     @promise("2.8")
-    def test_a_job_is_there_for_everybody_once_enqueue_returns(self) -> None:
+    def test_a_job_is_there_for_all_clients_once_enqueue_returns(self) -> None:
         # Given two backends on one store
         other = self.another_backend()
         # When one enqueues
         job_id = self.enqueue(b"news")
         # Then the other sees the job and can have it
-        assert other.stats(self.queue).ready == 1
-        assert other.peek(self.queue, job_id).body == b"news"
+        if self.can.exact_counts:
+            assert other.stats(self.queue).ready == 1
+        if self.can.inspection:
+            assert other.peek(self.queue, job_id).body == b"news"
         assert self.take(by=self.another_consumer(backend=other)).id == job_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import NewJob, State
-from multiq.conformance.case import LONG, Topic, promise, without
+from multiq.conformance.case import LONG, Topic, promise, requires, without
 from multiq.errors import JobNotFound, JobReserved, MultiqError, Unsupported
 from multiq.ids import new_id
 
@@ -32,6 +32,7 @@ class ErrorsTests(Topic):
     """What errors promise."""
 
     @promise("11.2", "1.3")
+    @requires("inspection", "management")
     @pytest.mark.parametrize("job_id", STRANGE_IDS.values(), ids=STRANGE_IDS.keys())
     def test_a_strange_id_is_an_id_that_is_not_there(self, job_id: str) -> None:
         # Given a queue with a job, and an id from somewhere else
@@ -47,6 +48,7 @@ class ErrorsTests(Topic):
         assert self.counts() == (1, 0, 0, 0)
 
     @promise("9.2", "10.4", "11.2")
+    @requires("inspection", "purging")
     def test_a_state_in_which_no_job_is_kept_is_refused_by_its_name(self) -> None:
         # Given a queue with a job
         self.enqueue()
@@ -59,6 +61,7 @@ class ErrorsTests(Topic):
         assert self.counts() == (1, 0, 0, 0)
 
     @promise("8.2", "7.4", "6.4", "11.2")
+    @requires("management")
     def test_a_refusal_of_a_reserved_job_names_it(self) -> None:
         # Given a job that is reserved
         job_id = self.given(State.RESERVED, ttr=LONG)
@@ -74,6 +77,7 @@ class ErrorsTests(Topic):
             assert len(str(refusal.value)) < SCREEN
 
     @promise("11.2")
+    @requires("management")
     def test_an_error_leaves_the_backend_usable(self) -> None:
         # Given a backend of which much was asked that it could not do
         for _ in range(5):
@@ -98,6 +102,7 @@ class NamesTests(Topic):
     """What holds for any two queues, however alike their names."""
 
     @promise("11.5")
+    @requires("pausing")
     @pytest.mark.parametrize(
         ("one", "other"),
         [

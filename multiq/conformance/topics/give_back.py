@@ -10,12 +10,13 @@ class GiveBackTests(Topic):
     """What the verdict ``GiveBack`` promises."""
 
     @promise("5.5")
+    @requires("priorities")
     def test_a_job_given_back_is_ready_for_others(self) -> None:
         # Given a job that its holder did not begin
         job_id = self.enqueue(priority=9)
         self.settle(GiveBack(self.take()))
         # Then another consumer gets it, unchanged
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
         lease = self.take(by=self.another_consumer())
         assert (lease.id, lease.priority) == (job_id, 9)
 
@@ -71,7 +72,7 @@ class GiveBackTests(Topic):
         self.settle(GiveBack(lease))
         # When its old holder acks it, then that is refused
         self.refused(Ack(lease), GiveBack(lease))
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
 
     @promise("5.5", "5.6")
     @requires("reasons")

@@ -10,6 +10,7 @@ from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_id
 
 
+@requires("management")
 class KickJobTests(Topic):
     """What ``Backend.kick_job`` promises."""
 
@@ -21,7 +22,7 @@ class KickJobTests(Topic):
         # When it is kicked
         self.backend.kick_job(self.queue, job_id)
         # Then it is handed out
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
         assert self.take().id == job_id
 
     @promise("6.2")
@@ -42,7 +43,7 @@ class KickJobTests(Topic):
         # When it is kicked, then that is refused, and its holder goes on
         with pytest.raises(JobReserved):
             self.backend.kick_job(self.queue, job_id)
-        assert self.state(job_id) is State.RESERVED
+        assert self.stands(job_id, State.RESERVED)
         self.settle(Ack(lease))
 
     @promise("6.4")
@@ -67,7 +68,7 @@ class KickJobTests(Topic):
         assert self.in_line(self.bodies(), [b"b", b"d"])
 
     @promise("6.3")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_a_kicked_job_keeps_its_priority_and_its_place(self) -> None:
         # Given a delayed job, and younger ones
         job_id = self.enqueue(b"old", priority=5, delay=LONG)

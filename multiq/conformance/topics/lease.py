@@ -40,7 +40,7 @@ class LeaseTests(Topic):
         assert self.take(by=self.another_consumer(backend=self.another_backend())).id == lease.id
 
     @promise("1.2", "4.2")
-    def test_an_ended_lease_shows_in_every_answer_though_nobody_has_reserved(self) -> None:
+    def test_an_ended_lease_shows_in_every_answer_before_another_reserve(self) -> None:
         # Given a job whose lease has ended, and no consumer since
         lease = self.abandoned()
         # Then peek and stats show it as ready
@@ -100,8 +100,9 @@ class LeaseTests(Topic):
     # --- late ---
 
     @promise("4.3")
+    @requires("priorities")
     @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-    def test_a_late_verdict_is_refused_though_nobody_has_taken_the_job(
+    def test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job(
         self, verdict: Callable[[Lease], Verdict]
     ) -> None:
         # Given a lease that has ended, and a job that no consumer has reserved since
@@ -115,18 +116,18 @@ class LeaseTests(Topic):
 
     @promise("4.3")
     @requires("fenced_late")
-    def test_the_store_itself_refuses_a_late_verdict_of_somebody_who_cannot_know(self) -> None:
+    def test_the_store_itself_refuses_a_late_verdict_of_a_consumer_that_cannot_know(self) -> None:
         # Given an ended lease, and a consumer that never saw when it began
         lease = self.abandoned()
         stranger = self.another_consumer(backend=self.another_backend())
         # When that one passes the verdict on, then the store refuses it
         self.refused(Ack(lease), by=stranger)
-        assert self.state(lease.id) is State.READY
+        assert self.stands(lease.id, State.READY)
 
     # --- stale ---
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_holds_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs(self) -> None:
         # Given jobs that were abandoned, and reserved by another consumer
         leases, other = self._abandoned_by_one_and_held_by_another()
         # When the old holder settles each in another way, then all is refused
@@ -148,7 +149,7 @@ class LeaseTests(Topic):
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_released_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_released_the_jobs(self) -> None:
         # Given jobs that another consumer reserved in between and released
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Release, other.held.values()), by=other)
@@ -157,7 +158,7 @@ class LeaseTests(Topic):
         self._assert_untouched(leases, State.READY)
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_put_the_jobs_off(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_put_the_jobs_off(self) -> None:
         # Given jobs that another consumer reserved in between and released with a delay
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*(Release(lease, delay=LONG) for lease in other.held.values()), by=other)
@@ -166,7 +167,7 @@ class LeaseTests(Topic):
         self._assert_untouched(leases, State.DELAYED)
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_buried_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_buried_the_jobs(self) -> None:
         # Given jobs that another consumer reserved in between and buried
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
@@ -185,15 +186,17 @@ class LeaseTests(Topic):
         self._assert_untouched(leases, State.READY)
 
     @promise("4.4", "7.1")
+    @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_rescheduled(self) -> None:
         # Given jobs that were abandoned, and rescheduled since
         leases = self._abandoned_of_each_kind()
         ids = [self.backend.reschedule(self.queue, lease.id, LONG) for lease in leases]
         # When the old holder settles, then nothing changes
         self._refuse_all_kinds(leases)
-        assert [self.state(job_id) for job_id in ids] == [State.DELAYED] * len(ids)
+        assert all(self.stands(job_id, State.DELAYED) for job_id in ids)
 
     @promise("4.4", "8.1")
+    @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_deleted(self) -> None:
         # Given jobs that were abandoned, and deleted since
         leases = self._abandoned_of_each_kind()
@@ -204,7 +207,7 @@ class LeaseTests(Topic):
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4", "5.1")
-    def test_stale_verdicts_are_refused_when_somebody_else_acked_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_acked_the_jobs(self) -> None:
         # Given jobs that another consumer has acked in between
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Ack, other.held.values()), by=other)
@@ -213,8 +216,8 @@ class LeaseTests(Topic):
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4", "2.4")
-    @requires("client_ids")
-    def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_anew(self) -> None:
+    @requires("client_ids", "management")
+    def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
         # Given jobs that were abandoned and deleted, and new ones of the same ids that are reserved
         leases = self._abandoned_of_each_kind()
         for lease in leases:
@@ -226,7 +229,7 @@ class LeaseTests(Topic):
         self._refuse_all_kinds(leases)
         self.settle(*map(Ack, other.held.values()), by=other)
 
-    # --- what it counts ---
+    # --- counters ---
 
     @promise("4.5")
     def test_attempt_counts_reservations_from_one(self) -> None:
@@ -253,7 +256,8 @@ class LeaseTests(Topic):
         assert (third.attempt, third.crashes) == (3, 2)
 
     @promise("4.6")
-    def test_verdicts_are_no_crashes(self) -> None:
+    @requires("management")
+    def test_verdicts_count_no_crashes(self) -> None:
         # Given a job that got a verdict of each kind, and always came back
         job_id = self.enqueue()
         self.settle(Release(self.take()))
@@ -278,6 +282,7 @@ class LeaseTests(Topic):
         assert self.take().crashes == 1
 
     @promise("4.7")
+    @requires("management")
     def test_kicks_count_how_often_a_job_came_back_from_being_buried(self) -> None:
         # Given a job that is buried and kicked, by both ways of kicking
         job_id = self.enqueue()
@@ -337,7 +342,7 @@ class LeaseTests(Topic):
         self.take()
         self.worker.close()
         # Then the job stays reserved, for as long as the lease lasts
-        assert self.state(job_id) is State.RESERVED
+        assert self.stands(job_id, State.RESERVED)
         assert self.reserve(by=self.another_consumer()) == []
 
     # --- internals ---

@@ -10,12 +10,14 @@ from multiq.errors import JobNotFound, Unsupported
 from multiq.ids import new_id
 
 
+@requires("inspection")
 class PeekTests(Topic):
     """What ``Backend.peek`` promises."""
 
     @promise("9.1")
+    @requires("priorities")
     @pytest.mark.parametrize("state", STORED_STATES)
-    def test_peek_tells_the_state_and_all_else(self, state: State) -> None:
+    def test_peek_returns_the_state_and_all_else(self, state: State) -> None:
         # Given a job in some state
         job_id = self.given(state, b"body", priority=5, ttr=2 * LONG)
         record = self.peek(job_id)
@@ -30,7 +32,7 @@ class PeekTests(Topic):
 
     @promise("9.1")
     @pytest.mark.parametrize("state", STORED_STATES)
-    def test_peek_tells_when_a_job_is_due(self, state: State) -> None:
+    def test_peek_returns_when_a_job_is_due(self, state: State) -> None:
         # Given a job in some state, half an hour from its delay or twice that from its lease's end
         job_id = self.given(state, ttr=2 * LONG)
         due_in = self.peek(job_id).due_in
@@ -103,7 +105,7 @@ class PeekTests(Topic):
         assert self.tells(record.kicks, 1, "durable_attempts")
 
     @promise("9.1")
-    def test_a_reserved_job_is_in_its_first_attempt_for_everybody(self) -> None:
+    def test_a_reserved_job_is_in_its_first_attempt_for_all_clients(self) -> None:
         # Given a job that one backend's consumer holds
         job_id = self.enqueue(b"held")
         self.take()
@@ -113,11 +115,12 @@ class PeekTests(Topic):
         assert self.tells(record.attempt, 1, "durable_attempts")
 
 
+@requires("inspection")
 class JobsTests(Topic):
     """What ``Backend.jobs`` promises."""
 
     @promise("9.2")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "priorities")
     def test_ready_jobs_are_listed_as_they_would_be_reserved(self) -> None:
         # Given jobs of several priorities and ages, one of which came back
         for number, priority in enumerate((5, 1, 5, 0, 1)):
@@ -129,7 +132,7 @@ class JobsTests(Topic):
         assert self.bodies() == listed
 
     @promise("9.2")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "priorities")
     def test_delayed_jobs_are_listed_by_due_time(self) -> None:
         # Given delays against age and priority
         for number in (4, 2, 3, 1):
@@ -182,7 +185,7 @@ class JobsTests(Topic):
             assert [record.id for record in self.backend.jobs(self.queue, state).jobs] == [ids[state]]
 
     @promise("9.2", "9.1")
-    @requires("lists_jobs")
+    @requires("lists_jobs", "priorities")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_a_listing_says_of_a_job_what_peek_says(self, state: State) -> None:
         # Given a job with values of its own
@@ -240,7 +243,7 @@ class JobsTests(Topic):
         assert [len(page) for page in self._pages(State.READY, 3)] == [3, 3]
 
     @promise("9.3")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "management")
     def test_a_job_that_stays_is_seen_once_while_others_go(self) -> None:
         # Given a listing of which the first page was read
         ids = self.enqueue_all(*[b"%d" % number for number in range(8)])
@@ -254,7 +257,7 @@ class JobsTests(Topic):
         assert seen + [record.id for record in page.jobs] == [ids[0], ids[1], ids[2], ids[3], ids[5], ids[6], ids[7]]
 
     @promise("9.3")
-    @requires("lists_jobs", "total_order")
+    @requires("lists_jobs", "total_order", "priorities")
     def test_a_job_that_stays_is_seen_once_while_others_come(self) -> None:
         # Given a listing of which the first page was read
         ids = self.enqueue_all(*[b"x"] * 6, priority=5)
@@ -287,7 +290,7 @@ class JobsTests(Topic):
     @promise("9.2", "11.3")
     @without("lists_jobs")
     @pytest.mark.parametrize("state", STORED_STATES)
-    def test_what_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
+    def test_a_state_that_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
         # Given several jobs in a state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)
@@ -331,6 +334,7 @@ class JobsTests(Topic):
         )  # fmt: skip
 
 
+@requires("exact_counts")
 class StatsTests(Topic):
     """What ``Backend.stats`` promises."""
 
@@ -353,6 +357,7 @@ class StatsTests(Topic):
         assert self.counts() == (3, 2, 3, 4)
 
     @promise("9.5", "5.7")
+    @requires("management")
     def test_the_counts_follow_every_verb(self) -> None:
         # Given a queue that lives through all of them
         self.enqueue_all(*[b"x"] * 6, ttr=LONG)
@@ -372,7 +377,7 @@ class StatsTests(Topic):
         assert seen == [(6, 0, 0, 0), (1, 0, 5, 0), (3, 1, 0, 1), (3, 1, 0, 0), (3, 1, 0, 0)]
 
     @promise("1.2", "9.5")
-    def test_due_jobs_count_as_ready_though_nobody_has_reserved(self) -> None:
+    def test_due_jobs_count_as_ready_before_another_reserve(self) -> None:
         # Given delayed jobs, of which two are due by now
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)
@@ -381,7 +386,8 @@ class StatsTests(Topic):
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")
-    def test_stats_tell_how_long_a_queue_is_still_paused(self) -> None:
+    @requires("pausing")
+    def test_stats_return_how_long_a_queue_is_still_paused(self) -> None:
         # Given a paused queue
         self.backend.pause(self.queue, LONG)
         assert self.about(self.backend.stats(self.queue).paused_for, LONG)
@@ -424,6 +430,7 @@ class QueuesTests(Topic):
         assert self._ours() == [self.queue]
 
     @promise("9.4")
+    @requires("pausing")
     def test_a_queue_is_named_while_it_is_paused(self) -> None:
         # Given an empty queue that is paused
         self.backend.pause(self.queue, LONG)
@@ -433,6 +440,7 @@ class QueuesTests(Topic):
         assert self._ours() == []
 
     @promise("9.4")
+    @requires("pausing", "purging")
     def test_a_queue_that_was_only_asked_about_is_not_named(self) -> None:
         # Given a queue that was looked at, waited at, resumed and purged, and never held a job
         self.counts()
@@ -442,6 +450,7 @@ class QueuesTests(Topic):
         assert self._ours() == []
 
     @promise("9.4")
+    @requires("management")
     def test_an_emptied_queue_is_not_named(self) -> None:
         # Given a queue whose last jobs were acked and deleted
         job_id = self.enqueue(delay=LONG)

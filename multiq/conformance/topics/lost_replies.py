@@ -83,8 +83,8 @@ class LostRepliesTests(Topic):
 
     @promise("2.9", "2.4", "11.9")
     @requires("client_ids")
-    def test_an_enqueue_whose_replies_are_all_lost_says_which_jobs_are_in_doubt(self) -> None:
-        are_told = False
+    def test_an_enqueue_whose_replies_are_all_lost_names_the_jobs_whose_outcome_is_unknown(self) -> None:
+        is_uncertain = False
         for cut in self._cuts():
             # Given a batch whose reply is lost, and so are those to all that is tried then
             jobs = [self.new(b"a"), self.new(b"b"), self.new(b"late", delay=LONG)]
@@ -96,16 +96,16 @@ class LostRepliesTests(Topic):
                 error = exc
             if isinstance(error, EnqueueUncertain):
                 # Then the error has each job in one of three lists (uncertain, accepted, unsent), with its id
-                are_told = True
-                assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs in doubt"
-                told = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
-                assert sorted(told) == sorted(job.id for job in jobs), "each job is in one of the three lists"
+                is_uncertain = True
+                assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs that may be stored"
+                named = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
+                assert sorted(named) == sorted(job.id for job in jobs), "each job is in one of the three lists"
             elif error is not None:
-                assert self.counts() == (0, 0, 0, 0), "not a word of doubt, and jobs are there"
+                assert self.counts() == (0, 0, 0, 0), "the error says that nothing was stored, but jobs are there"
             # And the same batch again adds those that are missing, and no other
             assert self._insist(cut.far.enqueue, self.queue, jobs) == [job.id for job in jobs]
             assert self.counts() == (2, 1, 0, 0)
-        assert are_told, "no enqueue was told to be in doubt"
+        assert is_uncertain, "no enqueue raised EnqueueUncertain"
 
     @promise("2.9", "11.9")
     @without("client_ids")
@@ -122,7 +122,7 @@ class LostRepliesTests(Topic):
             except BackendUnavailable:  # before any job was sent
                 there, unsent = 0, len(jobs)
             assert there + perhaps + unsent == len(jobs)
-            assert named == (), "the ids are the backend's, so nobody knows them"
+            assert named == (), "the ids are the backend's, so no client knows them"
             ready, delayed, *_ = self.counts()
             assert there <= (ready or 0) + (delayed or 0) <= there + perhaps
 
@@ -246,7 +246,7 @@ class LostRepliesTests(Topic):
 
     @promise("11.9", "4.4", "5.8")
     @requires("portable_leases")
-    def test_a_verdict_whose_reply_is_lost_counts_once_when_somebody_else_has_the_job(self) -> None:
+    def test_a_verdict_whose_reply_is_lost_counts_once_when_another_consumer_has_the_job(self) -> None:
         carried_out = 0
         for cut in self._cuts():
             # Given a release whose reply is lost, and so are those to its repetitions
@@ -274,6 +274,7 @@ class LostRepliesTests(Topic):
     # --- managing ---
 
     @promise("11.9", "8.1")
+    @requires("management")
     def test_a_delete_whose_reply_is_lost_does_not_say_that_there_was_no_job(self) -> None:
         for cut in self._cuts():
             first, doomed, last = self._put(3)
@@ -282,6 +283,7 @@ class LostRepliesTests(Topic):
             assert left == [first, last] or (not is_known and left == [first, doomed, last])
 
     @promise("11.9", "7.1", "7.2")
+    @requires("management")
     def test_a_reschedule_whose_reply_is_lost_moves_its_job_once(self) -> None:
         for cut in self._cuts():
             _, moved, _ = self._put(3)
@@ -306,6 +308,7 @@ class LostRepliesTests(Topic):
             assert not is_known or answer == len(kicked) == 2
 
     @promise("11.9", "6.2")
+    @requires("management")
     def test_a_kick_of_one_job_whose_reply_is_lost_kicks_it_once(self) -> None:
         for cut in self._cuts():
             _, kicked, _ = self._put_buried(3)
@@ -317,6 +320,7 @@ class LostRepliesTests(Topic):
             assert (ready, buried) == ((1, 2) if job.state is State.READY else (0, 3))
 
     @promise("11.9", "10.4")
+    @requires("purging")
     def test_a_purge_whose_reply_is_lost_counts_what_it_deleted(self) -> None:
         for cut in self._cuts():
             self._put(3)
@@ -327,6 +331,7 @@ class LostRepliesTests(Topic):
             assert not is_known or (answer, ready) == (3, 0)
 
     @promise("11.9", "10.1", "10.2")
+    @requires("pausing")
     def test_a_pause_and_a_resume_whose_replies_are_lost_can_be_said_again(self) -> None:
         for cut in self._cuts():
             self._put(1)
@@ -429,7 +434,7 @@ class LostRepliesTests(Topic):
             ready, _, reserved, _ = self.counts()
             if not ready and not reserved:
                 return sorted(done)
-            assert time.monotonic() < give_up_at, f"{reserved} jobs stay reserved, and nobody was told of it"
+            assert time.monotonic() < give_up_at, f"{reserved} jobs stay reserved, and no call has raised an error"
             leases = consumer.reserve(ALL, 0)
 
     def _answered(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:

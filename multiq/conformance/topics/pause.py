@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from multiq.backend import Ack, Bury, Release, State
-from multiq.conformance.case import LONG, Topic, promise
+from multiq.conformance.case import LONG, Topic, promise, requires
 
 
+@requires("pausing")
 class PauseTests(Topic):
     """What ``Backend.pause`` and ``Backend.resume`` promise."""
 
@@ -74,7 +75,7 @@ class PauseTests(Topic):
         assert self.reserve() == []
 
     @promise("10.2")
-    def test_resuming_a_queue_that_is_not_paused_is_no_mistake(self) -> None:
+    def test_resume_of_a_queue_that_is_not_paused_succeeds(self) -> None:
         # Given a queue that was never paused
         self.enqueue()
         self.backend.resume(self.queue)
@@ -110,7 +111,7 @@ class PauseTests(Topic):
         self.backend.pause(self.queue, LONG)
         # When its time comes, then it is ready, and still not handed out
         self.harness.past(self.in_(self.short_delay))
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
         assert self.reserve() == []
         self.backend.resume(self.queue)
         assert self.take().id == job_id
@@ -127,6 +128,7 @@ class PauseTests(Topic):
         self.refused(Ack(lease))
 
     @promise("10.1")
+    @requires("management")
     def test_a_paused_queue_can_be_managed(self) -> None:
         # Given a paused queue with a job in each state other than reserved
         buried = self.given(State.BURIED)
@@ -135,7 +137,7 @@ class PauseTests(Topic):
         self.backend.pause(self.queue, LONG)
         # When the jobs are kicked, deleted and rescheduled, then they are
         assert self.backend.kick(self.queue, 1) == 1
-        assert self.state(buried) is State.READY
+        assert self.stands(buried, State.READY)
         self.backend.delete(self.queue, delayed)
         self.backend.reschedule(self.queue, ready, LONG)
         assert self.counts() == (1, 1, 0, 0)

@@ -25,7 +25,7 @@ class ReleaseTests(Topic):
         # When it is released
         self.settle(Release(self.take()))
         # Then any consumer can reserve it
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
         assert self.take(by=self.another_consumer()).id == job_id
 
     @promise("5.2", "2.5")
@@ -53,6 +53,7 @@ class ReleaseTests(Topic):
         assert self.about(self.peek(job_id).due_in, LONG)
 
     @promise("5.2")
+    @requires("priorities")
     def test_a_released_job_keeps_its_priority_and_its_ttr(self) -> None:
         # Given a job with values of its own, released without new ones
         self.enqueue(b"body", priority=77, ttr=90)
@@ -62,7 +63,7 @@ class ReleaseTests(Topic):
         assert (lease.body, lease.priority, lease.ttr) == (b"body", 77, 90)
 
     @promise("5.2")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_a_release_can_change_the_priority(self) -> None:
         # Given the better of two jobs
         self.enqueue(b"demoted", priority=1)
@@ -73,6 +74,7 @@ class ReleaseTests(Topic):
         assert [(lease.body, lease.priority) for lease in leases] == [(b"other", 5), (b"demoted", 9)]
 
     @promise("5.2")
+    @requires("priorities")
     def test_a_release_can_give_the_first_priority_of_all(self) -> None:
         # Given a job that is released with priority 0, which is a number and not "no change"
         self.enqueue(priority=900)
@@ -81,7 +83,7 @@ class ReleaseTests(Topic):
         assert self.take().priority == 0
 
     @promise("5.2")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_a_new_priority_holds_when_the_delay_is_over(self) -> None:
         # Given a job that is put off with a better priority
         self.enqueue(b"late", priority=500)
@@ -100,7 +102,7 @@ class ReleaseTests(Topic):
         self.settle(Release(lease))
         # When its old holder acks and buries it, then both are refused
         self.refused(Ack(lease), Bury(lease), Release(lease))
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
 
     @promise("5.6")
     @requires("reasons")

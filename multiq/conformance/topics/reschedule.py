@@ -10,6 +10,7 @@ from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_id
 
 
+@requires("management")
 class RescheduleTests(Topic):
     """What ``Backend.reschedule`` promises; waking is in ``waiting``."""
 
@@ -35,7 +36,7 @@ class RescheduleTests(Topic):
         # When it is rescheduled without delay
         job_id = self.backend.reschedule(self.queue, job_id, 0)
         # Then it is ready
-        assert self.state(job_id) is State.READY
+        assert self.stands(job_id, State.READY)
         assert self.take().id == job_id
 
     @promise("7.1", "2.5")
@@ -61,10 +62,10 @@ class RescheduleTests(Topic):
         # Then its old time passes
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
-        assert self.state(job_id) is State.DELAYED
+        assert self.stands(job_id, State.DELAYED)
 
     @promise("7.1")
-    def test_it_can_be_rescheduled_again_and_again(self) -> None:
+    def test_a_job_can_be_rescheduled_again_and_again(self) -> None:
         # Given a job that cannot be decided about
         job_id = self.enqueue(delay=LONG)
         for delay in (2 * LONG, 0, LONG, 0):
@@ -75,6 +76,7 @@ class RescheduleTests(Topic):
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("7.1")
+    @requires("priorities")
     def test_body_priority_and_ttr_stay(self) -> None:
         # Given a job with values of its own
         job_id = self.enqueue(b"\0body\xff", priority=33, ttr=90, delay=LONG)
@@ -145,7 +147,7 @@ class RescheduleTests(Topic):
         old = self.enqueue()
         new = self.backend.reschedule(self.queue, old, LONG)
         # Then the job has the new id, and no job has the old one
-        assert self.state(new) is State.DELAYED
+        assert self.stands(new, State.DELAYED)
         with pytest.raises(JobNotFound):
             self.peek(old)
 
@@ -177,5 +179,5 @@ class RescheduleTests(Topic):
         lease = self.abandoned()
         # When it is rescheduled, then it waits again
         job_id = self.backend.reschedule(self.queue, lease.id, LONG)
-        assert self.state(job_id) is State.DELAYED
+        assert self.stands(job_id, State.DELAYED)
         assert self.reserve() == []

@@ -57,7 +57,7 @@ class ReserveTests(Topic):
         assert len({first.token, second.token, again.token}) == 3
 
     @promise("3.6")
-    def test_a_reserved_job_is_handed_to_nobody_else(self) -> None:
+    def test_a_reserved_job_is_handed_to_no_other_consumer(self) -> None:
         # Given a job that one consumer holds
         self.enqueue()
         self.take()
@@ -72,12 +72,12 @@ class ReserveTests(Topic):
         job_id = self.given(state)
         # When a consumer reserves, then it does not get the job
         assert self.reserve() == []
-        assert self.state(job_id) is state
+        assert self.stands(job_id, state)
 
     # --- order within a queue ---
 
     @promise("3.4")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_the_lowest_priority_number_goes_first(self) -> None:
         # Given jobs whose priorities run against their age
         for priority in (30, 20, 10):
@@ -86,8 +86,8 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"10", b"20", b"30"]
 
     @promise("3.4")
-    @requires("total_order")
-    def test_priorities_next_to_each_other_are_told_apart_over_the_whole_range(self) -> None:
+    @requires("total_order", "priorities")
+    def test_priorities_next_to_each_other_are_distinguished_over_the_whole_range(self) -> None:
         # Given neighbours where a driver's numbers may get coarse or change their sign
         edges = (0, 1, 1023, 1024, 1025, 2**21 - 1, 2**21, 2**31 - 1, 2**31, 2**31 + 1, PRIORITY_MAX - 1, PRIORITY_MAX)
         for priority in reversed(edges):
@@ -115,7 +115,7 @@ class ReserveTests(Topic):
         assert self.bodies() == numbers
 
     @promise("3.4")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_a_batch_of_leases_is_in_the_same_order_as_one_by_one(self) -> None:
         # Given jobs of several priorities
         for number, priority in enumerate((5, 1, 5, 0, 1, 0)):
@@ -124,14 +124,14 @@ class ReserveTests(Topic):
         assert [lease.body for lease in self.reserve()] == [b"3", b"5", b"1", b"4", b"0", b"2"]
 
     @promise("3.4")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_a_limit_takes_the_best_jobs_and_leaves_the_rest(self) -> None:
         # Given a worse job before a better one
         worse = self.enqueue(b"worse", priority=2)
         self.enqueue(b"better", priority=1)
         # When one is reserved, then it is the better one
         assert self.take().body == b"better"
-        assert self.state(worse) is State.READY
+        assert self.stands(worse, State.READY)
 
     @promise("3.4")
     @requires("total_order")
@@ -144,7 +144,7 @@ class ReserveTests(Topic):
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_a_job_enqueued_later_with_a_better_priority_overtakes(self) -> None:
         # Given a consumer that has begun with a queue
         self.enqueue_all(b"1", b"2")
@@ -210,7 +210,7 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"old", b"young"]
 
     @promise("3.4", "3.5")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_jobs_that_are_due_go_by_priority_not_by_due_time(self) -> None:
         # Given delayed jobs of which the worse is due first
         self.enqueue(b"worse", priority=2, delay=self.short_delay)
@@ -258,6 +258,7 @@ class ReserveTests(Topic):
         self.settle(*[Ack(lease) for lease in found], by=consumer)
 
     @promise("3.3")
+    @requires("priorities")
     def test_earlier_queues_come_first_against_all_priorities(self) -> None:
         # Given the best priorities in the last queue, and the worst in the first
         high, middle, low = (self.another_queue() for _ in range(3))
@@ -268,6 +269,7 @@ class ReserveTests(Topic):
         assert self.bodies(by=consumer) == [queue.encode() for queue in (high, high, middle, middle, low, low)]
 
     @promise("3.3")
+    @requires("priorities")
     def test_a_batch_empties_the_first_queue_before_it_takes_from_the_second(self) -> None:
         # Given two queues, the second of them more urgent
         other = self.another_queue()
@@ -301,6 +303,7 @@ class ReserveTests(Topic):
         assert self.take(by=self.another_consumer(self.queue, other)).body == b"second"
 
     @promise("3.3")
+    @requires("priorities")
     def test_a_job_that_becomes_due_in_an_earlier_queue_goes_first(self) -> None:
         # Given a delayed job in the first queue, and ready ones in the second
         other = self.another_queue()
@@ -321,6 +324,7 @@ class ReserveTests(Topic):
         assert [lease.queue for lease in leases] == queues
 
     @promise("11.5")
+    @requires("priorities")
     def test_a_consumer_gets_nothing_from_queues_that_it_did_not_name(self) -> None:
         # Given a job in another queue
         self.enqueue(queue=self.another_queue(), priority=0)
@@ -328,6 +332,7 @@ class ReserveTests(Topic):
         assert self.reserve() == []
 
     @promise("1.1", "3.6")
+    @requires("management")
     def test_a_job_is_in_one_state_at_a_time(self) -> None:
         # Given a job on its way through all states
         job_id = self.enqueue()

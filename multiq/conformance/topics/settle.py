@@ -13,7 +13,7 @@ class SettleTests(Topic):
     # --- settle ---
 
     @promise("5.7")
-    def test_no_verdicts_are_no_trouble(self) -> None:
+    def test_settle_accepts_an_empty_list(self) -> None:
         assert self.worker.settle([]) == []
 
     @promise("5.7")
@@ -77,7 +77,7 @@ class SettleTests(Topic):
         answers = self.worker.settle([Bury(lease), Ack(lease)])
         # Then the first one counts, and the second one is refused
         assert [type(answer) for answer in answers] == [type(None), LeaseLost]
-        assert self.state(job_id) is State.BURIED
+        assert self.stands(job_id, State.BURIED)
 
     @promise("5.7")
     def test_three_hundred_verdicts_go_in_one_call(self) -> None:
@@ -126,7 +126,7 @@ class SettleTests(Topic):
         assert (answers, again.id, again.attempt) == ([None], job_id, 2)
 
     @promise("5.9", "3.5")
-    @requires("total_order")
+    @requires("total_order", "priorities")
     def test_exchange_sees_the_order_after_its_own_verdicts(self) -> None:
         # Given a held job that is better than the ready one
         self.enqueue(b"best", priority=1)
@@ -177,7 +177,7 @@ class SettleTests(Topic):
         patience = 3 * self.harness.patience
         waiting = self.background(lambda: consumer.exchange([Bury(lease)], 1, patience))
         # When nothing is there yet, then the verdict already is
-        self.eventually(lambda: self.state(job_id) is State.BURIED)
+        self.eventually(lambda: self.stands(job_id, State.BURIED))
         # And the next job ends the wait
         self.enqueue(b"next")
         answers, leases = self.woken(waiting)

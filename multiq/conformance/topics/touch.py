@@ -78,7 +78,7 @@ class TouchTests(Topic):
         lease = self.take()
         self.settle(Touch(lease), Release(lease, delay=LONG))
         # Then both were accepted, and the verdict is what counts
-        assert self.state(job_id) is State.DELAYED
+        assert self.stands(job_id, State.DELAYED)
 
     @promise("5.4")
     def test_touching_one_job_does_not_extend_another(self) -> None:
@@ -97,7 +97,7 @@ class TouchTests(Topic):
         assert len(leases) == 1 or self.harness.now() >= new_end
 
     @promise("9.1", "4.1")
-    def test_peek_tells_when_the_lease_ends(self) -> None:
+    def test_peek_returns_when_the_lease_ends(self) -> None:
         # Given a lease whose first hour is almost over
         job_id = self.enqueue(ttr=2 * LONG)
         lease = self.take()

@@ -40,7 +40,7 @@ class TransactionTests(Topic):
 
     @promise("2.7", "3.6")
     @requires("transactional_enqueue")
-    def test_nobody_gets_a_job_before_the_commit(self) -> None:
+    def test_a_job_is_not_handed_out_before_the_commit(self) -> None:
         # Given a caller's transaction that is still open
         self.counts()
         with self.transaction() as connection:
@@ -63,7 +63,7 @@ class TransactionTests(Topic):
             )
             connection.commit()
         # Then all is as if there had been no transaction
-        assert self.state(late) is State.DELAYED
+        assert self.stands(late, State.DELAYED)
         assert self.bodies() == [b"1", b"2", b"3"]
 
     @promise("2.7", "3.7")
@@ -92,7 +92,7 @@ class TransactionTests(Topic):
 
     @promise("2.7", "11.2")
     @requires("transactional_enqueue")
-    def test_what_is_no_connection_is_refused(self) -> None:
+    def test_an_object_that_is_not_a_connection_is_refused(self) -> None:
         # Given an object that is not a connection
         with pytest.raises(MultiqError):
             self.backend.enqueue(self.queue, [self.new()], connection=object())

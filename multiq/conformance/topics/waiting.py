@@ -25,7 +25,7 @@ SPINNING = 0.25  # share of a core that a consumer may use while it waits, and b
 class WaitingTests(Topic):
     """What ``Consumer.reserve`` with a timeout promises, and ``Consumer.interrupt``."""
 
-    # --- what wakes ---
+    # --- wake-ups ---
 
     @promise("3.7", "2.8")
     def test_a_new_job_wakes_a_waiting_consumer(self) -> None:
@@ -100,6 +100,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "6.2")
+    @requires("management")
     def test_a_kick_of_one_job_wakes_a_waiting_consumer(self) -> None:
         # Given a delayed job, and a consumer that waits
         job_id = self.given(State.DELAYED)
@@ -109,6 +110,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "7.3")
+    @requires("management")
     def test_a_job_rescheduled_to_now_wakes_a_waiting_consumer(self) -> None:
         # Given a job for much later, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
@@ -118,6 +120,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "7.3")
+    @requires("management")
     def test_an_earlier_due_time_is_noticed_by_a_waiting_consumer(self) -> None:
         # Given a job for much later, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
@@ -129,6 +132,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "10.2")
+    @requires("pausing")
     def test_a_resume_wakes_a_waiting_consumer(self) -> None:
         # Given a paused queue with a job, and a consumer that waits
         job_id = self.enqueue()
@@ -139,6 +143,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "10.2")
+    @requires("pausing")
     def test_the_end_of_a_pause_wakes_a_waiting_consumer(self) -> None:
         # Given a queue with a job that is paused for a while, and a consumer that waits
         job_id = self.enqueue()
@@ -170,6 +175,7 @@ class WaitingTests(Topic):
         assert [lease.body for lease in self.woken(waiting)] == [b"sooner"]
 
     @promise("3.7", "10.3")
+    @requires("pausing")
     def test_a_paused_first_queue_does_not_keep_a_consumer_asleep(self) -> None:
         # Given a consumer that waits at two queues, of which the first is paused and has jobs
         other = self.another_queue()
@@ -202,7 +208,7 @@ class WaitingTests(Topic):
             self.eventually(lambda: self.counts()[0] == 0)
         assert sorted(lease.id for thread in waiting for lease in self.woken(thread)) == sorted(ids)
 
-    # --- what does not ---
+    # --- no wake-up ---
 
     @promise("3.2", "11.5")
     def test_jobs_for_others_do_not_end_a_wait(self) -> None:
@@ -334,7 +340,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(second)] == [job_id]
 
     @promise("5.3", "3.7")
-    def test_a_job_that_is_buried_ends_nobodys_wait(self) -> None:
+    def test_a_job_that_is_buried_ends_no_consumers_wait(self) -> None:
         # Given a held job, and a consumer that waits
         self.enqueue()
         holder = self.another_consumer()

@@ -85,7 +85,7 @@ class WakingTests(Topic):
     def test_a_waiting_consumer_has_a_job_in_time_once_its_lease_has_ended(self) -> None:
         if not self.harness.real_time:
             self.does_not_apply("its clock is moved by hand")
-        # Given a job that another consumer holds, whose lease begins anew while a consumer waits
+        # Given a job that another consumer holds, whose lease is renewed while a consumer waits
         ttr = self.short_ttr
 
         def prepared() -> Callable[[Backend], object]:
@@ -124,7 +124,7 @@ class WakingTests(Topic):
             # When a job comes at one moment or another, then none of them is missed
             self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
 
-    # --- what gives the job ---
+    # --- sources of jobs ---
 
     def _given_for(self, verb: str) -> Callable[[Backend], object]:
         """Prepare the queue. The returned call gives the waiting consumer its job."""
@@ -139,6 +139,7 @@ class WakingTests(Topic):
             verdict = {"release": Release, "give_back": GiveBack, "abandon": Abandon}[verb](lease)
             return lambda _: self.settle(verdict, by=holder)
         if verb == "resume":
+            self.need("pausing")
             self.enqueue()
             self.backend.pause(queue, LONG)
             return lambda backend: backend.resume(queue)
@@ -146,6 +147,7 @@ class WakingTests(Topic):
         job_id = self.given(State.BURIED if verb == "kick" else State.DELAYED)
         if verb == "kick":
             return lambda backend: backend.kick(queue, 1)
+        self.need("management")
         if verb == "kick_job":
             return lambda backend: backend.kick_job(queue, job_id)
         return lambda backend: backend.reschedule(queue, job_id, 0)
@@ -156,10 +158,12 @@ class WakingTests(Topic):
         if what == "enqueue":
             return lambda backend: backend.enqueue(queue, [self.new(delay=delay)])
         if what == "pause":
+            self.need("pausing")
             self.backend.pause(queue, LONG)
             self.enqueue()
             return lambda backend: backend.pause(queue, delay)
         if what == "reschedule":
+            self.need("management")
             job_id = self.enqueue(delay=LONG)
             return lambda backend: backend.reschedule(queue, job_id, delay)
         self.enqueue()
@@ -290,25 +294,25 @@ class WakingTests(Topic):
 
     def _elsewhere(self, act: Callable[[Backend], object]) -> Callable[[], float]:
         """Start a process that is ready to act. Calling the result makes it act, and returns the moment of its end."""
-        (told, tell), (heard, said) = os.pipe(), os.pipe()
+        (go_read, go_write), (ready_read, ready_write) = os.pipe(), os.pipe()
 
         def obey() -> None:
             with self.harness.open() as backend:
                 backend.stats(self.queue)
-                os.write(said, b"!")
-                os.read(told, 1)
+                os.write(ready_write, b"!")
+                os.read(go_read, 1)
                 act(backend)
-                os.write(said, b"!")
+                os.write(ready_write, b"!")
 
         child = fork(obey)
-        os.close(said)
-        os.read(heard, 1)
+        os.close(ready_write)
+        os.read(ready_read, 1)
 
         def say() -> float:
-            os.write(tell, b"!")
-            os.read(heard, 1)
+            os.write(go_write, b"!")
+            os.read(ready_read, 1)
             done_at = time.monotonic()
-            for end in (told, tell, heard):
+            for end in (go_read, go_write, ready_read):
                 os.close(end)
             assert ended_well(child), "another process could not do it"
             return done_at

@@ -1,13 +1,10 @@
-"""Event loops for coroutine jobs: asyncio's own, with timers that are not rounded up to milliseconds."""
+"""Event loops for coroutine jobs: how they are made, run and closed, and what becomes of the tasks that jobs leave."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import select
-import selectors
-import sys
 from typing import TYPE_CHECKING
 
 from multiq.job import JobTasks, job_tasks
@@ -25,12 +22,13 @@ PATIENCE = 1.0  # seconds for cancelled tasks to clean up after themselves
 
 _THREADS = min(32, (os.cpu_count() or 1) + 4)  # of a loop, for ``asyncio.to_thread``: as asyncio itself has
 
-_SELECT_TAKES = 1024  # file descriptors below this: FD_SETSIZE
-
 
 def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
-    """A loop for one thread; the caller closes it. Its executor has daemon threads: *threads*, or a new pool."""
-    loop = asyncio.SelectorEventLoop(_PreciseSelector()) if sys.platform == "linux" else asyncio.new_event_loop()
+    """A loop for one thread; the caller closes it. Its executor has daemon threads: *threads*, or a new pool.
+
+    It is asyncio's own whatever the policy says: timeouts look into its handles (``CoroutineExecutor``).
+    """
+    loop = asyncio.SelectorEventLoop()
     loop.set_default_executor(threads or threads_of_loop())
     return loop
 
@@ -119,18 +117,3 @@ def _run_until_done(loop: AbstractEventLoop, tasks: list[asyncio.Task[Any]]) -> 
             loop.run_until_complete(asyncio.wait(tasks, timeout=max(0.0, give_up_at - loop.time())))
         except BaseException:  # noqa: BLE001 - SystemExit of a task, or loop.stop()
             _log.debug("a cancelled task has ended its loop's run", exc_info=True)
-
-
-if sys.platform == "linux":
-
-    class _PreciseSelector(selectors.EpollSelector):
-        """``epoll_wait`` counts in milliseconds, so a sleep of 10 ms takes 11: of 200 slots, 20 stand idle.
-
-        An epoll instance can itself be waited for, and select(2) counts in microseconds.
-        """
-
-        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            if timeout is not None and timeout > 0 and self.fileno() < _SELECT_TAKES:
-                select.select([self.fileno()], (), (), timeout)
-                timeout = 0
-            return super().select(timeout)

@@ -191,7 +191,8 @@ class InlineExecutor(Executor):
 
     def _start(self, jobs: Sequence[Held]) -> None:
         self._waiting.extend(jobs)
-        # hot path: _begin, _end and InflightWriter's begin and end are inlined on purpose
+        # hot path: _begin, _end and InflightWriter's begin and end are inlined on purpose; calling them costs 5 % more
+        # CPU for each no-op job (docs/decisions/0047)
         take, run, running, finished = self._waiting.popleft, self._runner.run, self._running, self._finished
         inflight, note_job, clock = self._inflight, self._prefetch.note_job, time.monotonic
         marks: Any = None if inflight is None else inflight.marks  # without a table no job has a slot

@@ -69,17 +69,16 @@ class FairShareConsumer(Consumer):
         self._inner = inner
         self._shares = shares
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self.exchange((), limit, timeout)[1]
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self.exchange((), limit, timeout, queues)[1]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         return self._inner.settle(verdicts)
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        self._inner.reorder(self._shares.order())
-        lost, leases = self._inner.exchange(verdicts, limit, timeout)
+        lost, leases = self._inner.exchange(verdicts, limit, timeout, queues or self._shares.order())
         if leases:
             self._shares.charge(leases, limit)
         return lost, leases

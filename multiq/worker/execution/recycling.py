@@ -10,15 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from multiq.worker.processes.exits import EXIT_MEMORY, EXIT_RECYCLED
+
 if TYPE_CHECKING:
     from multiq.worker.processes.process import ProcessSettings
 
 _log = logging.getLogger("multiq.worker")
-
-EXIT_MEMORY = 12
-"""The process uses more memory than it may. Laravel's workers exit with the same code."""
-EXIT_RECYCLED = 14
-"""The process has reached ``recycle_jobs`` or ``recycle_time``, and is to be replaced."""
 
 _JITTER = 0.1  # share of a limit that is left off at random, so that children that started together do not end together
 _LOOK = 0.02  # seconds between two reads of the memory, each of which takes some microseconds

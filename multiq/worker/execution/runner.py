@@ -77,6 +77,7 @@ class Runner:
         self._timeouts = timeouts
         self._slow_after = slow_after(app)
         self._counts_given_back = not app.backend.capabilities.give_back
+        self._longest_delay = app.backend.declared.longest_delay
         self._threads = threading.local()
         self._context = contextvars.copy_context()
         self.is_ending = False
@@ -87,14 +88,14 @@ class Runner:
         try:
             return self._context.copy().run(self._run, held)
         except BaseException as exc:  # noqa: BLE001 - an error that cannot even be put into words
-            return _fallback_verdict(held.lease, exc)
+            return _fallback_verdict(held.lease, exc, self._longest_delay)
 
     async def arun(self, held: Held) -> Verdict:
         """Run a coroutine job on the running event loop, in a ``fresh_context``. Never raises."""
         try:
             return await self._arun(held)
         except BaseException as exc:  # noqa: BLE001 - as in run
-            return _fallback_verdict(held.lease, exc)
+            return _fallback_verdict(held.lease, exc, self._longest_delay)
 
     async def _arun(self, held: Held) -> Verdict:
         call = self._prepare(held.lease)
@@ -199,7 +200,7 @@ class Runner:
         policy = UNKNOWN_TASK
         if envelope.max_attempts is not None:
             policy = msgspec.structs.replace(policy, max_attempts=tighter(policy.attempts(), envelope.max_attempts))
-        verdict = policy.after_failure(job.lease, reason)
+        verdict = policy.after_failure(job.lease, reason, longest=self._longest_delay)
         return self._announce(job, verdict, reason)
 
     def _emit_started(self, call: TaskCall) -> None:
@@ -338,14 +339,14 @@ class Runner:
         verdict: Release | Bury
         if isinstance(exc, ReleaseJob):
             reason = exc.reason or reason
-            verdict = call.policy.after_failure(lease, reason, exc.delay)
+            verdict = call.policy.after_failure(lease, reason, exc.delay, longest=self._longest_delay)
         else:
             events.append(JobFailed(job=call.job, seconds=seconds, error=exc))
             if isinstance(exc, BuryJob):
                 reason = exc.reason
                 verdict = Bury(lease, check_reason(reason))
             else:
-                verdict = call.policy.after_failure(lease, reason)
+                verdict = call.policy.after_failure(lease, reason, longest=self._longest_delay)
 
         def emit() -> None:
             for event in events:
@@ -378,11 +379,12 @@ class Runner:
         return verdict
 
 
-def _fallback_verdict(lease: Lease, exc: BaseException) -> Verdict:
+def _fallback_verdict(lease: Lease, exc: BaseException, longest_delay: float | None) -> Verdict:
     with contextlib.suppress(BaseException):  # even formatting its traceback may fail
         _log.error("the worker cannot judge a run of job %s: %r", lease.id, type(exc))
         _log.debug("it failed like this", exc_info=exc)
-    return RetryPolicy().after_failure(lease, "the worker cannot judge this run: its error, or its task, has no text")
+    reason = "the worker cannot judge this run: its error, or its task, has no text"
+    return RetryPolicy().after_failure(lease, reason, longest=longest_delay)
 
 
 class _Timer:

@@ -191,10 +191,10 @@ class Timeouts:
 
     def mark_notified(self, timed: TimedJob) -> None:
         """Its loop has just cancelled it."""
-        # first: the heartbeat ends the process for a job that is notified and beyond its ``kill_at``, as that of before
-        # may be after the process was suspended
-        self._set_kill_at(timed, time.monotonic() + self._kill_after)
         with self._lock:
+            # first: the heartbeat ends the process for a job that is notified and beyond its ``kill_at``, as that of
+            # before may be after the process was suspended
+            self._set_kill_at(timed, time.monotonic() + self._kill_after)
             timed.is_notified = True
             self._take_back_notice(timed)
 
@@ -210,7 +210,8 @@ class Timeouts:
     def postpone(self, timed: TimedJob, seconds: float) -> None:
         """Give it so many seconds from now on, and publish that for the supervisor."""
         timed.notify_at = time.monotonic() + seconds
-        self._set_kill_at(timed, timed.notify_at + self._kill_after)
+        with self._lock:
+            self._set_kill_at(timed, timed.notify_at + self._kill_after)
 
     def check(self) -> list[TimedJob]:
         """Notify each job that runs longer than it may. Returns those that are overdue, each once."""
@@ -254,7 +255,8 @@ class Timeouts:
         if now < timed.notify_at:
             return False
         if timed.thread is None and holder is not False and holder is not timed.held:
-            self._set_kill_at(timed, now + self._kill_after)  # another job holds the loop: this one cannot be notified
+            with self._lock:  # another job holds the loop: this one cannot be notified
+                self._set_kill_at(timed, now + self._kill_after)
             return False
         if timed.thread is not None and not timed.is_notified:
             self._notify(timed, timed.thread, now)
@@ -275,10 +277,10 @@ class Timeouts:
         _log.error("the event loop is held by %s, for %.1f s now:\n%s", whose, now - since, shared.stack())
 
     def _notify(self, timed: TimedJob, thread: int, now: float) -> None:
-        if not timed.has_notice:
-            # a job is always notified before its process ends
-            self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))
         with self._lock:
+            if not timed.has_notice:
+                # a job is always notified before its process ends
+                self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))
             if timed not in self._running or timed.is_notified:
                 return
             if (
@@ -349,8 +351,13 @@ class Timeouts:
         self._loop_answered_at = time.monotonic()
 
     def _set_kill_at(self, timed: TimedJob, kill_at: float) -> None:
+        """Call it under the lock: a job that has ended is not among the running ones, and publishes nothing.
+
+        Its slot in the table may belong to another lease, for which the supervisor would kill this process.
+        """
         timed.kill_at = kill_at
-        self._publish(timed)
+        if timed in self._running:
+            self._publish(timed)
 
     def _publish(self, timed: TimedJob) -> None:
         if self._inflight is not None:

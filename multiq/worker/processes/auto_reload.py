@@ -71,8 +71,8 @@ def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
 def wait_if_reloaded(problem: Exception) -> None:
     """After a reload to code that does not start: wait for a change, then re-execute. The old children work on.
 
-    A reload checks the code first, but it may change between the check and the ``exec``. Returns at once if this is no
-    reload, and when a signal asks the worker to stop.
+    A reload checks the code first, but it may change between the check and the ``exec``. Returns at once if this is
+    not a reload, and when a signal asks the worker to stop.
     """
     if not was_reloaded():
         return

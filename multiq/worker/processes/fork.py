@@ -134,5 +134,4 @@ def _in_child() -> None:
     _previous_handlers.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+forks.register(before=_before_fork, in_parent=_in_parent, in_child=_in_child)

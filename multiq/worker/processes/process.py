@@ -7,6 +7,8 @@ that handles signals or ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resum
 2. ``_drain`` gives back what has not begun and waits for what runs, until the grace is over.
 3. ``abort`` skips or ends that wait: a second signal, the end of the grace.
 4. ``_exit_for`` ends the process for an overdue job or a stuck event loop, ``_exit_hung`` when the end itself hangs.
+
+Steps 3 and 4 settle what is held without waiting for what runs (``forced_settlement``).
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
+from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
+from .forced_settlement import ForcedSettlement
 from .inflight import NEVER
 from .lifecycle_events import LifecycleEvents
 from .shared_state import SharedState
@@ -57,21 +61,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-EXIT_OK = 0
-EXIT_CUT_SHORT = 130
-"""A second signal, or the end of the grace, ended jobs early; they were given back."""
-EXIT_OVERDUE = 13
-"""A job ran on after it was notified of its time limit, so its process had to end."""
-EXIT_STUCK = 15
-"""The event loop was held for longer than any job on it may run, and it is unknown by which of them."""
-
 _IDLE = 5.0  # seconds: an idle worker makes a turn this often
 _VETOED = 1.0  # seconds until a before_fetch hook is asked again
 _BUSY = 1.0  # seconds: while jobs run on other threads, the loop makes a turn this often
 _LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end, once or twice...
 _CUT_EVENTS = 0.25  # ...or this, in an abort: the supervisor kills a process that is late
 _STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get in an abort
-_ABORT_WAIT = 2.0  # seconds that an abort waits for the backend at most
+_ABORT_WAIT = 2.0  # seconds that an abort waits for the loop at most
 
 # A process that multiq owns exits even if its end hangs, in a subscriber, say: so many seconds...
 _EXIT_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
@@ -105,10 +101,6 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     def most_held(self) -> int:
         """Jobs that are held at a time, those that wait included."""
         return self.at_a_time + self.prefetch
-
-    @property
-    def is_inline(self) -> bool:
-        return not self.concurrency and self.threads == 1
 
 
 class WorkerProcess:
@@ -160,7 +152,6 @@ class WorkerProcess:
         self._aborted = False
         self._exit_code = EXIT_OK
         self._recycling = Recycling(settings)
-        self._given_back = threading.Event()
         self._unsettled: Held | None = None  # what had ended and was not settled when the heartbeat looked last
         self._paused = False
         self._asks_down: Callable[[], bool] | None = None
@@ -181,6 +172,9 @@ class WorkerProcess:
         self._runner = Runner(app, self._timeouts)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
+        self._forced = ForcedSettlement(
+            self._fetcher, self._executor, self._runner, self._take_back, has_sidecar=inflight is not None
+        )
         self._heartbeat = Heartbeat(self._on_heartbeat, on_death=self.abort)
         self._watchdog = Watchdog(self._exit_hung) if owns_process and exit_process is not None else None
 
@@ -214,7 +208,7 @@ class WorkerProcess:
         late = _EXIT_AFTER_JOBS if self._is_finished.is_set() else _EXIT_AFTER_ABORT
         self._exit_at(time.monotonic() + late)
         self._end("asked to, at once", EXIT_OK)
-        self._settle_held()
+        self._forced.settle()
         may_exit = self._owns_process or (by_signal and not self._is_finished.is_set())
         if self._exit_process is None or not may_exit:
             return
@@ -276,7 +270,7 @@ class WorkerProcess:
         finally:
             self._is_finished.set()
             if self._aborted:
-                self._given_back.wait(_ABORT_WAIT)
+                self._forced.wait()
             self._heartbeat.close()
             self._lifecycle.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
             self._executor.close()
@@ -490,7 +484,7 @@ class WorkerProcess:
     def _exit_for(self, overdue: Sequence[TimedJob], reason: str, code: int) -> None:
         assert self._exit_process is not None, "checked by _check_timeouts"  # noqa: S101 - for the reader, and mypy
         self._end(reason, code)
-        self._settle_held(overdue)
+        self._forced.settle(overdue)
         wait_until = time.monotonic() + _CUT_EVENTS
         self._lifecycle.wait_stopping(_CUT_EVENTS)
         self._lifecycle.stopped(code, max(0.0, wait_until - time.monotonic()))
@@ -507,8 +501,8 @@ class WorkerProcess:
         assert self._exit_process is not None, "else there is no watchdog"  # noqa: S101 - for the reader, and mypy
         text = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
         run_in_thread(lambda: _log.error(text)).wait(_CUT_EVENTS)
-        if not (self._is_finished.is_set() or self._given_back.is_set()):  # the heartbeat hangs, too
-            self._settle_held()
+        if not (self._is_finished.is_set() or self._forced.is_done):  # the heartbeat hangs, too
+            self._forced.settle()
         self._exit_process(EXIT_CUT_SHORT if self._stop_requested else self._exit_code)
 
     def _emit_overdue(self, overdue: Sequence[TimedJob]) -> None:
@@ -552,48 +546,6 @@ class WorkerProcess:
         with self._counting:
             self._taken += change
             self._process_row.taken += change
-
-    def _settle_held(self, overdue: Sequence[TimedJob] = ()) -> None:
-        """Settle all that is held, waiting a short time at most: the fetcher may hang in a call without a reply."""
-        stacks = [(timed.held, self._executor.stack_of(timed)) for timed in overdue]
-        thread = threading.Thread(target=self._settle_all, args=(stacks,), name="multiq-abort", daemon=True)
-        thread.start()
-        self._given_back.wait(_ABORT_WAIT)
-
-    def _settle_all(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
-        """Settle what has ended, what has not begun, and what is overdue.
-
-        Under a supervisor, running jobs are left to the sidecar, which gives them back once this process is gone: given
-        back earlier, they would run in two processes at a time.
-        """
-        executor = self._executor
-        executor.is_aborted = True
-        self._fetcher.interrupt()
-        try:
-            settled = [*self._take_back(), *executor.take_finished()]
-            emitters = []
-            for held, stack in overdue:
-                if held.verdict is None:  # else it has just ended
-                    held.is_aborted = True
-                    held.verdict, emit = self._runner.timed_out(held.lease, stack)
-                    settled.append(held)
-                    emitters.append((held, held.verdict, emit))
-            if self._inflight is None:  # everything, also what a thread has taken and not begun, or has just ended
-                settled = self._fetcher.held()
-                self._give_back_unfinished(settled)
-            if self._fetcher.settle(settled):
-                for held, verdict, emit in emitters:
-                    if not held.is_lost and held.verdict is verdict:
-                        emit()
-        finally:
-            self._given_back.set()
-
-    def _give_back_unfinished(self, jobs: Sequence[Held]) -> None:
-        """Set the verdict of unfinished jobs to give-back. Jobs that run go on, and their results will not count."""
-        for held in jobs:
-            if held.verdict is None:
-                held.is_aborted = True
-                held.verdict = GiveBack(held.lease)
 
     # --- small things ---
 

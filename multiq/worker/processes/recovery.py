@@ -26,16 +26,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
-from multiq.errors import BackendError, MultiqError
+from multiq.errors import BackendError, MultiqError, Unsupported
 from multiq.events import JobCrashed
 from multiq.job import JobInfo
 from multiq.outage_log import Outage
 from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 
+from .exits import EXIT_OVERDUE, EXIT_STUCK, describe_exit
 from .inflight import ACKED, DEAD, ENDED, LIVE, WAITING
-from .process import EXIT_OVERDUE, EXIT_STUCK
-from .supervisor import describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,6 +141,8 @@ class Recovery:
             record = self._backend.peek(lease.queue, lease.id)
         except BackendError:
             raise
+        except Unsupported:
+            return self._crashed(lease, "it ran longer than its timeout")
         except MultiqError:
             return Abandon(lease), _no_event  # the job is gone: any verdict on it is refused
         return self._runner.timed_out(

@@ -54,20 +54,20 @@ class WorkerRow(Row):
     """Whether a signal has paused the worker. The supervisor writes it; children obey it."""
     is_down = _Cell(4)
     """Whether the connection is down, as the sidecar has read from the backend. Children obey it."""
-    contact = _Cell(5)
+    asked_at = _Cell(5)
+    """When the last successful call began by which the sidecar read whether the connection is down."""
+    contact = _Cell(6)
     """When the backend last answered the sidecar."""
-    crashed = _Cell(6)
+    crashed = _Cell(7)
     """Children that died, so far."""
-    replaced = _Cell(7)
+    replaced = _Cell(8)
     """Children that ended because they were to be replaced, so far."""
     restarts = _Cell(9)
     """How many requests to restart the sidecar has read from the backend."""
-    restart_mark = _Cell(11)
+    restart_mark = _Cell(10)
     """Which request to restart the sidecar has read last: a number for each, 1 for none; 0: it has not asked yet."""
-    sidecar_beat = _Cell(10)
+    sidecar_beat = _Cell(11)
     """When the sidecar last made a round; it does four times a second, unless it waits for the backend."""
-    asked_at = _Cell(8)
-    """When the last successful call began by which the sidecar read whether the connection is down."""
 
 
 class ProcessRow(Row):

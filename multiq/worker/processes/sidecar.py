@@ -159,12 +159,14 @@ class Sidecar:
 
     def _watch_children(self) -> None:
         """Open a handle on each living child before its pid can be reused; drop those of children that ended."""
-        living = {(table.number, table.life): table for table in self._tables if table.state == LIVE and table.pid}
+        # read once, and after the life: the table may be assigned to a new child meanwhile, with 0 for a pid at first
+        pids = {(table.number, table.life): table.pid for table in self._tables if table.state == LIVE}
+        living = {key: pid for key, pid in pids.items() if pid}
         for key in self._children.keys() - living.keys():
             self._children.pop(key).close()
             self._recovery.forget(key)
         for key in living.keys() - self._children.keys():
-            self._children[key] = _ProcessHandle(living[key].pid)
+            self._children[key] = _ProcessHandle(living[key])
 
     def _watch_orphans(self, *, killing: bool) -> None:
         """Notice which children have ended, and kill those that do not: no supervisor does it any more."""

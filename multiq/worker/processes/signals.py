@@ -123,7 +123,7 @@ class SignalInbox:
     def _handle(self, number: int, _frame: object) -> None:
         """Forward a signal while a job has the wake-up socket. Only signals with a Python handler are written to it."""
         if os.getpid() != self._pid:
-            return  # in a child of the supervisor that has no inbox of its own yet
+            return  # in a child of the supervisor that has no inbox of its own yet; forks.generation may not know yet
         current = self._take_wakeups()
         if current != self._wakeup:
             self.put(signal.Signals(number))

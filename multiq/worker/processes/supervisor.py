@@ -21,11 +21,19 @@ import time
 from typing import TYPE_CHECKING
 
 from multiq.formatting import many
-from multiq.worker.execution.recycling import EXIT_MEMORY, EXIT_RECYCLED
 
 from . import fork
+from .exits import (
+    EXIT_CRASHED,
+    EXIT_CUT_SHORT,
+    EXIT_MEMORY,
+    EXIT_OK,
+    EXIT_OVERDUE,
+    EXIT_RECYCLED,
+    EXIT_STUCK,
+    describe_exit,
+)
 from .inflight import DEAD, NEVER, WAITING
-from .process import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
 from .reload import BLOCKED_SIGNALS, PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
 from .signals import SignalInbox
 from .slot import Assignment, ProcessSlot
@@ -38,8 +46,6 @@ if TYPE_CHECKING:
     from .shared_state import SharedState
 
 _log = logging.getLogger("multiq.supervisor")
-
-EXIT_CRASHED = 1
 
 _YOUNG = 5.0  # seconds: a child that lived longer did not die because of its start
 _FIRST_BACKOFF = 0.1  # seconds before a child that died young is replaced, doubling...
@@ -70,7 +76,6 @@ _REPLACED = {
 }
 
 
-_NAMED = frozenset(map(int, signal.Signals))
 _CLEAN_EXITS = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
 
 
@@ -522,14 +527,3 @@ def _has_terminal() -> bool:
     except OSError:
         return False
     return True
-
-
-def describe_exit(status: int, exit_code: int | None) -> str:
-    """How a child died. *status*: its exit code or, if negative, the signal; *exit_code*: what it wrote itself."""
-    if status < 0:
-        return (
-            f"was killed by {signal.Signals(-status).name}" if -status in _NAMED else f"was killed by signal {-status}"
-        )
-    return (
-        f"ended with code {status}" if exit_code is not None else f"ended with code {status} in the middle of its work"
-    )

@@ -177,7 +177,7 @@ def test_reserve_after_a_refused_watch_returns_no_job_of_another_queue(
         assert next(lease.queue for lease in consumer.reserve(9, 5)) == OTHER
 
 
-# --- what was certainly not sent -------------------------------------------------------------------------
+# --- unsent jobs -----------------------------------------------------------------------------------------
 
 
 def test_cut_enqueue_reports_unsent_jobs(proxy: Proxy, client: BareClient) -> None:
@@ -191,7 +191,7 @@ def test_cut_enqueue_reports_unsent_jobs(proxy: Proxy, client: BareClient) -> No
         assert 1000 <= len(error.accepted) < 2000
         assert 0 < len(error.jobs) <= 1000
         assert [*error.jobs, *error.unsent] == jobs[len(error.accepted) :]
-        # those that were never sent are not there, and can be enqueued without a doubt
+        # those that were never sent are certainly not there, and can be enqueued
         assert len(error.unsent) == 8000
         there = int(client.stats("tube", QUEUE)["current-jobs-ready"]) - 1
         assert len(error.accepted) <= there <= len(error.accepted) + len(error.jobs)

@@ -18,7 +18,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import LeaseLost
 from multiq.ids import new_id
 from multiq_beanstalk.clock import now
-from multiq_beanstalk.lease_timer import NOOP_DELAYS
+from multiq_beanstalk.leases import NOOP_DELAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,29 @@ def test_leases_of_many_silent_consumers_end_in_time(backend: Backend, queue: st
     for consumer in consumers:
         consumer.close()
     assert backend.purge(queue, [State.READY]) == sum(counts)
+
+
+def test_leases_end_with_the_consumer_while_a_child_forked_before_lives(backend: Backend, queue: str) -> None:
+    # Given a consumer with a lease, and a forked child that makes no calls
+    backend.enqueue(queue, [new(ttr=600)])
+    consumer = backend.consumer([queue])
+    assert len(consumer.reserve(1, 0)) == 1
+    reader, writer = os.pipe()
+
+    def wait_for_the_parent() -> None:
+        os.close(writer)
+        os.read(reader, 1)
+
+    child = fork(wait_for_the_parent)
+    os.close(reader)
+    # When the parent closes its consumer, then the server sees the connection's end, as the child has no copy of it
+    try:
+        consumer.close()
+        until(lambda: backend.stats(queue).ready == 1, "the job is ready again")
+    finally:
+        os.close(writer)
+    assert ended_well(child)
+    assert backend.purge(queue, [State.READY]) == 1
 
 
 def test_lease_of_a_forked_child_ends_in_time(backend: Backend, queue: str) -> None:

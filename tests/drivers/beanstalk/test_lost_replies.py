@@ -1,6 +1,6 @@
 """Lost replies: a lease ends with its connection, whether that is cut, frozen, or ends behind unread replies.
 
-One deterministic test each, with another consumer who has the jobs meanwhile.
+One deterministic test each, with another consumer that has the jobs meanwhile.
 """
 
 from __future__ import annotations

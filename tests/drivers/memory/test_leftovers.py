@@ -73,7 +73,7 @@ def test_an_acked_job_is_dropped_at_once_while_others_stay() -> None:
         # When it is acked
         consumer.settle([Ack(lease)])
     del lease
-    # Then nobody has its body but this test
+    # Then only this test refers to its body
     gc.collect()
     held = [found for found in gc.get_referrers(body) if found is not globals()]
     assert not [found for found in held if type(found).__module__.startswith("multiq")]

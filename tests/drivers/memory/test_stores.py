@@ -47,7 +47,7 @@ def test_threads_that_open_one_name_at_once_share_its_store() -> None:
 
 
 class Body(bytes):
-    """One that is counted as long as anybody has it."""
+    """A body that is counted as long as it is referred to."""
 
     alive = 0
 
@@ -61,7 +61,7 @@ class Body(bytes):
 
 def test_bodies_of_jobs_that_are_gone_are_not_kept() -> None:
     backend = MemoryBackend()
-    # Given jobs that were cancelled long before they are due, and ones that were purged before anybody took them
+    # Given jobs that were cancelled long before they are due, and ones that were purged before they were reserved
     for number in range(300):
         backend.enqueue("q", [NewJob(Body(), f"late {number}", delay=86_400.0)])
         backend.delete("q", f"late {number}")

@@ -1,4 +1,4 @@
-"""MariaDB for tests: one server for the whole run where nobody breaks it, and new ones for those who do."""
+"""MariaDB for tests: one server for the tests that leave it intact, and new ones for the others."""
 
 from __future__ import annotations
 

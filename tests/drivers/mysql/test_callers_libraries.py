@@ -201,7 +201,9 @@ def test_a_database_whose_name_has_a_percent_sign(
         server.ask(f"DROP DATABASE `{name}`")
 
 
-def test_a_server_that_is_away_is_told_as_such(backend: MysqlBackend, url: sqlalchemy.URL, jobs: Jobs) -> None:
+def test_an_unreachable_server_is_reported_as_unreachable(
+    backend: MysqlBackend, url: sqlalchemy.URL, jobs: Jobs
+) -> None:
     backend.stats("q")
     engine = sqlalchemy.create_engine(url.set(drivername="mysql+pymysql", port=1))
     with Session(engine) as session, pytest.raises(BackendUnavailable):
@@ -266,7 +268,7 @@ def test_djangos_connection_that_is_not_open_yet_and_commits_by_itself(
     assert len(bodies(backend)) == 1
 
 
-def test_djangos_broken_transaction_is_told(backend: MysqlBackend, django: Any, jobs: Jobs) -> None:
+def test_djangos_broken_transaction_is_reported(backend: MysqlBackend, django: Any, jobs: Jobs) -> None:
     with transaction.atomic(using=django.alias):
         transaction.set_rollback(True, using=django.alias)
         with pytest.raises(OptionInvalid, match="end of the 'atomic' block"):
@@ -282,10 +284,10 @@ def test_djangos_errors_are_ours(
         backend.enqueue("q", jobs(), connection=django)
 
 
-# --- what does not fit -----------------------------------------------------------------------------------
+# --- refused connections ---------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_refused_with_the_way_out(
+def test_an_unsupported_connection_is_refused_with_the_way_out(
     backend: MysqlBackend, server: MysqlDatabases, place: Place, jobs: Jobs
 ) -> None:
     engine = sqlalchemy.create_engine("mysql+pymysql://", creator=lambda: server.connect(place.name))
@@ -308,7 +310,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
     assert bodies(backend) == []
 
 
-def test_what_is_asynchronous_is_refused_with_the_way_out(
+def test_an_asynchronous_connection_is_refused_with_the_way_out(
     backend: MysqlBackend, server: MysqlDatabases, place: Place, jobs: Jobs
 ) -> None:
     import aiomysql

@@ -99,5 +99,5 @@ WITH_COMMIT = [
 @pytest.mark.parametrize("fault", [CutRequest(after=b"COMMI"), CutReply(after=b"COMMIT")], ids=["before", "after"])
 @pytest.mark.parametrize("name", WITH_COMMIT)
 def test_a_cut_before_or_after_the_commit_leaves_exactly_one_effect(stage: Stage, name: str, fault: Fault) -> None:
-    """Nobody told the client which of the two it was."""
+    """The client cannot know which of the two it was."""
     play_with(stage, SCENES[name], fault)

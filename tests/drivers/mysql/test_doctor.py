@@ -66,7 +66,7 @@ def test_a_server_as_it_should_be_is_all_ok_and_nothing_is_changed(mysql_server:
         ("max_connections=10", "max_connections", "ok", "of 10"),
     ],
 )
-def test_a_setting_that_costs_jobs_or_time_is_told(
+def test_a_setting_that_costs_jobs_or_time_is_reported(
     new_mysql: NewMysql, setting: str, what: str, level: str, words: str
 ) -> None:
     server = new_mysql(**dict([setting.split("=")]))
@@ -97,7 +97,7 @@ def test_a_binary_log_is_looked_at_where_there_is_one(
             use(place)
 
 
-def test_a_transaction_that_is_kept_open_is_told_with_whom_to_kill(
+def test_a_transaction_that_is_kept_open_is_reported_with_its_connection(
     mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_OLD_SNAPSHOT", 0)
@@ -110,7 +110,7 @@ def test_a_transaction_that_is_kept_open_is_told_with_whom_to_kill(
         assert (finding.level, f"KILL {thread}" in finding.advice) == ("warn", True)
 
 
-def test_a_purge_that_lags_behind_is_told(
+def test_a_purge_that_lags_behind_is_reported(
     mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "_LONG_HISTORY", 20)
@@ -153,7 +153,9 @@ def test_tables_that_this_multiq_cannot_use_are_bad(
     assert words in f"{finding.why} {finding.advice}"
 
 
-def test_what_a_user_may_not_ask_is_unknown_and_never_ok(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_finding_that_the_user_may_not_read_is_unknown_and_never_ok(
+    mysql_server: MysqlDatabases, place: Place
+) -> None:
     use(place)
     with mysql_server.account("SELECT, INSERT, UPDATE, DELETE", f"{place.name}.*") as account:
         found = examined(account.url(place.name))

@@ -55,7 +55,7 @@ def test_a_password_in_the_url_may_have_any_character(account: MysqlDatabases, p
     works(account.url(place.name))
 
 
-def test_a_password_of_a_file_is_read_anew_for_each_connection(
+def test_a_password_file_is_read_again_for_each_connection(
     mysql_server: MysqlDatabases, account: MysqlDatabases, place: Place, tmp_path: Path
 ) -> None:
     file = tmp_path / "password"
@@ -75,7 +75,7 @@ def test_a_password_of_the_environment(account: MysqlDatabases, place: Place, mo
     works(bare(account, place, "?password_env=SHOP_DB_PASSWORD"))
 
 
-def test_a_password_that_is_not_where_it_should_be_is_told(account: MysqlDatabases, place: Place) -> None:
+def test_a_password_that_is_not_where_it_should_be_is_reported(account: MysqlDatabases, place: Place) -> None:
     for option, words in (
         ("?password_env=NO_SUCH_VARIABLE", "NO_SUCH_VARIABLE"),
         ("?password_file=/no/such/file", "/no/such/file"),
@@ -84,7 +84,7 @@ def test_a_password_that_is_not_where_it_should_be_is_told(account: MysqlDatabas
             backend.queues()
 
 
-def test_a_wrong_password_is_told_without_showing_it(account: MysqlDatabases, place: Place) -> None:
+def test_a_wrong_password_is_reported_without_showing_it(account: MysqlDatabases, place: Place) -> None:
     with open_backend(f"mysql://{account.user}:WR0NG@{account.host}:{account.port}/{place.name}") as backend:
         with pytest.raises(BackendUnavailable, match="password") as refused:
             backend.queues()
@@ -109,7 +109,7 @@ def new_socket(mysql_server: MysqlDatabases) -> Path:
     return mysql_server.socket
 
 
-def test_a_unix_socket_that_nobody_listens_on_is_unavailable(tmp_path: Path) -> None:
+def test_a_unix_socket_without_a_server_is_unavailable(tmp_path: Path) -> None:
     with (
         open_backend(f"mysql://root@/jobs?unix_socket={tmp_path}/none.sock") as backend,
         pytest.raises(BackendUnavailable, match=r"none\.sock"),
@@ -130,7 +130,7 @@ def test_sqlalchemy_s_way_of_writing_it(mysql_server: MysqlDatabases, place: Pla
         ("mysql:///jobs", "name a host"),
         ("mysql://root@localhost/jobs?unix_socket=/run/x", "not both"),
         ("mysql://root@one,two/jobs", "several hosts"),
-        ("mysql+mariadbconnector://root@localhost/jobs", "the scheme is mysql://"),
+        ("mysql+mariadbconnector://root@localhost/jobs", "the scheme must be mysql://"),
         ("mysql://root:S3CR3T@localhost/jobs?password_env=X", "given twice"),
         ("mysql://root@localhost/jobs?password_file=x&password_env=X", "given twice"),
         ("mysql://root@/jobs?unix_socket=/run/x&tls=yes", "stays on this machine"),
@@ -217,7 +217,9 @@ def test_an_unchecked_certificate_is_warned_of(tls_server: MysqlServer) -> None:
             assert backend.queues() == []
 
 
-def test_an_account_that_must_use_tls_is_told_so(tls_server: MysqlServer, certificates: dict[str, Certificate]) -> None:
+def test_an_account_that_must_use_tls_gets_an_error_that_says_so(
+    tls_server: MysqlServer, certificates: dict[str, Certificate]
+) -> None:
     with (
         tls_server.database() as place,
         tls_server.account("ALL", f"{place.name}.*", password="secret", more="REQUIRE SSL") as account,  # noqa: S106

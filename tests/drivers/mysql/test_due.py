@@ -1,4 +1,4 @@
-"""What is due becomes ready in one round: nobody's lock, and no stream of due jobs, keeps a consumer from the rest."""
+"""Due jobs become ready in one round: neither locks of others nor a stream of due jobs delay a consumer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> 
 
 @pytest.fixture
 def locker(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> Iterator[Connection[Any]]:
-    """Somebody else's transaction."""
+    """Another client's transaction."""
     with mysql_server.client(place.name, autocommit=False) as other:
         yield other
 
@@ -71,15 +71,15 @@ def lock(other: Connection[Any], where: str) -> None:
         assert cursor.fetchall()
 
 
-# --- somebody's lock -------------------------------------------------------------------------------------
+# --- another client's lock -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [1, 2], ids=["delayed", "lease ended"])
 @pytest.mark.parametrize("queues", [["a", "b"], ["b", "a"], ["b"]])
-def test_a_due_row_that_somebody_has_locked_stops_no_other_job(  # noqa: PLR0917 - of every kind
+def test_a_locked_due_row_stops_no_other_job(  # noqa: PLR0917 - of every kind
     backend: MysqlBackend, plain: Any, locker: Connection[Any], packets: list[Any], state: int, queues: list[str]
 ) -> None:
-    # Given a due row in somebody's hands, and ready jobs in another queue and in the same one
+    # Given a due row that another client has locked, and ready jobs in another queue and in the same one
     due_jobs(plain, "a", state=state)
     lock(locker, "queue = 'a'")
     made = ready_jobs(backend, "b", 5)
@@ -94,7 +94,7 @@ def test_a_due_row_that_somebody_has_locked_stops_no_other_job(  # noqa: PLR0917
             assert len(consumer.reserve(10, 30)) == 1
 
 
-def test_who_waits_beside_a_locked_due_row_asks_now_and_then_and_ends_in_time(
+def test_a_wait_beside_a_locked_due_row_polls_seldom_and_ends_in_time(
     backend: MysqlBackend, plain: Any, locker: Connection[Any], packets: list[Any]
 ) -> None:
     due_jobs(plain, "a")
@@ -105,7 +105,7 @@ def test_who_waits_beside_a_locked_due_row_asks_now_and_then_and_ends_in_time(
         # And an interrupt is heeded
         waiting = threading.Thread(target=consumer.reserve, args=(10, 3600))
         waiting.start()
-        until(lambda: backend._pool.poller._waiters)
+        until(lambda: backend._pool.poller.waiting)
         consumer.interrupt()
         waiting.join(60)
         assert not waiting.is_alive()
@@ -114,10 +114,10 @@ def test_who_waits_beside_a_locked_due_row_asks_now_and_then_and_ends_in_time(
 # --- a stream of due jobs --------------------------------------------------------------------------------
 
 
-def test_a_stream_of_due_jobs_keeps_nobody_from_what_there_is(
+def test_a_stream_of_due_jobs_delays_no_ready_job(
     backend: MysqlBackend, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given that something more becomes due whenever anybody looks
+    # Given that another job becomes due with each statement
     looks: list[str] = []
     original = Session.execute
 
@@ -133,7 +133,7 @@ def test_a_stream_of_due_jobs_keeps_nobody_from_what_there_is(
         assert len(looks) <= 4
 
 
-def test_what_is_due_in_a_later_queue_waits_until_its_turn_comes(backend: MysqlBackend, plain: Any) -> None:
+def test_a_due_job_of_a_later_queue_waits_for_its_turn(backend: MysqlBackend, plain: Any) -> None:
     due_jobs(plain, "late", 3000)
     made = ready_jobs(backend, "early", 10)
     with backend.consumer(["early", "late"]) as consumer:
@@ -165,7 +165,7 @@ def test_a_listing_beside_a_locked_due_row_and_a_stream_ends(
     assert backend.stats("a").ready == 3
 
 
-# --- what is dropped is found again ----------------------------------------------------------------------
+# --- dropped claims --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -179,23 +179,23 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def urgent_job(plain: Callable[..., Any], queue: str = "a") -> None:
-    """Another process's: nobody here is told."""
+    """Another process enqueues it, without a notification in this process."""
     plain(
         "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "  # noqa: S608
         f"VALUES ('{queue}', CONCAT(x'ff', 'urgent'), 0, 0, 0, 60000000, 0, 'urgent')"
     )
 
 
-def test_an_urgent_job_that_a_deadlock_took_away_is_not_hidden_by_a_floor(
+def test_an_urgent_job_whose_claim_a_deadlock_undid_is_not_hidden_by_the_scan_window(
     backend: MysqlBackend, plain: Any, slow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a floor, and below it something urgent
+    # Given a scan window, and an urgent job outside of it
     ready_jobs(backend, "a", 30)
     with backend.consumer(["a"]) as consumer:
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
         urgent_job(plain)
-        # When a look from the bottom has found it, and the transaction is run again
-        backend._pool.poller.scan_window("a").ready.restart.request()
+        # When a scan from the start has found it, and the transaction is run again
+        backend._pool.poller.scan_windows.of("a").ready.restart.request()
         commit, failures = Session.commit, [True]
 
         def unlucky(self: Session, *texts: str, **options: Any) -> Any:
@@ -208,23 +208,23 @@ def test_an_urgent_job_that_a_deadlock_took_away_is_not_hidden_by_a_floor(
         assert [lease.body for lease in consumer.reserve(2, 0)] == [b"urgent", b"x"]
 
 
-def test_an_urgent_job_that_was_locked_for_nothing_is_not_hidden_by_a_floor(
+def test_an_urgent_job_that_was_locked_and_not_claimed_is_not_hidden_by_the_scan_window(
     backend: MysqlBackend, plain: Any, slow: None
 ) -> None:
-    # Given a consumer that claims from the second queue, where it has a floor
+    # Given a consumer that claims from the second queue, where it has a scan window
     ready_jobs(backend, "b", 30)
     with backend.consumer(["a", "b"]) as consumer:
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
         # When it comes upon something urgent there, but the first queue has enough
         urgent_job(plain, "b")
-        backend._pool.poller.scan_window("b").ready.restart.request()
+        backend._pool.poller.scan_windows.of("b").ready.restart.request()
         made = ready_jobs(backend, "a", 2)
         assert [lease.id for lease in consumer.reserve(2, 0)] == made
         # Then it comes first when it is the turn of the second
         assert [lease.body for lease in consumer.reserve(2, 5)] == [b"urgent", b"x"]
 
 
-def test_time_is_told_once_a_round(backend: MysqlBackend, plain: Any, packets: list[tuple[str, ...]]) -> None:
+def test_the_clock_is_read_once_a_round(backend: MysqlBackend, plain: Any, packets: list[tuple[str, ...]]) -> None:
     """A job that becomes due between two statements is the next round's."""
     due_jobs(plain, "a")
     before = int(time.time() * 1e6) - 3_600_000_000

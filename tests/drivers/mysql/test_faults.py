@@ -40,8 +40,8 @@ from worker_app import app, nap
 from multiq.backend import Ack, Bury, GiveBack
 from multiq.backend.registry import open_backend
 from multiq.conformance.forks import ended_well, fork
+from multiq.driverkit.call_retry import Failure, repetitions
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable, JobNotFound
-from multiq_mysql import deadlock_retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ def proxy(mysql_server: MysqlDatabases) -> Iterator[Proxy]:
         yield proxy
 
 
-# --- nobody answers --------------------------------------------------------------------------------------
+# --- no answer -------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysql) -> None:
@@ -80,7 +80,7 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysq
         assert backend.stats(QUEUE).queue == QUEUE
 
 
-def test_an_enqueue_to_a_server_that_is_stopped_is_in_doubt_and_can_be_repeated(new_mysql: NewMysql) -> None:
+def test_an_enqueue_to_a_server_that_is_stopped_is_uncertain_and_can_be_repeated(new_mysql: NewMysql) -> None:
     server = new_mysql()
     with server.database() as place:
         an_enqueue_in_doubt_can_be_repeated(server, hasty(place.url))
@@ -121,7 +121,7 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_ten_seconds(
         outlives_a_stop(server, hasty(place.url), tmp_path, seconds=10)
 
 
-# --- nobody is there -------------------------------------------------------------------------------------
+# --- no server -------------------------------------------------------------------------------------------
 
 
 def test_a_refused_connection_fails_at_once_with_the_address_and_without_the_password(proxy: Proxy) -> None:
@@ -138,7 +138,7 @@ def test_a_host_that_does_not_exist_is_unavailable() -> None:
         backend.stats(QUEUE)
 
 
-def test_a_database_that_does_not_exist_is_told(mysql_server: MysqlDatabases) -> None:
+def test_a_database_that_does_not_exist_is_reported(mysql_server: MysqlDatabases) -> None:
     with (
         open_backend(mysql_server.url("no_such_database")) as backend,
         pytest.raises(BackendUnavailable, match="CREATE DATABASE"),
@@ -165,7 +165,7 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(
         waits_for_its_server(server, place.url, tmp_path)
 
 
-def test_a_user_who_may_only_read_is_told_what_is_missing(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_user_that_may_only_read_gets_the_missing_grant(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend:
         backend.queues()
     with mysql_server.account("SELECT", f"{place.name}.*") as account:
@@ -198,7 +198,7 @@ def test_a_hundred_reconnects_leave_no_open_file_behind(
         assert backend.queues() == []
 
 
-def test_connections_that_somebody_kills_are_opened_again_without_a_word(
+def test_connections_that_an_administrator_kills_are_silently_opened_again(
     mysql_server: MysqlDatabases, place: Place
 ) -> None:
     with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
@@ -212,11 +212,11 @@ def test_connections_that_somebody_kills_are_opened_again_without_a_word(
         assert len(consumer.reserve(1, 5)) == 1
 
 
-def test_an_idle_connection_that_the_server_closes_is_opened_again_without_a_word(new_mysql: NewMysql) -> None:
+def test_an_idle_connection_that_the_server_closes_is_silently_opened_again(new_mysql: NewMysql) -> None:
     server = new_mysql()
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new()])
-        server.restart()  # says goodbye, which nobody reads before the next call
+        server.restart()  # closes the connection, which the driver notices at its next call
         (lease,) = consumer.reserve(1, 5)
         server.restart()
         assert consumer.settle([Ack(lease)]) == [None]
@@ -259,7 +259,7 @@ def test_delays_leases_and_counts_outlive_a_killed_server(new_mysql: NewMysql) -
 # --- the server refuses ----------------------------------------------------------------------------------
 
 
-def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(new_mysql: NewMysql) -> None:
+def test_a_server_that_became_a_replica_is_reported_and_used_again_as_a_primary(new_mysql: NewMysql) -> None:
     server = new_mysql()
     with server.database() as place, open_backend(place.url) as backend:
         backend.enqueue(QUEUE, [new()])
@@ -312,7 +312,7 @@ def test_a_batch_of_verdicts_may_be_larger_than_a_packet(mysql_server: MysqlData
 
 
 @pytest.mark.long
-def test_a_batch_of_any_length_waits_for_nobody_elses_row(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_batch_of_any_length_does_not_wait_for_other_rows(mysql_server: MysqlDatabases, place: Place) -> None:
     count = 35_000  # MariaDB gives up on ranges of 32,000 values and more, and would read the whole table
     with (
         open_backend(f"{place.url}?timeout=60") as backend,
@@ -336,7 +336,7 @@ def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         stored = sum(iter(lambda: _fill(backend), 0))
         with pytest.raises(BackendFull, match="no room"):
-            backend.enqueue(QUEUE, _large(10))
+            backend.enqueue(QUEUE, _large())
         # Then nothing of a refused batch is there
         assert backend.stats(QUEUE).ready == stored > 0
         with contextlib.suppress(BackendFull):
@@ -350,19 +350,19 @@ def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql
         assert _fill(backend)
 
 
-def _large(count: int) -> list[NewJob]:
-    return [new(b"x" * 100_000, ttr=600) for _ in range(count)]
+def _large() -> list[NewJob]:
+    return [new(b"x" * 100_000, ttr=600) for _ in range(10)]
 
 
 def _fill(backend: Backend) -> int:
     """How many jobs of a batch were taken."""
     try:
-        return len(backend.enqueue(QUEUE, _large(10)))
+        return len(backend.enqueue(QUEUE, _large()))
     except BackendFull:
         return 0
 
 
-def test_a_server_without_a_free_connection_is_told(new_mysql: NewMysql) -> None:
+def test_a_server_without_a_free_connection_is_reported(new_mysql: NewMysql) -> None:
     server = new_mysql(max_connections=10, extra_max_connections=1)
     with server.database() as place, open_backend(hasty(place.url)) as backend:
         with (
@@ -380,9 +380,7 @@ def test_a_server_without_a_free_connection_is_told(new_mysql: NewMysql) -> None
         assert backend.queues() == []
 
 
-def test_tables_that_somebody_dropped_are_a_typed_error_with_the_way_out(
-    mysql_server: MysqlDatabases, place: Place
-) -> None:
+def test_dropped_tables_raise_a_typed_error_with_the_way_out(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new()])
         mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
@@ -398,24 +396,22 @@ def test_tables_that_somebody_dropped_are_a_typed_error_with_the_way_out(
         assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
 
 
-# --- somebody holds what we want -------------------------------------------------------------------------
+# --- locked rows -----------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_somebody_holds_is_waited_for_past_the_server_s_own_patience(
-    mysql_server: MysqlDatabases, place: Place
-) -> None:
+def test_a_locked_row_is_waited_for_beyond_the_servers_own_timeout(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(f"{place.url}?timeout=60") as backend:
         (job_id,) = backend.enqueue(QUEUE, [new()])
-        counted = deadlock_retry.retry_counts[1205]
+        counted = repetitions[Failure.CONFLICT]
         with holder(mysql_server, place, "SELECT * FROM multiq_jobs FOR UPDATE") as other, ThreadPoolExecutor() as pool:
             deleted = pool.submit(backend.delete, QUEUE, job_id)
-            until(lambda: deadlock_retry.retry_counts[1205] > counted, what=lambda: "the transaction is run again")
+            until(lambda: repetitions[Failure.CONFLICT] > counted, what=lambda: "the transaction is run again")
             other.rollback()
             deleted.result(60)
         assert backend.queues() == []
 
 
-def test_a_lock_that_somebody_keeps_is_a_timeout_at_the_deadline(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_row_that_stays_locked_raises_a_timeout_at_the_deadline(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(hasty(place.url)) as backend:
         (job_id,) = backend.enqueue(QUEUE, [new()])
         with holder(mysql_server, place, "SELECT * FROM multiq_jobs FOR UPDATE"):
@@ -434,20 +430,20 @@ def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place
         backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600)])
         leases = consumer.reserve(2, 0)
         (first,), (second,) = mysql_server.ask("SELECT seq FROM multiq_jobs ORDER BY seq", database=place.name)
-        counted = deadlock_retry.retry_counts[1213]
-        heavy = "INSERT INTO heavy VALUES " + ",".join(["(1)"] * 1000)  # noqa: S608 - InnoDB ends whoever has changed less
+        counted = repetitions[Failure.CONFLICT]
+        heavy = "INSERT INTO heavy VALUES " + ",".join(["(1)"] * 1000)  # noqa: S608 - InnoDB ends the one that has changed less
         with holder(mysql_server, place, heavy) as other, other.cursor() as cursor, ThreadPoolExecutor() as pool:
             cursor.execute("SELECT * FROM multiq_jobs WHERE seq = %s FOR UPDATE", (second,))
             settled = pool.submit(consumer.settle, [Ack(lease) for lease in leases])
             until(lambda: _waits_for_a_lock(mysql_server, place), what=lambda: "we wait for the second row")
             cursor.execute("SELECT * FROM multiq_jobs WHERE seq = %s FOR UPDATE", (first,))
-            until(lambda: deadlock_retry.retry_counts[1213] > counted, what=lambda: "the transaction is run again")
+            until(lambda: repetitions[Failure.CONFLICT] > counted, what=lambda: "the transaction is run again")
             other.rollback()
             assert settled.result(60) == [None, None]
         assert backend.queues() == []
 
 
-def test_jobs_that_somebody_locks_are_passed_over_by_a_reserve(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_reserve_skips_locked_jobs(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(hasty(place.url)) as backend, backend.consumer([QUEUE]) as consumer:
         locked, free = backend.enqueue(QUEUE, [new(), new()])
         query = "SELECT * FROM multiq_jobs ORDER BY seq LIMIT 1 FOR UPDATE"
@@ -484,7 +480,7 @@ def test_a_worker_that_waits_holds_nothing_that_a_producer_needs(
 
 
 class holder:  # noqa: N801 - reads as a block
-    """Somebody else's transaction, which holds what it asked for until the block ends."""
+    """Another client's transaction, which keeps its locks until the block ends."""
 
     def __init__(self, server: MysqlDatabases, place: Place, statement: str) -> None:
         self._connection = server.connect(place.name, autocommit=False)
@@ -518,9 +514,35 @@ def kill_all(server: MysqlDatabases, place: Place) -> None:
     until(lambda: not server.ask(asked, place.name))
 
 
+def test_forked_child_uses_no_connection_of_its_parent_s(mysql_server: MysqlDatabases, place: Place) -> None:
+    def sessions() -> set[int]:
+        listed = mysql_server.ask("SELECT id FROM information_schema.processlist WHERE db = %s", place.name)
+        return {session for (session,) in listed}
+
+    with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given a backend and a consumer that have used a connection each
+        backend.enqueue(QUEUE, [new(), new()])
+        assert len(consumer.reserve(1, 0)) == 1
+        before = sessions()
+        assert len(before) == 2
+
+        # When a forked child uses both, then on two connections of its own
+        def in_child() -> None:
+            backend.enqueue(QUEUE, [new()])
+            assert sessions() > before
+            assert len(consumer.reserve(1, 0)) == 1
+            assert len(sessions() - before) == 2
+
+        assert ended_well(fork(in_child))
+        # And the parent goes on with those that it has
+        backend.enqueue(QUEUE, [new()])
+        assert len(consumer.reserve(9, 0)) == 2
+        assert sessions() >= before
+
+
 def test_a_process_forks_while_another_of_its_threads_reads_a_reply(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend, mysql_server.client(place.name) as client, client.cursor() as cursor:
-        # Given a thread that waits for an answer, which somebody's lock holds up
+        # Given a thread that waits for an answer, which another client's lock delays
         backend.enqueue(QUEUE, [new()])
         cursor.execute("LOCK TABLES multiq_jobs WRITE, multiq_queues WRITE")
         asking = threading.Thread(target=backend.stats, args=(QUEUE,))

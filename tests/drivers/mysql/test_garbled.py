@@ -43,7 +43,7 @@ def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\0", b"\xff\xff\xff\1"], ids=["greeting", "reply"])
 def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, what: bytes) -> None:
     """Packets of 16 MB, each of which says that there is another one."""
-    monkeypatch.setattr("multiq_mysql.timed_socket._LARGEST_REPLY", 1_000_000)
+    monkeypatch.setattr("multiq.driverkit.timed_socket._LARGEST_REPLY", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))
     sent = 0
 

@@ -94,7 +94,7 @@ def test_with_tls_nothing_is_sent_to_a_server_that_offers_none(impostor: Imposto
 def test_the_password_is_not_encrypted_with_a_strangers_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: str, *, known: bool
 ) -> None:
-    """Whoever sits in between sends a key of its own, and could read what is encrypted with it."""
+    """An attacker in between sends a key of its own, and could read what is encrypted with it."""
     monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)
     strangers, servers = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
     (tmp_path / "key.pem").write_bytes(_pem(servers))
@@ -146,7 +146,7 @@ def _read(key: rsa.RSAPrivateKey, secret: bytes) -> bytes:
 @pytest.mark.filterwarnings("ignore:dangerously_skip_tls_verification")
 @pytest.mark.parametrize("is_switched", [False, True])
 @pytest.mark.parametrize("plugin", [b"caching_sha2_password", b"sha256_password"], ids=bytes.decode)
-def test_the_password_is_not_sent_over_tls_that_nobody_has_checked(
+def test_the_password_is_not_sent_over_unchecked_tls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: bytes, *, is_switched: bool
 ) -> None:
     monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)

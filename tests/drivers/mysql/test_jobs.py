@@ -1,4 +1,4 @@
-"""How jobs are stored and moved: ids, sizes, batches, replays, round trips, and floors."""
+"""How jobs are stored and moved: ids, sizes, batches, deadlock retries, round trips, and scan windows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from servers.mysql import A_NEW_COPY
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State
 from multiq.backend.registry import open_backend
+from multiq.driverkit.call_retry import Failure, repetitions
 from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
-from multiq_mysql import connection as connection_module
-from multiq_mysql import deadlock_retry, scan_window
+from multiq_mysql import errors, scan_window
+from multiq_mysql import pool as pool_module
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
 from multiq_mysql.dsn import Dsn
@@ -114,7 +115,7 @@ def test_the_largest_body_is_what_the_server_takes(new_mysql: Callable[..., Any]
             backend.enqueue(queue, [*jobs(), *jobs(1, b"x" * (limit + 1))])
         (lease,) = backend.consumer([queue]).reserve(5, 10)
         assert lease.body == largest
-        # rescheduled, it is written anew
+        # a reschedule inserts it again
         assert backend.consumer([queue]).settle([Bury(lease, "w" * 1000)]) == [None]
         backend.reschedule(queue, lease.id, 0)
         assert backend.peek(queue, lease.id).body == largest
@@ -179,7 +180,7 @@ def test_verdicts_from_several_reserves_and_a_lost_one(backend: MysqlBackend, jo
     backend.enqueue("q", jobs(6))
     consumer = backend.consumer(["q"])
     leases = consumer.reserve(3, 0) + consumer.reserve(3, 0)
-    # acked behind its back, by somebody who knows the lease
+    # acked by another consumer, which knows the lease
     assert backend.consumer(["q"]).settle([Ack(leases[1])]) == [None]
     answers = consumer.settle([Ack(lease) for lease in leases])
     assert [answer is None for answer in answers] == [True, False, True, True, True, True]
@@ -196,7 +197,7 @@ def test_a_queue_that_is_named_twice_hands_out_a_job_once(backend: MysqlBackend,
         assert consumer.settle([GiveBack(lease) for lease in leases]) == [None] * 5
 
 
-# --- replays ---------------------------------------------------------------------------------------------
+# --- deadlock retries ------------------------------------------------------------------------------------
 
 
 def delete_and_look(backend: MysqlBackend, job_id: str) -> bool:
@@ -205,7 +206,7 @@ def delete_and_look(backend: MysqlBackend, job_id: str) -> bool:
 
 
 @pytest.mark.few_rows
-@pytest.mark.parametrize("code", sorted(deadlock_retry.RETRIED))
+@pytest.mark.parametrize("code", [*sorted(errors.CONFLICTS), errors.NOT_PREPARED])
 @pytest.mark.parametrize(
     "verb", ["enqueue", "reserve", "ack", "acks", "release", "kick", "delete", "reschedule", "purge"]
 )
@@ -240,13 +241,14 @@ def test_every_verb_is_run_again_after_a_deadlock(
         return commit(self, *texts, **options)
 
     monkeypatch.setattr(Session, "commit", unlucky)
-    before = deadlock_retry.retry_counts[code]
+    failure = Failure.CONFLICT if code in errors.CONFLICTS else Failure.REJECTED
+    before = repetitions[failure]
     assert verbs[verb]()
-    assert deadlock_retry.retry_counts[code] == before + 2
+    assert repetitions[failure] == before + 2
 
 
-@pytest.mark.parametrize("code", [deadlock_retry.REFUSED_BY_GROUP, deadlock_retry.NOT_PREPARED])
-def test_what_a_cluster_refuses_is_tried_again_until_the_call_s_time_is_over(
+@pytest.mark.parametrize("code", [errors.REFUSED_BY_GROUP, errors.NOT_PREPARED])
+def test_a_statement_that_a_cluster_refuses_is_retried_until_the_deadline(
     mysql_server: MysqlDatabases, place: Place, jobs: Jobs, code: int
 ) -> None:
     with open_backend(f"{place.url}?timeout=0.5") as backend:
@@ -323,7 +325,7 @@ def test_a_lock_that_is_never_let_go_is_a_timeout(mysql_server: MysqlDatabases, 
         with pytest.raises(BackendTimeout) as caught:
             backend.delete("q", "job-1")
         assert isinstance(caught.value.__cause__, pymysql.MySQLError)
-        # who looks for jobs is not held up, and nor is who brings some
+        # neither consumers nor producers are held up
         assert backend.consumer(["q"]).reserve(2, 0) == []
         backend.enqueue("q", jobs(1))
         assert [lease.id for lease in backend.consumer(["q"]).reserve(3, 0)] == ["job-3"]
@@ -345,10 +347,10 @@ def test_nothing_of_ours_stays_open_between_calls(
     assert mysql_server.ask("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state IS NOT NULL") == ((0,),)
 
 
-# --- what is not ours ------------------------------------------------------------------------------------
+# --- foreign tables and rows -----------------------------------------------------------------------------
 
 
-def test_a_table_that_was_dropped_is_told_with_the_way_to_make_it_again(
+def test_a_table_that_was_dropped_is_reported_with_the_way_to_make_it_again(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
     mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
@@ -363,12 +365,12 @@ def test_names_that_a_collation_would_take_for_one(backend: MysqlBackend, jobs: 
     assert all(backend.stats(name).ready == 1 for name in backend.queues())
 
 
-# --- floors ----------------------------------------------------------------------------------------------
+# --- scan windows ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server on which every scan from the bottom takes too long to be made often."""
+    """A server on which every scan from the start takes too long to be made often."""
     monkeypatch.setattr(scan_window, "CHEAP", -1.0)
     monkeypatch.setattr(scan_window, "MANY", 0)
     monkeypatch.setattr(scan_window, "_LONGEST", 3600.0)
@@ -398,7 +400,7 @@ def test_where_nothing_was_nothing_is_read_until_it_is_time() -> None:
     assert cursor.sql is FROM_START
 
 
-def test_behind_a_floor_nothing_is_overlooked(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
+def test_jobs_outside_the_scan_window_are_found(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
     consumer = backend.consumer(["q"])
     backend.enqueue("q", jobs(10, priority=7))
     backend.enqueue("q", jobs(10, priority=9))
@@ -406,7 +408,7 @@ def test_behind_a_floor_nothing_is_overlooked(backend: MysqlBackend, jobs: Jobs,
     assert found == [f"job-{number}" for number in range(1, 21)]
 
 
-def test_a_released_job_is_not_overlooked_behind_a_floor(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
+def test_a_released_job_is_found_outside_the_scan_window(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
     consumer = backend.consumer(["q"])
     backend.enqueue("q", jobs(9))
     first = consumer.reserve(3, 0)
@@ -416,10 +418,10 @@ def test_a_released_job_is_not_overlooked_behind_a_floor(backend: MysqlBackend, 
 
 
 @pytest.mark.parametrize("how", ["reschedule", "kick_job", "kick"])
-def test_a_job_that_this_process_makes_ready_is_not_overlooked_behind_a_floor(
+def test_a_job_that_this_process_makes_ready_is_found_outside_the_scan_window(
     backend: MysqlBackend, jobs: Jobs, slow: None, how: str
 ) -> None:
-    # Given a consumer with a floor, and an urgent job below it that is delayed or buried
+    # Given a consumer with a scan window, and an urgent job outside of it that is delayed or buried
     backend.enqueue("q", [NewJob(b"urgent", "urgent", priority=0, delay=0 if how == "kick" else 3600)])
     consumer = backend.consumer(["q"])
     if how == "kick":
@@ -440,7 +442,7 @@ def test_a_job_that_this_process_makes_ready_is_not_overlooked_behind_a_floor(
 def test_a_rescheduled_job_is_among_those_that_other_processes_look_for_often(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, jobs: Jobs
 ) -> None:
-    """Below a floor, a job that was never handed out may wait for 10 seconds, one that became ready again for one."""
+    """Outside the window, a job that was never handed out may wait for 10 s, one that became ready again for 1 s."""
     (job_id,) = backend.enqueue("q", jobs())
     backend.reschedule("q", job_id, 0)
     assert mysql_server.ask("SELECT state FROM multiq_jobs", database=place.name) == ((AGAIN,),)
@@ -504,14 +506,14 @@ def test_callers_at_one_time_find_their_connections_again(backend: MysqlBackend)
     assert sessions(24) == first
 
 
-def test_connections_that_nobody_needed_for_a_while_are_closed(
+def test_connections_that_were_idle_for_a_while_are_closed(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as stack:
         borrowed = [stack.enter_context(backend._pool.borrowed()) for _ in range(12)]
         for connection in borrowed:
             connection.select("SELECT 1")
-    monkeypatch.setattr(connection_module, "_IDLE_FOR", -1.0)
+    monkeypatch.setattr(pool_module, "_IDLE_FOR", -1.0)
     for _ in borrowed:  # each call closes one
         backend.stats("q")
     assert len([connection for connection in borrowed if connection._opened is not None]) <= 1

@@ -1,4 +1,4 @@
-"""Rows that another program has written: they hold nobody up."""
+"""Rows that another program has written: they block no other job."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plant(server: MysqlDatabases, database: str, changed: dict[str, str]) -> Non
     ],
     ids=str,
 )
-def test_a_row_of_another_program_holds_nobody_up(
+def test_a_row_of_another_program_blocks_no_other_job(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, changed: dict[str, str]
 ) -> None:
     plant(mysql_server, place.name, changed)

@@ -13,7 +13,7 @@ from pymysql.cursors import DictCursor
 import multiq_mysql
 from multiq.backend import Ack, State
 from multiq.backend.registry import open_backend
-from multiq_mysql.connection import _SESSION
+from multiq_mysql.pool import _SESSION
 from multiq_mysql.scan_window import FROM_START
 from multiq_mysql.statements import NOW, Sql, render, template
 
@@ -79,7 +79,7 @@ def test_every_statement_uses_its_index_and_sorts_nothing(tables: Connection[Any
 def test_a_batch_of_many_rows_of_the_table_reads_these_and_no_others(
     tables: Connection[Any], verb: str, share: float
 ) -> None:
-    """What reads a row locks it, or waits for who has: a DELETE without a hint, or a long IN (...), would read all."""
+    """A statement locks each row that it reads: a DELETE without a hint, or a long IN (...), would read all rows."""
     ((rows,),) = _ask(tables, "SELECT MAX(seq) FROM multiq_jobs")
     _is_by_index(verb, _plan(tables, verb, seqs=range(1, min(2500, int(rows * share)) + 1)))
 
@@ -96,7 +96,7 @@ def _is_by_index(verb: str, plan: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["look", "stats", "due", "last_buried", "buried"])
-def test_what_is_only_counted_or_found_is_read_from_the_index_alone(tables: Connection[Any], verb: str) -> None:
+def test_counts_and_lookups_read_the_index_alone(tables: Connection[Any], verb: str) -> None:
     steps = [step for step in _plan(tables, verb) if step["table"] == "multiq_jobs"]
     assert steps
     assert all("Using index" in step["Extra"] for step in steps)
@@ -118,7 +118,7 @@ def test_listing_queues_jumps_from_name_to_name(tables: Connection[Any]) -> None
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_file_is_read_by_somebody_and_says_nothing_of_one_dialect(verb: str) -> None:
+def test_every_sql_file_is_used_and_avoids_single_dialects(verb: str) -> None:
     sources = "".join(file.read_text() for file in Path(multiq_mysql.__file__).parent.glob("*.py"))
     assert f'"{verb}"' in sources
     # MariaDB alone, MySQL alone, or not the same in both; and double quotes depend on the SQL mode
@@ -143,7 +143,7 @@ def test_a_claim_locks_what_it_hands_out_and_no_more(tables: Connection[Any], my
 def test_a_scan_that_finds_nothing_blocks_no_producer(
     mysql_server: MysqlDatabases, place: Any, backend: Any, jobs: Callable[..., Any]
 ) -> None:
-    # Given somebody who looks for jobs in an empty queue and keeps the transaction open
+    # Given a client that scans an empty queue and keeps the transaction open
     with mysql_server.client(place.name, autocommit=False) as idle:
         _ask(idle, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         assert _ask(idle, render("claim", **{**VALUES, "state": 0, "condition": FROM_START})) == ()
@@ -153,7 +153,7 @@ def test_a_scan_that_finds_nothing_blocks_no_producer(
 
 
 @pytest.mark.parametrize("count", [2, 10, 100, 300])
-def test_nobody_waits_for_rows_of_others(
+def test_statements_wait_for_no_rows_of_other_transactions(
     mysql_server: MysqlDatabases, place: Any, backend: Any, jobs: Callable[..., Any], count: int
 ) -> None:
     # Given an application that has enqueued into another queue and does not commit

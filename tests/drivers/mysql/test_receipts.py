@@ -18,7 +18,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost, SchemaNotReady
 from multiq.ids import new_ids
 from multiq_mysql import receipts
-from multiq_mysql.connection import Pool
+from multiq_mysql.pool import Pool
 from multiq_mysql.receipts import ReceiptBook
 from multiq_mysql.waiting import Poller
 
@@ -62,13 +62,13 @@ def enqueue(backend: MysqlBackend, count: int = 1, **options: Any) -> list[str]:
 
 
 def taken_over(backend: MysqlBackend) -> Lease:
-    """Somebody else has the job, once the first lease has ended."""
+    """Another consumer has the job, once the first lease has ended."""
     with backend.consumer([QUEUE]) as other:
         (lease,) = other.reserve(1, 30)
     return lease
 
 
-# --- what others did is not ours -------------------------------------------------------------------------
+# --- effects of other clients ----------------------------------------------------------------------------
 
 
 @pytest.mark.few_rows
@@ -78,7 +78,7 @@ def taken_over(backend: MysqlBackend) -> Lease:
 def test_a_stale_verdict_is_refused_though_its_connection_is_cut(  # noqa: PLR0917 - of every kind
     backend: MysqlBackend, ours: Any, proxy: Proxy, verdict: Any, cut: str, count: int
 ) -> None:
-    # Given leases that have ended, and somebody else who has done the jobs
+    # Given leases that have ended, and another consumer that has done the jobs
     enqueue(backend, count, ttr=TTR)
     with ours.consumer([QUEUE]) as consumer, backend.consumer([QUEUE]) as other:
         leases = consumer.reserve(count, 0)
@@ -139,7 +139,7 @@ def test_a_job_that_is_kicked_and_buried_again_is_not_kicked_twice_by_a_lost_rep
 
         bury()
         ours.stats(QUEUE)
-        # When the reply to the kick is lost, and somebody reserves and buries the job before the next try
+        # When the reply to the kick is lost, and another consumer buries the job before the next attempt
         _meanwhile(monkeypatch, ours, bury)
         proxy.arm(CutReply(after=b";COMMIT"))
         ours.kick_job(QUEUE, job_id)
@@ -149,7 +149,7 @@ def test_a_job_that_is_kicked_and_buried_again_is_not_kicked_twice_by_a_lost_rep
         assert (record.state, record.kicks) == (State.BURIED, 1)
 
 
-def test_leases_in_doubt_stay_with_the_process_that_claimed_them(
+def test_uncertain_leases_stay_with_the_process_that_claimed_them(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3.6, 11.4."""
@@ -202,7 +202,7 @@ def test_a_purge_whose_request_is_lost_counts_nothing_that_others_deleted(
     assert not proxy.is_armed
 
 
-def test_a_reschedule_whose_request_is_lost_is_refused_if_somebody_has_the_job_now(
+def test_a_reschedule_whose_request_is_lost_is_refused_if_another_consumer_has_the_job_now(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job_id,) = enqueue(backend)
@@ -214,7 +214,7 @@ def test_a_reschedule_whose_request_is_lost_is_refused_if_somebody_has_the_job_n
     assert not proxy.is_armed
 
 
-# --- what counted is not lost ----------------------------------------------------------------------------
+# --- verdicts that counted -------------------------------------------------------------------------------
 
 
 @pytest.mark.few_rows
@@ -230,7 +230,7 @@ def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa
     count: int,
     between: str,
 ) -> None:
-    # Given verdicts that were carried out, and nobody who was told
+    # Given verdicts that were carried out and whose replies were lost
     enqueue(backend, count + 2)
     with ours.consumer([QUEUE]) as consumer:
         *leases, held, other = consumer.reserve(count + 2, 0)
@@ -250,7 +250,7 @@ def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa
         assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * count
 
 
-def test_a_release_that_counted_is_not_lost_though_somebody_has_the_job_now(
+def test_a_release_that_counted_is_not_lost_though_another_consumer_has_the_job_now(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue(backend)
@@ -357,7 +357,7 @@ def test_receipts_do_not_pile_up(
     week = (int(time.time()) // 60 - 7 * 24 * 60) << 38
     many = ",".join(f"({week + number}, 1, 1)" for number in range(500))
     mysql_server.ask(f"INSERT INTO multiq_receipts VALUES {many}", database=place.name)  # noqa: S608
-    # When somebody works
+    # When a producer and a consumer work
     backend.enqueue(QUEUE, jobs(20))
     with backend.consumer([QUEUE]) as consumer:
         for _ in range(20):
@@ -403,7 +403,7 @@ def test_more_old_receipts_than_one_statement_deletes_are_soon_gone(
 
 
 @pytest.mark.parametrize("verdict", [Ack, Bury])
-def test_who_is_interrupted_as_old_receipts_are_deleted_loses_no_answer(
+def test_a_call_that_is_interrupted_as_old_receipts_are_deleted_loses_no_answer(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch, verdict: Any
 ) -> None:
     enqueue(backend, 2)
@@ -463,7 +463,7 @@ def test_acks_are_carried_out_without_their_tickets(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_ticket_that_somebody_took_away_proves_nothing(  # noqa: PLR0917 - all of them
+def test_a_ticket_that_another_client_deleted_proves_nothing(  # noqa: PLR0917 - all of them
     backend: MysqlBackend,
     ours: Any,
     mysql_server: MysqlDatabases,
@@ -491,7 +491,7 @@ def test_a_ticket_that_somebody_took_away_proves_nothing(  # noqa: PLR0917 - all
         assert not proxy.is_armed
 
 
-def test_old_receipts_are_deleted_though_somebody_holds_the_oldest_of_the_others(
+def test_old_receipts_are_deleted_though_another_transaction_locks_the_oldest_of_the_others(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
     backend.stats(QUEUE)
@@ -547,7 +547,7 @@ def test_verdicts_of_an_exchange_that_is_interrupted_as_it_reads_claims_back_cou
             raise KeyboardInterrupt
 
         def feed() -> None:
-            """A claim whose reply is lost twice, so that it is read back, which somebody interrupts."""
+            """A claim whose reply is lost twice, so that the driver reads it back, and is interrupted there."""
             enqueue(backend, 100)
             proxy.arm(CutReply(after=b"COMMIT", times=2))
             monkeypatch.setattr(consumer, "_recover_leases", interrupt)
@@ -564,7 +564,7 @@ def test_verdicts_of_an_exchange_that_is_interrupted_as_it_reads_claims_back_cou
         assert {(lease.attempt, lease.crashes) for lease in consumer.reserve(100, 0)} == {(1, 0)}
 
 
-def test_an_exchange_whose_claim_is_in_doubt_takes_no_second_deadline(
+def test_an_exchange_whose_claim_is_uncertain_takes_no_second_deadline(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = enqueue(backend)
@@ -614,7 +614,7 @@ def _answer_is_lost(
 
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, ours: Any, act: Callable[[], object]) -> None:
-    """Somebody else does this between a lost reply and the next try."""
+    """Another client does this between a lost reply and the next attempt."""
     opened, acts = Pool.open, [act]
 
     def open_later(self: Pool, timeout: float) -> Any:
@@ -626,7 +626,7 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, ours: Any, act: Callable[[], obj
 
 
 def _while_it_waits(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Somebody else does this as soon as a consumer begins to wait."""
+    """Another client does this as soon as a consumer begins to wait."""
     sleep, acts = Poller.sleep, [act]
 
     def act_first(self: Poller, *args: Any) -> None:

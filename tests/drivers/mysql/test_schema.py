@@ -56,7 +56,7 @@ def found(server: MysqlDatabases, place: Place) -> schema.Found:
         return schema.look(connection)
 
 
-# --- who comes first makes them --------------------------------------------------------------------------
+# --- the first connection makes them ---------------------------------------------------------------------
 
 
 def test_the_first_connection_makes_the_tables_and_the_next_one_finds_them(
@@ -74,11 +74,10 @@ def test_the_first_connection_makes_the_tables_and_the_next_one_finds_them(
             assert cursor.fetchall() == before
 
 
-def test_who_looks_makes_no_tables_and_finds_those_that_are_there(mysql_server: MysqlDatabases, place: Place) -> None:
-    # Given one who looks at a database without jobs
-    with open_backend(place.url) as looking, open_backend(place.url) as program:
-        looking.make_nothing()
-        # Then it is told so, and the database stays as it is
+def test_a_look_makes_no_tables_and_finds_existing_ones(mysql_server: MysqlDatabases, place: Place) -> None:
+    # Given a backend that only looks at a database without jobs
+    with open_backend(place.url, create=False) as looking, open_backend(place.url) as program:
+        # Then it gets an error, and the database stays as it is
         with pytest.raises(SchemaNotReady, match=rf"{place.name} has no tables of multiq's.*MULTIQ_URL"):
             looking.queues()
         assert tables(mysql_server, place) == ()
@@ -130,12 +129,12 @@ def test_without_the_right_to_make_tables_the_error_has_the_command(mysql_server
             schema.ensure(connection)
         assert isinstance(caught.value.__cause__, pymysql.MySQLError)
         assert tables(mysql_server, place) == ()
-        # When somebody who may has run it
+        # When a user that may create tables has run it
         run_up(mysql_server, place)
         schema.ensure(connection)
 
 
-def test_a_server_whose_mode_is_oracle_is_no_hindrance(new_mysql: Callable[..., MysqlServer]) -> None:
+def test_a_server_whose_mode_is_oracle_can_be_used(new_mysql: Callable[..., MysqlServer]) -> None:
     server = new_mysql(sql_mode="ORACLE")
     with server.database() as place, open_backend(place.url) as backend:
         assert backend.schema().up() == ["0001_jobs", "0002_receipts"]
@@ -179,7 +178,7 @@ def test_an_old_program_goes_on_with_newer_tables_as_long_as_they_say_that_it_ca
         schema.ensure(old, migrations=three[:2])
 
 
-def test_a_table_of_that_name_that_is_not_ours_is_told(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_table_of_that_name_that_is_not_ours_is_reported(mysql_server: MysqlDatabases, place: Place) -> None:
     mysql_server.ask("CREATE TABLE multiq_schema (v INT)", database=place.name)
     with mysql_server.client(place.name) as connection, pytest.raises(BackendCorrupt, match="not multiq's"):
         schema.ensure(connection)
@@ -200,7 +199,7 @@ def test_migrations_that_are_not_numbered_without_gaps_are_refused(tmp_path: Pat
 def test_a_migration_that_was_killed_is_finished_by_the_next_one(
     mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...], statement: int, took_effect: bool
 ) -> None:
-    """Between a statement and the note that it is done nobody can tell which of the two happened."""
+    """Between a statement and the note that it is done it is unknown whether the statement ran."""
     run_up(mysql_server, place, three[:1])
     for text in three[1].statements[: statement + took_effect]:
         mysql_server.ask(text, database=place.name)
@@ -252,7 +251,7 @@ with pymysql.connect(host={mysql_server.host!r}, port={mysql_server.port}, user=
     assert run_up(mysql_server, place) == ["0001_jobs", "0002_receipts"]
 
 
-def test_a_migration_waits_for_who_is_busy_without_holding_up_the_others(
+def test_a_migration_waits_for_a_busy_client_without_holding_up_the_others(
     mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While an ALTER waits for a long transaction, all other statements wait behind the ALTER: so it waits briefly."""

@@ -1,4 +1,4 @@
-"""Somebody's open snapshot keeps what was deleted in the index: a worker must not step over all of it at each look.
+"""An open snapshot keeps deleted rows in the index: a worker must not step over all of them at each look.
 
 What a look reads is counted in pages that it asks of InnoDB's buffer, which is the same on any machine, but for what
 the server's own threads ask meanwhile: so the lowest quarter is looked at. What a claim costs shows in no counter:
@@ -31,7 +31,7 @@ BOUND = 30  # pages; a look from the bottom reads them all, some hundred entries
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    """Nobody else's, as its counters are looked at."""
+    """A server for these tests alone, because they read its counters."""
     with MysqlServer(innodb_flush_log_at_trx_commit=2) as server:
         yield server
 
@@ -44,7 +44,7 @@ def place(server: MysqlServer) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a quick machine so short a past would be stepped over each time: that costs less than a floor does."""
+    """On a quick machine so few dead entries would be stepped over each time: that costs less than a window does."""
     monkeypatch.setattr(scan_window, "CHEAP", -1.0)
     monkeypatch.setattr(scan_window, "MANY", 0)
 

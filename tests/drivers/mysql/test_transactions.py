@@ -165,7 +165,7 @@ def test_tables_are_made_on_a_connection_of_our_own(
 
 
 @pytest.mark.parametrize("wrong", [object(), 7, "mysql://"])
-def test_what_is_no_connection_is_refused(backend: MysqlBackend, jobs: Jobs, wrong: object) -> None:
+def test_an_object_that_is_not_a_connection_is_refused(backend: MysqlBackend, jobs: Jobs, wrong: object) -> None:
     with pytest.raises(OptionInvalid, match=type(wrong).__name__):
         backend.enqueue("q", jobs(), connection=wrong)
 
@@ -205,7 +205,7 @@ def test_a_deadlock_is_the_callers_to_run_again(
             thread.start()
         for thread in threads:
             thread.join()
-    # Then one of the two is told that all of it was rolled back
+    # Then one of the two gets the error that all of it was rolled back
     (told,) = [outcome for outcome in outcomes if outcome is not None]
     assert "run all of it again" in str(told)
     assert len(bodies(backend)) == 2
@@ -235,7 +235,7 @@ def test_a_job_that_is_committed_late_is_not_overlooked(
     assert [lease.body for lease in consumer.reserve(10, 0)] == [b"late"]
 
 
-def test_a_transaction_that_may_not_write_is_told_as_such(
+def test_a_read_only_transaction_is_reported_as_read_only(
     backend: MysqlBackend, app: Connection[Any], jobs: Jobs
 ) -> None:
     run(app, "START TRANSACTION READ ONLY")

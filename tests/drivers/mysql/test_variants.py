@@ -48,7 +48,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "default_time_zone": "-12:00",
     },
     "Snapshot": {
-        "innodb_snapshot_isolation": 1,  # error 1020 for what somebody changed since
+        "innodb_snapshot_isolation": 1,  # error 1020 for a row that was changed since
         "transaction_isolation": "REPEATABLE-READ",
         "character_set_server": "latin1",
         "collation_server": "latin1_german1_ci",

@@ -35,7 +35,7 @@ FOR_EVER = 60.0  # seconds; no test waits for it
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits looks only once a minute."""
-    monkeypatch.setattr(waiting, "_FIRST_NAP", FOR_EVER)
+    monkeypatch.setattr(waiting, "_FIRST_PAUSE", FOR_EVER)
     monkeypatch.setattr(waiting, "IDLE_POLL", FOR_EVER)
     monkeypatch.setattr("multiq_mysql.consumer._LONGEST_SLEEP", FOR_EVER)
 
@@ -96,7 +96,7 @@ def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: MysqlBackend, 
     woken_by_interrupt(backend.consumer(["q"]), idle)
 
 
-def test_one_process_looks_once_for_all_who_wait(backend: MysqlBackend, looks: list[str]) -> None:
+def test_one_process_polls_once_for_all_its_waiting_consumers(backend: MysqlBackend, looks: list[str]) -> None:
     consumers = [backend.consumer([f"q{number}"]) for number in range(5)]
     threads = [threading.Thread(target=consumer.reserve, args=(1, FOR_EVER)) for consumer in consumers]
     for thread in threads:
@@ -110,7 +110,7 @@ def test_one_process_looks_once_for_all_who_wait(backend: MysqlBackend, looks: l
         thread.join()
 
 
-def test_when_the_one_who_looks_leaves_another_one_looks(
+def test_when_the_polling_consumer_leaves_another_one_polls(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
     first, second = backend.consumer(["a"]), backend.consumer(["b"])
@@ -123,16 +123,16 @@ def test_when_the_one_who_looks_leaves_another_one_looks(
     until_all_wait(backend, 1)
     threads[1].start()
     until_all_wait(backend, 2)
-    # When the first one, who looks, is called away, and the job comes from where nobody rings
+    # When the polling consumer's wait is interrupted, and the job comes without a notification
     first.interrupt()
     threads[0].join()
     mysql_server.ask(
         "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "
-        "VALUES ('b', '1234567890123456', 0, 5, 5, 60000000, 0, 'rang nowhere')",
+        "VALUES ('b', '1234567890123456', 0, 5, 5, 60000000, 0, 'not notified')",
         database=place.name,
     )
     threads[1].join()
-    assert found == [b"rang nowhere"]
+    assert found == [b"not notified"]
 
 
 def test_an_idle_process_looks_less_and_less_often(backend: MysqlBackend, looks: list[str]) -> None:
@@ -148,7 +148,7 @@ def test_an_idle_process_looks_less_and_less_often(backend: MysqlBackend, looks:
     is_quiet(looked, 2.0 / (waiting.IDLE_POLL * 0.9) + 3)
 
 
-def test_who_waits_holds_nothing(backend: MysqlBackend, mysql_server: MysqlDatabases, jobs: Jobs) -> None:
+def test_a_waiting_consumer_holds_no_locks(backend: MysqlBackend, mysql_server: MysqlDatabases, jobs: Jobs) -> None:
     waiter = threading.Thread(target=backend.consumer(["q"]).reserve, args=(1, FOR_EVER))
     waiter.start()
     until_all_wait(backend, 1)
@@ -175,6 +175,6 @@ def test_a_server_that_goes_away_ends_the_wait_with_an_error(new_mysql: Callable
 
 def until_all_wait(backend: MysqlBackend, count: int) -> None:
     give_up_at = time.monotonic() + 30
-    while len(backend._pool.poller._waiters) < count:
+    while backend._pool.poller.waiting < count:
         assert time.monotonic() < give_up_at
         time.sleep(0.005)

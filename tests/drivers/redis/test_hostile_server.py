@@ -60,7 +60,7 @@ ATOMS = [
 
 
 class Rubbish:
-    """A server that greets as Redis does, mostly, and then answers by the dice."""
+    """A server that mostly greets as Redis does, and then answers at random."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)

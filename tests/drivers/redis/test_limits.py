@@ -140,7 +140,7 @@ def test_idle_connections_are_closed_gradually(
     server: RedisServer, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test_many_threads_keep_their_connections(server, backend)
-    monkeypatch.setattr("multiq_redis.client._IDLE_FOR", 0.0)
+    monkeypatch.setattr("multiq_redis.pool._IDLE_FOR", 0.0)
     for _ in range(40):
         backend.stats(QUEUE)
     until(lambda: server.ask("INFO", "clients")["connected_clients"] <= 10, "most are closed")

@@ -112,6 +112,6 @@ def test_replica_can_be_listed(new_redis: Callable[..., RedisServer]) -> None:
 def test_invalid_cursor_is_refused(redis_server: RedisServer, after: str) -> None:
     with (
         open_backend(redis_server.url) as backend,
-        pytest.raises(OptionInvalid, match="must be the after of the page before"),
+        pytest.raises(OptionInvalid, match="after must be the cursor that"),
     ):
         backend.jobs(QUEUE, State.READY, after=after)

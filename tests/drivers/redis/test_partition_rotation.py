@@ -27,8 +27,7 @@ def test_no_partition_waits_for_the_others_to_end(server: RedisServer, count: in
         # Given a worker whose batches reach into every queue now and then
         seen: dict[str, Counter[str]] = {queue: Counter() for queue in queues}
         for turn in range(4 * SPREAD):
-            consumer.reorder(queues[turn % count :] + queues[: turn % count] if count == 3 else queues)
-            leases = consumer.reserve(5, 0)
+            leases = consumer.reserve(5, 0, queues[turn % count :] + queues[: turn % count] if count == 3 else None)
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
             for lease in leases:
                 seen[lease.queue][partition_of(lease)] += 1

@@ -109,7 +109,6 @@ class Load:
         self._ended = threading.Event()
         self._producer = threading.Thread(target=self._guarded, args=(self._produce,))
         self._consumer = threading.Thread(target=self._guarded, args=(self._consume,))
-        self._is_drained = False
 
     def stop(self) -> None:
         """No new jobs; what is there is still done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from waits import is_quiet
 
 from multiq.backend import Ack, NewJob
 from multiq.backend.registry import open_backend
+from multiq.conformance.forks import fork
+from multiq.conformance.threads import HANGS
 from multiq.ids import new_id
 from multiq_redis import keys
 
@@ -47,6 +50,35 @@ def test_surplus_marker_ends_no_wait(server: RedisServer, backend: Backend) -> N
         started = time.monotonic()
         assert consumer.reserve(1, 0.5) == []
         assert time.monotonic() - started >= 0.5
+
+
+def test_killed_consumer_is_handed_no_job_although_a_child_that_it_forked_lives(
+    server: RedisServer, backend: Backend
+) -> None:
+    # Given a process whose consumer waits at the server, and which has forked a child
+    reader, writer = os.pipe()
+
+    def wait_and_fork() -> None:
+        os.setsid()
+        consumer = backend.consumer([QUEUE])
+        threading.Thread(target=consumer.reserve, args=(1, HANGS), daemon=True).start()
+        asleep(server)
+        if os.fork() == 0:
+            signal.pause()
+        os.write(writer, b"forked")
+        time.sleep(HANGS)
+
+    group = fork(wait_and_fork)
+    try:
+        assert os.read(reader, 6) == b"forked"
+        # When the process is killed, and not its child, then the server sees the connection's end
+        os.kill(group, signal.SIGKILL)
+        os.waitpid(group, 0)
+        until(lambda: server.ask("INFO", "clients")["connected_clients"] == 1, "only this test has a connection")
+    finally:
+        os.killpg(group, signal.SIGKILL)
+        os.close(reader)
+        os.close(writer)
 
 
 def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backend) -> None:

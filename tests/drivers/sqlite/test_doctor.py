@@ -111,7 +111,7 @@ def test_doctor_warns_of_a_file_that_other_users_can_read(
     assert found(backend)["permissions"].level == "warn"
 
 
-def test_doctor_reports_a_file_that_is_no_database(path: Path, backend: SqliteBackend) -> None:
+def test_doctor_reports_a_file_that_is_not_a_database(path: Path, backend: SqliteBackend) -> None:
     path.write_bytes(b"not a database at all" * 300)
     assert found(backend)["file"].level == "bad"
 

@@ -226,7 +226,7 @@ def test_django_connection_proxy_is_accepted(backend: SqliteBackend, django: Any
     assert len(bodies(backend)) == 1
 
 
-# --- what does not fit -----------------------------------------------------------------------------------
+# --- refused connections ---------------------------------------------------------------------------------
 
 
 def test_unsuitable_object_is_refused_with_advice(

@@ -189,7 +189,7 @@ def test_connection_to_another_file_is_refused_with_both_names(
 
 
 @pytest.mark.parametrize("thing", ["a string", 7, object(), SimpleNamespace(driver_connection=None)])
-def test_object_that_is_no_connection_is_refused(backend: SqliteBackend, jobs: Jobs, thing: object) -> None:
+def test_object_that_is_not_a_connection_is_refused(backend: SqliteBackend, jobs: Jobs, thing: object) -> None:
     with pytest.raises(OptionInvalid, match=r"sqlite3\.Connection"):
         backend.enqueue("q", jobs(), connection=thing)
 

@@ -29,7 +29,7 @@ from multiq.errors import (
     PayloadTooLarge,
     UrlInvalid,
 )
-from multiq_sqlite import opening
+from multiq_sqlite import connection as connections
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
@@ -348,16 +348,22 @@ def test_closed_backend_opens_again(backend: SqliteBackend) -> None:
 # --- looking where nothing is ---
 
 
-def test_make_nothing_creates_no_file(path: Path, backend: SqliteBackend) -> None:
-    backend.make_nothing()
+@pytest.fixture
+def looking(path: Path) -> Iterator[SqliteBackend]:
+    """A backend that creates nothing."""
+    with SqliteBackend(str(path), create=False) as backend:
+        yield backend
+
+
+def test_without_create_no_file_is_created(path: Path, looking: SqliteBackend) -> None:
     looks: list[Callable[[], object]] = [
-        backend.queues,
-        lambda: backend.stats("q"),
-        lambda: backend.peek("q", "1"),
-        lambda: backend.jobs("q", State.READY),
-        lambda: backend.kick("q", 1),
-        lambda: backend.delete("q", "1"),
-        lambda: backend.purge("q", [State.READY]),
+        looking.queues,
+        lambda: looking.stats("q"),
+        lambda: looking.peek("q", "1"),
+        lambda: looking.jobs("q", State.READY),
+        lambda: looking.kick("q", 1),
+        lambda: looking.delete("q", "1"),
+        lambda: looking.purge("q", [State.READY]),
     ]
     for look in looks:
         with pytest.raises(BackendUnavailable, match=f"there is no file {path}: nothing was enqueued there yet"):
@@ -365,38 +371,35 @@ def test_make_nothing_creates_no_file(path: Path, backend: SqliteBackend) -> Non
     assert list(path.parent.iterdir()) == []
 
 
-def test_make_nothing_creates_no_tables_and_keeps_the_journal_mode(path: Path, backend: SqliteBackend) -> None:
+def test_without_create_no_tables_are_created_and_the_journal_mode_is_kept(path: Path, looking: SqliteBackend) -> None:
     with sqlite3.connect(path) as theirs:
         theirs.execute("CREATE TABLE orders (number INTEGER)")
     theirs.close()
     before = path.read_bytes()
-    backend.make_nothing()
     with pytest.raises(BackendUnavailable, match=f"the file {path} has no tables of multiq's"):
-        backend.queues()
+        looking.queues()
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_make_nothing_follows_files_that_appear_and_disappear(path: Path, backend: SqliteBackend) -> None:
-    backend.make_nothing()
+def test_without_create_files_are_followed_that_appear_and_disappear(path: Path, looking: SqliteBackend) -> None:
     with pytest.raises(BackendUnavailable):
-        backend.queues()
+        looking.queues()
     with SqliteBackend(str(path)) as other:
         other.enqueue("q", [NewJob(b"x", "1")])
-    assert backend.queues() == ["q"]
-    assert backend.peek("q", "1").body == b"x"
+    assert looking.queues() == ["q"]
+    assert looking.peek("q", "1").body == b"x"
     for name in list(path.parent.iterdir()):
         name.unlink()
     with pytest.raises(BackendUnavailable, match="there is no file"):
-        backend.queues()
+        looking.queues()
     assert list(path.parent.iterdir()) == []
 
 
-def test_make_nothing_reports_a_file_of_another_kind(path: Path, backend: SqliteBackend) -> None:
+def test_without_create_a_file_of_another_kind_is_reported(path: Path, looking: SqliteBackend) -> None:
     path.write_bytes(b"These are my notes, not a database.\n" * 100)
-    backend.make_nothing()
     with pytest.raises(BackendCorrupt, match="not an SQLite database"):
-        backend.queues()
+        looking.queues()
 
 
 # --- the library ---
@@ -404,10 +407,10 @@ def test_make_nothing_reports_a_file_of_another_kind(path: Path, backend: Sqlite
 
 def test_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
-    opening.require_library.cache_clear()
+    connections.require_library.cache_clear()
     with pytest.raises(BackendNotInstalled, match=r"3\.35"):
         SqliteBackend(str(path)).stats("q")
-    opening.require_library.cache_clear()
+    connections.require_library.cache_clear()
     assert not path.exists()
 
 

@@ -146,8 +146,8 @@ def child():
             say("child:", exc)
 
 from multiq.errors import BackendUnavailable
-from multiq_sqlite import connection
-connection._FORK_PATIENCE = 0.5
+from multiq_sqlite import forks
+forks._FORK_PATIENCE = 0.5
 thread = threading.Thread(target=slowly)
 thread.start()
 inside.wait()

@@ -74,7 +74,7 @@ def test_process_stopped_inside_its_transaction_is_named(
     stopped.send_signal(signal.SIGKILL)
     stopped.wait()
     assert consumer.settle([Ack(lease)]) == [None]
-    # And of what was enqueued meanwhile nothing is there: a lock that is not had leaves no doubt
+    # And nothing that was enqueued meanwhile is stored: without the lock the outcome is certain
     assert hasty.queues() == []
 
 

@@ -33,7 +33,7 @@ MOMENTS = int(os.environ.get("MULTIQ_TEST_POWER_MOMENTS", "8"))
 BEGINS_A_LOG = ", 32, 0) = 32"  # a header of 32 bytes in its first place
 TORN = 2  # ways, beside the strict one
 
-#: says what it has been journal: an enqueue returned (+), an ack begins (~), it returned (-)
+#: writes what it has done: an enqueue returned (+), an ack begins (~), it returned (-)
 PRODUCER = """
 import os, sys
 from multiq.backend import Ack, NewJob, Release
@@ -63,7 +63,7 @@ os._exit(os.waitstatus_to_exitcode(os.wait()[1]) if name == "a" else 0)
 
 
 @dataclass
-class Journal:
+class Record:
     """What the processes knew at some moment."""
 
     enqueued: list[str] = field(default_factory=list)
@@ -129,16 +129,16 @@ def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
     moments = {said, len(whole) - 1}
     moments |= {luck.randrange(began, said) for _ in range(MOMENTS // 5)}
     moments |= {luck.randrange(said, len(whole)) for _ in range(MOMENTS)}
-    disk, journal, found, syncing = Disk(store), Journal(), Found(), dict[str, int]()
+    disk, record, found, syncing = Disk(store), Record(), Found(), dict[str, int]()
     for at, call in enumerate(whole):
         disk.follow(call)
         if call.path == diary and call.begins:
-            journal.read(written(call).decode())
+            record.read(written(call).decode())
         elif call.path == f"{store}/jobs.db-wal" and call.name in {"fsync", "fdatasync"}:
             if call.begins:
-                syncing[call.who] = len(journal.enqueued)
+                syncing[call.who] = len(record.enqueued)
             if call.result is not None:
-                journal.synced = max(journal.synced, syncing.pop(call.who))
+                record.synced = max(record.synced, syncing.pop(call.who))
         elif (
             call.name == "pwrite64" and call.begins and call.path.endswith("-wal") and call.rest.endswith(BEGINS_A_LOG)
         ):
@@ -148,14 +148,14 @@ def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
                 found.failures += 1
                 left = folder / "left"
                 try:
-                    judge(left, image, journal, found)
+                    judge(left, image, record, found)
                 except (sqlite3.DatabaseError, MultiqError) as exc:
                     found.damaged.append(f"failure {found.failures}: {exc!r}")
                 shutil.rmtree(left)
     return found
 
 
-def judge(folder: Path, image: dict[str, bytes], journal: Journal, found: Found) -> None:
+def judge(folder: Path, image: dict[str, bytes], record: Record, found: Found) -> None:
     """Open what is left, as SQLite does after a failure of power: the index of the log is rebuilt."""
     folder.mkdir()
     for name, content in image.items():
@@ -168,11 +168,11 @@ def judge(folder: Path, image: dict[str, bytes], journal: Journal, found: Found)
             found.damaged.append(f"failure {found.failures}: {status}")
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'multiq_jobs'").fetchone():
             there = {str(job_id) for (job_id,) in db.execute("SELECT id FROM multiq_jobs")}
-    lost = set(journal.waiting) - there
+    lost = set(record.waiting) - there
     if len(lost) >= found.lost:
-        found.lost, found.of = len(lost), len(journal.waiting)
-    found.back = max(found.back, len(journal.acked & there))
-    found.old += sorted(lost & set(journal.enqueued[: journal.synced]))
+        found.lost, found.of = len(lost), len(record.waiting)
+    found.back = max(found.back, len(record.acked & there))
+    found.old += sorted(lost & set(record.enqueued[: record.synced]))
     found.holes += [job_id for job_id in lost if any(one[0] == job_id[0] and one > job_id for one in there)]
     # and it can be worked with
     with SqliteBackend(str(folder / "jobs.db"), synchronous="normal") as backend, backend.consumer([QUEUE]) as consumer:

@@ -14,9 +14,9 @@ from waits import ENDS, is_quiet, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
 from multiq.driverkit.clock import ManualClock
+from multiq.driverkit.polling import Notifier
 from multiq_sqlite.backend import SqliteBackend
 from multiq_sqlite.file_watch import FileWatch
-from multiq_sqlite.notifier import Notifier
 
 if TYPE_CHECKING:
     import subprocess

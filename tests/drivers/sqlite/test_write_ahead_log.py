@@ -11,7 +11,7 @@ import pytest
 
 from multiq.backend import NewJob
 from multiq_sqlite.backend import SqliteBackend
-from multiq_sqlite.opening import LONG_LOG
+from multiq_sqlite.write_ahead_log import LONG
 
 if TYPE_CHECKING:
     import subprocess
@@ -31,8 +31,8 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
 @pytest.fixture
 def reader(path: Path, backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """Another program's connection, which has read something and does not end its transaction."""
-    for pause in ("_LOG_CHECK_PAUSE", "_CHECKPOINT_PAUSE"):
-        monkeypatch.setattr(f"multiq_sqlite.connection.{pause}", 0.0)
+    for pause in ("CHECK_PAUSE", "_CHECKPOINT_PAUSE"):
+        monkeypatch.setattr(f"multiq_sqlite.write_ahead_log.{pause}", 0.0)
     backend.stats("q")
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN")
@@ -54,7 +54,7 @@ def link_to(path: Path) -> Path:
 def lengthen(backend: SqliteBackend, log: Path) -> None:
     """Enqueue until the log is long."""
     for number in range(100):
-        if log.stat().st_size > LONG_LOG:
+        if log.stat().st_size > LONG:
             return
         backend.enqueue("filler", [NewJob(b"x" * 2000, f"{number}-{one}") for one in range(500)])
     pytest.fail("the log does not grow")

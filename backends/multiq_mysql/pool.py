@@ -1,0 +1,194 @@
+"""The pool of connections to one database: opens sessions with the driver's settings, and lends connections.
+
+====================  ======================================================================  =======================
+guarantee             how                                                                     cost
+====================  ======================================================================  =======================
+nothing depends on    READ COMMITTED, SQL mode, time zone and lock waits are set by the       one round trip when a
+the server's          session itself                                                          connection opens
+defaults
+safe forks            a child drops its parent's sessions, and sends nothing on them          none
+====================  ======================================================================  =======================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from pymysql.constants import CLIENT
+
+from multiq.driverkit.fork import forks
+
+from . import schema
+from .connection import SHORTEST_TIMEOUT, Connection
+from .pymysql_private import drop, set_deadline
+from .statements import NOW, TRUE_NOW, Sql
+from .waiting import pollers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pymysql
+
+    from multiq.driverkit.clock import Clock
+
+    from .dsn import Dsn
+    from .waiting import Poller
+
+_IDLE_FOR = 60.0  # seconds that an unused connection is kept open for the next caller
+_LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
+
+_SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
+_CLEANUP_INTERVAL = 3600.0  # seconds
+_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there were more old receipts than one deletes
+_IDLE_TRANSACTION = 10  # seconds that a transaction may stand idle: the driver's never do
+_IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, and releases its locks
+
+#: READ COMMITTED needs a statement of its own: the variable has different names in MySQL and in MariaDB
+_SESSION = (
+    "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+    f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
+    "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
+    # MariaDB can end sessions that are idle inside a transaction sooner; for MySQL this is a comment
+    f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
+    f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
+    # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
+    "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
+    # MariaDB would also not read a range for more than 32,000 numbers in one IN (...)
+    "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
+)
+
+
+class Pool:
+    """The connections to one database. Does no I/O before the first call."""
+
+    def __init__(self, dsn: Dsn, *, timeout: float, create: bool = True, clock: Clock | None = None) -> None:
+        self.dsn = dsn
+        self.timeout = timeout
+        """Seconds that a call waits for the server."""
+        self.create = create
+        """Whether tables are created in a database that has none."""
+        self.max_packet: int | None = None
+        """Bytes of the largest statement that the server takes; None until the first connection."""
+        self.server_identity: tuple[Any, ...] = ()
+        """Host name, port and start time of the server that was connected to last."""
+        self._clock = clock
+        self._server_began = 0.0
+        """The server's time, about, when this process's monotonic clock was zero."""
+        self._cleaned_up_at = float("-inf")
+        self._idle: deque[Connection] = deque()  # its methods are atomic
+        """Unused connections. The one that was used last is used next."""
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._poller: tuple[int, Poller] | None = None
+        forks.watch(self)
+
+    @property
+    def poller(self) -> Poller:
+        """The poller that all users of the database in this process share."""
+        if self._poller is None or self._poller[0] != forks.generation:
+            self._poller = (forks.generation, pollers.of(self.dsn.place, self.dsn.database))
+        return self._poller[1]
+
+    @property
+    def now(self) -> Sql:
+        """The present in microseconds, as SQL: the server's clock, or a test's."""
+        return NOW if self._clock is None else Sql(self._clock() // 1000)
+
+    @property
+    def true_now(self) -> Sql:
+        """As ``now``, for a session of the caller's, whose clock may be stopped."""
+        return TRUE_NOW if self._clock is None else self.now
+
+    def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
+        """Open a session with the driver's settings, and check or create the tables.
+
+        Raises PyMySQL's errors, ``OSError``, ``MultiqError``.
+        """
+        ours: dict[str, Any] = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": True}
+        timeout = max(timeout, SHORTEST_TIMEOUT)
+        deadline = time.monotonic() + timeout
+        opened = self.dsn.connect(timeout, **ours)
+        try:
+            set_deadline(opened, deadline)
+            schema.ensure(opened, create=self.create)
+            self._read_server_info(opened)
+        except BaseException:
+            drop(opened)
+            raise
+        return opened
+
+    def _read_server_info(self, opened: pymysql.connections.Connection[Any]) -> None:
+        with opened.cursor() as cursor:
+            cursor.execute(_SERVER_INFO)
+            ((self.max_packet, *where, now),) = cursor.fetchall()
+            cursor.nextset()
+            ((_, uptime),) = cursor.fetchall()
+        self.server_identity = (*where, int(now) - int(uptime))
+        self._server_began = float(now) - time.monotonic()
+
+    @property
+    def minute(self) -> int:
+        """Minutes since 1970 by the server's clock, as read when a connection was opened. Orders receipts by age."""
+        return int((self._server_began + time.monotonic()) // 60)
+
+    def is_cleanup_due(self) -> bool:
+        """Whether old receipts were last deleted over an hour ago. True once, for the caller that then deletes them."""
+        now = time.monotonic()
+        if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
+            return False
+        self._cleaned_up_at = now
+        return True
+
+    def clean_up_again_soon(self) -> None:
+        """More old receipts are left: delete again soon, and not in an hour."""
+        self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
+
+    def connection(self) -> Connection:
+        """A connection for the caller alone, opened when it is first used."""
+        connection = Connection(self)
+        with self._lock:
+            self._connections.add(connection)
+        return connection
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[Connection]:
+        """Borrow a connection for a ``with`` block."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self.connection()
+        try:
+            yield connection
+        finally:
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+            self._close_surplus()
+
+    def _close_surplus(self) -> None:
+        """Close the connection that has been unused longest, if for over ``_IDLE_FOR`` seconds.
+
+        The pool keeps as many open as were in use at one time lately, so callers that take turns do not reconnect.
+        """
+        with contextlib.suppress(IndexError):  # another thread took the last one
+            if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:
+                self._idle.popleft().close()
+
+    def close(self) -> None:
+        """Close all connections; each opens again if it is used again."""
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+
+    def start_over_in_child(self) -> None:
+        """After a fork: make new locks, which no other thread holds, and drop the parent's connections."""
+        self._lock = threading.Lock()
+        self._idle = deque()
+        for connection in list(self._connections):
+            connection.start_over_in_child()

@@ -1,0 +1,72 @@
+"""What the driver uses of PyMySQL that is not its documented interface. test_pymysql.py guards it.
+
+===========================  ============================================================================  ============
+name                         what for                                                                      used in
+===========================  ============================================================================  ============
+``connect(sock)``            PyMySQL speaks over the driver's own socket, which keeps a deadline           dsn.py
+``_sock``                    that socket, or the TLS socket that has replaced it                           here
+``_rfile``                   its reader, which is left alone in a forked child                             here
+``_force_close()``           closes the socket and sends nothing                                           here
+``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls nothing else of it                             dsn.py
+``_secure``                  whether a password may be sent in the clear; read at the login                dsn.py
+``_auth_plugin_name``        the plugin that the greeting names; read at the login                         dsn.py
+``server_public_key``        set when the server sends a key to encrypt the password with                  dsn.py
+``auth_plugin_map``          classes with ``authenticate`` by the plugin's name in bytes, asked first      dsn.py
+``query()``                  sends a statement, or several, and reads the first result                     connection.py
+``_result``                  the result read last, with ``rows``, ``affected_rows`` and ``has_next``;      connection.py
+                             PyMySQL's cursors take it from there, and copy the rows
+``next_result()``            reads the next result                                                         connection.py
+===========================  ============================================================================  ============
+
+tests/drivers/mysql/test_pymysql.py fails if a PyMySQL lacks one of these names, or means something else by it; what
+they do at the login is also tested in test_hostile_server.py. A name that is used and not listed here fails, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from multiq.driverkit.timed_socket import DeadlineSocket
+
+if TYPE_CHECKING:
+    import pymysql
+
+
+def socket_of(opened: Any) -> DeadlineSocket | None:
+    """The connection's socket; None if it is closed, or not of the driver's classes."""
+    sock = opened._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
+    return sock if isinstance(sock, DeadlineSocket) else None
+
+
+def limit_each_call(opened: pymysql.connections.Connection[Any], seconds: float) -> None:
+    """Limit each following statement and its whole reply to so many *seconds*."""
+    sock = socket_of(opened)
+    if sock is not None:
+        sock.period = seconds
+
+
+def set_deadline(opened: pymysql.connections.Connection[Any], deadline: float) -> None:
+    """Have all following statements together end at *deadline* (monotonic)."""
+    sock = socket_of(opened)
+    if sock is not None:
+        sock.deadline, sock.period = deadline, None
+
+
+def leave_to_parent(opened: Any) -> None:
+    """In a forked child: close the child's copy of the socket, and leave PyMySQL's reader on it alone.
+
+    A thread of the parent may have been in a read at the fork: in the child the reader's lock stays locked for ever,
+    and closing the reader would wait for it.
+    """
+    sock, opened._sock, opened._rfile = opened._sock, None, None  # noqa: SLF001 - its own way out closes the reader
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            os.close(sock.detach())
+
+
+def drop(opened: pymysql.connections.Connection[Any]) -> None:
+    """Close the socket without COM_QUIT: that would wait for a hung server, or in a child end the parent's session."""
+    with contextlib.suppress(Exception):
+        opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() sends COM_QUIT

@@ -1,0 +1,149 @@
+"""The file: its path, its identity, how it is created, and the room on its disk.
+
+New jobs are refused while there is still enough space to work off the existing ones. An ack writes, too. It goes to the
+log, and the log can only restart once all of it is moved into the file, which grows by the new pages. On a disk that
+producers have filled to the last byte the file cannot grow, so the log cannot restart, and no job could be acked,
+released or deleted any more.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from multiq.errors import BackendFull, BackendUnavailable, UrlInvalid
+
+if TYPE_CHECKING:
+    import sqlite3
+
+FileIdentity: TypeAlias = "tuple[int, int] | None"
+
+KEPT_BACK = 16_000_000  # bytes: the size of the log while many processes work; an eighth of a small disk
+
+_GROWTH = 3  # bytes that a byte of new jobs takes at most: in the log, in the file, and in half-empty pages
+_CHECK_PAUSE = 0.05  # seconds between two checks, which cost 10 us each
+_CHECK_EVERY = 250_000  # bytes of new jobs between two checks
+
+create_lock = threading.Lock()
+"""Held while a file is created."""
+
+
+def check_path(path: str) -> None:
+    """Raise ``UrlInvalid`` for paths that cannot be used whatever is there."""
+    if not path or path == ":memory:":
+        raise UrlInvalid(
+            "SQLite's own in-memory databases are private to one connection, so no worker could see the jobs: "
+            "use memory:// (or memory://name), or name a file, as in sqlite:///jobs.db"
+        )
+    if "\0" in path:
+        raise UrlInvalid(f"a file name must not hold NUL characters, got {path!r}")
+
+
+def file_identity(path: str) -> FileIdentity:
+    """Return device and inode of the file at *path*; None if there is none, or they cannot be read."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - before each call, and half the cost of Path.stat
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)
+
+
+def create_file(path: str) -> None:
+    """Create the file with mode 600: SQLite would use the umask. Its -wal and -shm files get the same mode.
+
+    Under a lock, and only if there is no file yet, because closing a file drops all locks that the process holds on
+    it, including those of other threads' connections.
+    """
+    with create_lock:
+        if _is_there(path):
+            return
+        if Path(path).is_symlink():
+            raise UrlInvalid(
+                f"{path} is a symbolic link to {Path(path).readlink()}, which is not there, and no file is made where "
+                "a link leads: make an empty file there, or name that file in the URL"
+            )
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            folder = Path(path).parent
+            raise UrlInvalid(f"{path} cannot be made: there is no folder {folder} (make it first)") from exc
+        except OSError as exc:
+            raise BackendUnavailable(f"{path} cannot be made: {exc.strerror}") from exc
+
+
+def require_file(path: str) -> None:
+    """Raise ``BackendUnavailable`` if there is no file."""
+    if not _is_there(path):
+        raise missing(f"there is no file {path}")
+
+
+def missing(what: str) -> BackendUnavailable:
+    """The error for a file, or tables in it, that must not be created and are not there."""
+    return BackendUnavailable(
+        f"{what}: nothing was enqueued there yet, and no worker has run; if your jobs are elsewhere, say where, with "
+        "multiq -c sqlite:////folder/file.db or in MULTIQ_URL"
+    )
+
+
+def size_of_file(path: str) -> int:
+    """Return the size of a file in bytes, 0 if it does not exist."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat
+    except OSError:
+        return 0
+
+
+class DiskSpace:
+    """The free space on the disk of one file, as of the last check."""
+
+    def __init__(self) -> None:
+        self._next_check_at = 0.0
+        self._unchecked = 0
+
+    def is_due(self, size: int) -> bool:
+        """Whether the disk must be checked before *size* bytes are added."""
+        self._unchecked += size
+        return self._unchecked >= _CHECK_EVERY or time.monotonic() >= self._next_check_at
+
+    def refuse_if_full(self, sqlite: sqlite3.Connection, path: str, log: str, size: int) -> None:
+        """Check the disk. Raises ``BackendFull`` if *size* more bytes would leave too little space."""
+        try:
+            disk = os.statvfs(path)
+            log_size = os.stat(log).st_size  # noqa: PTH116 - half the cost of Path.stat
+        except (OSError, AttributeError):  # the file does not exist yet; or Windows
+            return
+        free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        kept, needed = min(KEPT_BACK, total // 8) + log_size, _GROWTH * size
+        missing = kept + needed - free
+        if total and missing > 0 and _unused(sqlite) < missing:
+            raise BackendFull(
+                f"{path} has no room to grow: its disk has {free / 1e6:,.1f} MB free, the new jobs may need "
+                f"{needed / 1e6:,.1f} MB, and {kept / 1e6:,.1f} MB are kept back so that jobs can be worked off; "
+                "make room, or wait until jobs are done; nothing was stored"
+            )
+        self._next_check_at, self._unchecked = time.monotonic() + _CHECK_PAUSE, 0
+
+
+def _is_there(path: str) -> bool:
+    try:
+        mode = Path(path).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as exc:  # Path.exists raises some of them unchanged
+        raise BackendUnavailable(f"{path} cannot be reached: {exc.strerror}") from exc
+    if stat.S_ISDIR(mode):
+        raise UrlInvalid(f"{path} is a folder: name a file in it, as in {path}/jobs.db")
+    return True
+
+
+def _unused(sqlite: sqlite3.Connection) -> int:
+    """Return the bytes of free pages in the file: it never shrinks, and uses these before it grows."""
+    (pages,) = sqlite.execute("PRAGMA freelist_count").fetchone()
+    (size,) = sqlite.execute("PRAGMA page_size").fetchone()
+    return int(pages * size)

@@ -1,0 +1,77 @@
+"""Forks: closes every connection before a fork, because SQLite records held locks per process."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from multiq.driverkit.fork import forks
+from multiq.errors import BackendUnavailable
+
+from .file import create_lock, file_identity
+
+if TYPE_CHECKING:
+    import sqlite3
+
+    from .connection import Connection
+    from .file import FileIdentity
+
+_FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to end
+
+
+class ForkGuard:
+    """Closes every connection before a fork: SQLite records held locks per process, and a child that inherits the
+    record takes its parent's locks for its own.
+
+    A connection that another thread uses for too long stays open. The child keeps the copy for ever, as closing it
+    would roll back the parent's transaction in the memory that both share. The child never uses that file: a write
+    would wait for ever for a lock of that transaction, and a read would take no lock.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held while a set of connections changes or is read."""
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closed: list[Connection] = []
+        self._inherited: list[tuple[sqlite3.Connection, FileIdentity]] = []
+        forks.register(before=self._before, in_parent=self._in_parent, in_child=self._in_child)
+
+    def watch(self, connection: Connection) -> None:
+        """Close this connection before each fork, for as long as it exists."""
+        with self.lock:
+            self._connections.add(connection)
+
+    def refuse(self, path: str) -> None:
+        """Raise ``BackendUnavailable`` in a child that has inherited an open connection to the file at *path*."""
+        if self._inherited and file_identity(path) in [identity for _, identity in self._inherited]:
+            raise BackendUnavailable(
+                f"{path} cannot be used in this process: it was forked while another thread of its parent was in a "
+                f"call on that file for more than {_FORK_PATIENCE:g} s; fork when no thread waits for a locked file, "
+                'or start a new interpreter ("spawn" in multiprocessing)'
+            )
+
+    def _before(self) -> None:
+        self.lock.acquire()
+        deadline = time.monotonic() + _FORK_PATIENCE
+        self._closed = [connection for connection in self._connections if connection.close_for_fork(deadline)]
+        create_lock.acquire()  # last: a thread that holds it waits for no other lock
+
+    def _in_parent(self) -> None:
+        for connection in self._closed:
+            connection.unlock_in_parent()
+        self._release()
+
+    def _in_child(self) -> None:
+        kept = [connection.reset_in_child() for connection in self._connections]
+        self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
+        self._release()
+
+    def _release(self) -> None:
+        self._closed = []
+        create_lock.release()
+        self.lock.release()
+
+
+fork_guard = ForkGuard()

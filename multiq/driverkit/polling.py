@@ -1,0 +1,198 @@
+"""Waiting for jobs in a store that cannot notify its clients: polls, often at first, and notifications in the process.
+
+====================  ======================================================================================
+``PollPause``         the pause between two polls: the shorter, the shorter ago something happened
+``Notifier``          wakes the consumers of a store that wait in this process, at once and without a poll
+``SharedPoller``      a notifier whose waiting consumers poll together: one of them, for all of the process
+====================  ======================================================================================
+
+Take a ``Notifier`` alone where a poll is nearly free and belongs to a consumer's own connection (SQLite), a
+``SharedPoller`` where each poll is a query to a server (MySQL). Get either from a ``driverkit.fork.PerProcess``: all
+consumers and producers of one store in a process must meet at the same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+
+class PollPause:
+    """The pause between two polls, which grows with the time since the last activity."""
+
+    def __init__(self, *, first: float, longest: float, growth: float, jitter: float = 0.0) -> None:
+        """All times are seconds.
+
+        Parameters:
+            first: the pause right after activity.
+            longest: the pause at most: another process's job is about this late.
+            growth: the pause grows by this share of the time since the last activity.
+            jitter: share by which a pause varies, so that processes started together do not poll together.
+        """
+        self.first = first
+        self.longest = longest
+        self.growth = growth
+        self.jitter = jitter
+        self._active_at = 0.0
+
+    @property
+    def idle(self) -> float:
+        """Seconds since the last activity."""
+        return time.monotonic() - self._active_at
+
+    def speed_up(self) -> None:
+        """Poll often for a while: there was activity."""
+        self._active_at = time.monotonic()
+
+    def next(self) -> float:
+        """Seconds until the next poll."""
+        pause = min(self.longest, self.first + self.idle * self.growth)
+        if self.jitter:
+            pause *= random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311 - spreads the polls, guards nothing
+        return pause
+
+
+class Listener(Protocol):
+    """What a notification releases: a ``threading.Lock`` that is held, or an object with the same method."""
+
+    def release(self) -> None: ...
+
+
+class Notifier:
+    """Counts notifications, so that one between a look at the queues and the wait is not missed."""
+
+    def __init__(self) -> None:
+        self.notifications = 0
+        self._guard = threading.Lock()
+        self._listeners: list[Listener] = []
+
+    def notify(self) -> None:
+        """Release all listeners.
+
+        Under the lock, so that no listener leaves meanwhile: it may be closed then, and its file number reused.
+        """
+        with self._guard:
+            self.notifications += 1
+            listeners, self._listeners = self._listeners, []
+            for listener in listeners:
+                listener.release()
+
+    @contextlib.contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Register *listener* for the duration of the block: the next notification releases it, once."""
+        with self._guard:
+            self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            with self._guard, contextlib.suppress(ValueError):
+                self._listeners.remove(listener)
+
+
+class Found(NamedTuple):
+    """What one poll has found."""
+
+    working: Collection[str]
+    """The queues that have a job to reserve."""
+    changes_in: float
+    """Seconds until time alone may give one of the queues a job; at most the time until the next poll matters."""
+
+
+class SharedPoller:
+    """Lets all waiting consumers of a process share one poll, and wakes those whose queues have work."""
+
+    def __init__(self, pause: PollPause) -> None:
+        self.pause = pause
+        self.notifications = 0
+        """How often consumers were notified. Read it before the look that precedes ``sleep``."""
+        self._lock = threading.Lock()
+        self._waiters: list[_Waiter] = []
+        self._polling_waiter: _Waiter | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many consumers wait now."""
+        return len(self._waiters)
+
+    def notify(self) -> None:
+        """Wake all waiting consumers of this process."""
+        with self._lock:
+            self.notifications += 1
+            for waiter in self._waiters:
+                waiter.wake()
+
+    def sleep(
+        self, queues: Sequence[str], notifications: int, until: float, poll: Callable[[Sequence[str]], Found]
+    ) -> None:
+        """Sleep until there are more *notifications*, or work in *queues*, or the monotonic clock reaches *until*.
+
+        *poll* looks at the queues that it is given, those of all waiting consumers. It is called in this thread if no
+        other thread polls already, and its errors are raised here; another consumer then takes over.
+        """
+        waiter = _Waiter(queues)
+        with self._lock:
+            if self.notifications != notifications:
+                return
+            self._waiters.append(waiter)
+        try:
+            self._wait(waiter, until, poll)
+        finally:
+            with self._lock:
+                self._waiters.remove(waiter)
+                if self._polling_waiter is waiter:
+                    self._polling_waiter = None
+                if self._polling_waiter is None and self._waiters:
+                    self._waiters[0].wake()  # it returns from its wait, calls this method again, and polls for all
+
+    def _wait(self, waiter: _Waiter, until: float, poll: Callable[[Sequence[str]], Found]) -> None:
+        with self._lock:
+            polls = self._polling_waiter is None
+            if polls:
+                self._polling_waiter = waiter
+        if not polls:
+            waiter.sleep(until - time.monotonic())
+            return
+        changes_in = self.pause.longest
+        while not waiter.sleep(min(self.pause.next(), changes_in, until - time.monotonic())):
+            if time.monotonic() >= until:
+                return
+            working, changes_in = poll(self._awaited_queues())
+            if waiter in self._wake_waiters_of(working):
+                return
+
+    def _awaited_queues(self) -> list[str]:
+        with self._lock:
+            return list(dict.fromkeys(queue for waiter in self._waiters for queue in waiter.queues))
+
+    def _wake_waiters_of(self, working: Collection[str]) -> list[_Waiter]:
+        with self._lock:
+            woken = [waiter for waiter in self._waiters if not set(working).isdisjoint(waiter.queues)]
+            for waiter in woken:
+                waiter.wake()
+        return woken
+
+
+class _Waiter:
+    """A waiting consumer."""
+
+    def __init__(self, queues: Sequence[str]) -> None:
+        self.queues = queues
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
+        self._is_woken = False
+
+    def wake(self) -> None:
+        """Wake the consumer. Idempotent. The caller holds the poller's lock."""
+        if not self._is_woken:
+            self._is_woken = True
+            self._wakeup.release()
+
+    def sleep(self, seconds: float) -> bool:
+        """Whether it was woken within so many seconds."""
+        return seconds > 0 and self._wakeup.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))

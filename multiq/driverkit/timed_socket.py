@@ -1,0 +1,105 @@
+"""Sockets whose deadline and size limit are those of a whole reply, for a client library that takes a ready socket.
+
+The timeouts of such libraries, like PyMySQL, are those of one ``recv``: a server that sends a byte now and then holds a
+call for as long as it likes. They read through ``socket.makefile``, which calls ``recv_into``, and write with
+``sendall``: both look at the deadline here, and set the socket's own timeout only if that is off by more than a tenth
+of a second, as that is a system call.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import ssl
+from time import monotonic
+from typing import Any
+
+from .tls import handshake
+
+_SLACK = 0.1  # seconds that a read may end later than the deadline
+_LARGEST_REPLY = 640_000_000  # bytes; as in the Redis driver
+
+
+class DeadlineSocket(socket.socket):
+    """What both classes of sockets share: the deadline and the size limit."""
+
+    deadline = math.inf
+    """The monotonic time at which all reads and writes end."""
+    period: float | None = None
+    """Seconds from the start of each write until its reply is read; each write sets the deadline. None: it stays."""
+    _received = 0  # bytes since the last write
+
+    def bound(self) -> None:
+        """Call before a read or write. Raises ``TimeoutError`` after the deadline."""
+        left = self.deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        timeout = self.gettimeout()
+        if timeout is None or not left <= timeout <= left + _SLACK:
+            self.settimeout(math.ceil(left / _SLACK) * _SLACK)
+
+    def begin(self) -> None:
+        """Call before a write that begins a new request."""
+        self._received = 0
+        if self.period is not None:
+            self.deadline = monotonic() + self.period
+        self.bound()
+
+    def counted(self, size: int) -> int:
+        """Call after a read of *size* bytes."""
+        self._received += size
+        if self._received > _LARGEST_REPLY:
+            raise ConnectionError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
+        return size
+
+
+_recv_into, _sendall = socket.socket.recv_into, socket.socket.sendall
+
+
+class TimedSocket(DeadlineSocket):
+    """A TCP socket without TLS, or a UNIX socket."""
+
+    def recv_into(self, *args: Any) -> int:
+        self.bound()
+        return self.counted(_recv_into(self, *args))
+
+    def sendall(self, *args: Any) -> None:
+        self.begin()
+        _sendall(self, *args)  # ``sendall`` applies its timeout to the whole write
+
+
+class TimedTlsSocket(DeadlineSocket, ssl.SSLSocket):
+    """A TLS socket."""
+
+    def recv_into(self, *args: Any) -> int:
+        self.bound()
+        return self.counted(super().recv_into(*args))
+
+    def sendall(self, *args: Any) -> None:
+        self.begin()
+        super().sendall(*args)
+
+    def send(self, *args: Any) -> int:
+        self.bound()  # the deadline also holds for ``sendall``, which sends in several writes
+        return super().send(*args)
+
+
+class TimedTlsContext:
+    """Stands for the ``SSLContext`` of one connection, for a library that calls nothing but ``wrap_socket``."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def wrap_socket(self, sock: TimedSocket, server_hostname: str) -> TimedTlsSocket:
+        """Do the handshake, within the deadline of *sock*."""
+        wrapped = handshake(self._context, sock, server_hostname, sock.deadline)
+        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - the caller sets the context's sslsocket_class
+        wrapped.deadline = sock.deadline
+        return wrapped
+
+
+def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
+    """The same connection as a socket that keeps a deadline. *sock* cannot be used after this."""
+    made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+    made.deadline = deadline
+    return made

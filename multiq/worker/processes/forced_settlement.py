@@ -1,0 +1,87 @@
+"""Settling what a worker process holds when it must end at once: after a second signal, or for an overdue job."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from multiq.backend import GiveBack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiq.worker.execution.executors import Executor
+    from multiq.worker.execution.fetcher import Fetcher
+    from multiq.worker.execution.runner import Runner
+    from multiq.worker.execution.timeouts import TimedJob
+
+    from .inflight import Held
+
+_WAIT = 2.0  # seconds to wait for the backend at most
+
+
+class ForcedSettlement:
+    """Settles what has ended, what has not begun, and what is overdue.
+
+    - *take_back*: takes the jobs that have not begun, with give-back for a verdict.
+    - *has_sidecar*: running jobs are left to the sidecar, which gives them back once this process is gone: given back
+      earlier, they would run in two processes at a time. Without one, they are given back here, and their results
+      will not count.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        executor: Executor,
+        runner: Runner,
+        take_back: Callable[[], Sequence[Held]],
+        *,
+        has_sidecar: bool,
+    ) -> None:
+        self._fetcher = fetcher
+        self._executor = executor
+        self._runner = runner
+        self._take_back = take_back
+        self._has_sidecar = has_sidecar
+        self._is_done = threading.Event()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a settlement has come to its end, however it ended."""
+        return self._is_done.is_set()
+
+    def settle(self, overdue: Sequence[TimedJob] = ()) -> None:
+        """Settle all that is held, waiting a short time at most: the fetcher may hang in a call without a reply."""
+        stacks = [(timed.held, self._executor.stack_of(timed)) for timed in overdue]
+        threading.Thread(target=self._settle, args=(stacks,), name="multiq-abort", daemon=True).start()
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for a settlement that another thread has begun, a short time at most."""
+        self._is_done.wait(_WAIT)
+
+    def _settle(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
+        executor = self._executor
+        executor.is_aborted = True
+        self._fetcher.interrupt()
+        try:
+            settled = [*self._take_back(), *executor.take_finished()]
+            emitters = []
+            for held, stack in overdue:
+                if held.verdict is None:  # else it has just ended
+                    held.is_aborted = True
+                    held.verdict, emit = self._runner.timed_out(held.lease, stack)
+                    settled.append(held)
+                    emitters.append((held, held.verdict, emit))
+            if not self._has_sidecar:  # everything, also what a thread has taken and not begun, or has just ended
+                settled = self._fetcher.held()
+                for held in settled:
+                    if held.verdict is None:
+                        held.is_aborted = True
+                        held.verdict = GiveBack(held.lease)
+            if self._fetcher.settle(settled):
+                for held, verdict, emit in emitters:
+                    if not held.is_lost and held.verdict is verdict:
+                        emit()
+        finally:
+            self._is_done.set()
