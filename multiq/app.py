@@ -63,19 +63,31 @@ class App:
     ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. Nothing is opened before
     the first use. Threads may share an app, and so may a parent and its forked children.
 
+    *backend* is a backend that you have made, instead of a connection: ``RedisBackend(client=...)``. ``url`` is then
+    only its name, ``redis://``. ``close`` closes the backend, which opens again at the next call.
+
     Without *create* a store that is not there is not created: calls raise ``BackendError`` for a missing SQLite file,
     or for tables that are missing in a database. It is for programs that only look.
+
+    Raises ``SettingsInvalid``; ``OptionInvalid`` for a *backend* that is none, or beside a connection.
     """
 
-    def __init__(self, connection: str | None = None, *, settings: Settings | None = None, create: bool = True) -> None:
+    def __init__(
+        self,
+        connection: str | None = None,
+        *,
+        backend: Backend | None = None,
+        settings: Settings | None = None,
+        create: bool = True,
+    ) -> None:
         self._create = create
         self.settings = load_settings() if settings is None else settings
-        self.url = self.settings.resolve(connection)
+        self.url = self.settings.resolve(connection) if backend is None else _name_of(backend, connection)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.events = Events()
         self.around: list[Middleware] = []
         self.fetch_hooks: list[Callable[[str], object]] = []
-        self._backend: Backend | None = None
+        self._backend = backend
         self._queues: dict[str, Queue] = {}
 
     @property
@@ -213,6 +225,17 @@ class App:
         from .settings.url import redact
 
         return f"App({redact(self.url)!r}, {len(self.tasks)} tasks)"
+
+
+def _name_of(backend: object, connection: str | None) -> str:
+    """What stands for the URL of an app that is given its backend. Raises ``OptionInvalid``."""
+    from .backend import Backend
+
+    if not isinstance(backend, Backend):  # shown by its type alone: a URL would have a password
+        raise OptionInvalid(f"backend must be a Backend, like RedisBackend(client=...), got a {type(backend).__name__}")
+    if connection is not None:
+        raise OptionInvalid("an app must have a connection or a backend, got both")
+    return f"{backend.declared.backend}://"
 
 
 def _make_task(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ssl
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from multiq.driverkit.tls import tls_context
 from multiq.errors import UrlInvalid
@@ -11,15 +13,28 @@ from .dsn import ConnectionSettings
 from .topology import ClusterServers, OneServer, SentinelServers
 
 if TYPE_CHECKING:
-    import ssl
-
     from multiq.settings.url import BackendUrl
 
     from .topology import Servers
 
 _PORT = 6379
 _SENTINEL_PORT = 26379
+_TLS_VERSIONS = {
+    **dict.fromkeys(("tlsv1.2", "1.2", "771"), ssl.TLSVersion.TLSv1_2),  # redis-py's URLs have the numbers
+    **dict.fromkeys(("tlsv1.3", "1.3", "772"), ssl.TLSVersion.TLSv1_3),
+}
+_SAME = {"ssl_ca_certs": "ca", "ssl_certfile": "cert", "ssl_keyfile": "key"}
+"""redis-py's names of options that multiq's URLs had before."""
+
 _SCHEMES = "redis, rediss, redis+unix, redis+sentinel, redis+cluster"
+
+
+def read_tls_version(text: str) -> ssl.TLSVersion:
+    """Read the option ``ssl_min_version``. Raises ``ValueError``."""
+    try:
+        return _TLS_VERSIONS[text.lower()]
+    except KeyError:
+        raise ValueError("must be TLSv1.2 or TLSv1.3") from None
 
 
 def servers_of(url: BackendUrl) -> Servers:
@@ -54,8 +69,10 @@ def _sentinels(url: BackendUrl) -> Servers:
         raise _invalid(url, "name the service after the sentinels, as in redis+sentinel://host1,host2,host3/mymaster")
     settings = _settings(url, database)
     sentinels = ConnectionSettings(
+        url.options["sentinel_username"],
         fixed_password=url.options["sentinel_password"],
         tls=settings.tls,
+        client_name=settings.client_name,
         password_file=url.options["sentinel_password_file"],
         password_env=url.options["sentinel_password_env"],
     )
@@ -85,6 +102,7 @@ def _settings(url: BackendUrl, database: str) -> ConnectionSettings:
         _tls(url),
         password_file=url.options["password_file"],
         password_env=url.options["password_env"],
+        client_name=url.options["client_name"],
     )
 
 
@@ -95,15 +113,46 @@ def _refuse_two_passwords(url: BackendUrl, written: str | None, prefix: str = ""
 
 
 def _tls(url: BackendUrl) -> ssl.SSLContext | None:
-    options = url.options
+    options = dict(url.options)
+    unchecked = [
+        name
+        for name, value in (("dangerously_skip_tls_verification", "yes"), ("ssl_cert_reqs", "none"))
+        if options[name] == value
+    ]
     named = [name for name in ("ca", "cert", "key") if options[name] is not None]
-    unchecked = options["dangerously_skip_tls_verification"] == "yes"
+    named += [name for name, value in options.items() if name.startswith("ssl_") and value is not None]
     if url.scheme != "rediss" and options["tls"] != "yes":
-        if named or unchecked:
-            names = ", ".join([*named, *(["dangerously_skip_tls_verification"] if unchecked else [])])
+        if names := ", ".join(dict.fromkeys([*named, *unchecked])):
             raise _invalid(url, f"{names} would be ignored without TLS: write rediss://, or tls=yes for many servers")
         return None
-    return tls_context(options["ca"], options["cert"], options["key"], skip_verification=unchecked)
+    for theirs, ours in _SAME.items():
+        if options[theirs] is not None:
+            if options[ours] is not None:
+                raise _invalid(url, f"{ours} and {theirs} are the same option: leave one of them out")
+            options[ours] = options[theirs]
+    context = tls_context(
+        options["ca"],
+        options["cert"],
+        options["key"],
+        skip_verification=bool(unchecked),
+        ca_path=options["ssl_ca_path"],
+        key_password=options["ssl_password"],
+        ciphers=options["ssl_ciphers"],
+    )
+    _loosen_or_tighten(context, options)
+    return context
+
+
+def _loosen_or_tighten(context: ssl.SSLContext, options: dict[str, Any]) -> None:
+    if options["ssl_min_version"] is not None:
+        context.minimum_version = options["ssl_min_version"]
+    if options["ssl_check_hostname"] == "no" and context.check_hostname:
+        warnings.warn(
+            "ssl_check_hostname=no: any server with a certificate of a trusted authority is taken for the right one; "
+            "use the host's name as its certificate has it instead",
+            stacklevel=2,
+        )
+        context.check_hostname = False
 
 
 def _invalid(url: BackendUrl, why: str) -> UrlInvalid:

@@ -42,11 +42,19 @@ from multiq.backend import (
 )
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS
-from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, JobNotFound, JobReserved, PayloadTooLarge
+from multiq.errors import (
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    JobNotFound,
+    JobReserved,
+    OptionInvalid,
+    PayloadTooLarge,
+)
 from multiq.settings.url import Option, choice, seconds
 
 from . import keys
-from .addresses import servers_of
+from .addresses import read_tls_version, servers_of
 from .consumer import RedisConsumer
 from .doctor import examine
 from .enqueue import enqueue_batch, uncertain
@@ -54,6 +62,7 @@ from .listing import list_jobs, promote_all
 from .partitions import Partitions, parse_count
 from .pool import Pool
 from .records import MICROSECOND, microseconds, new_job, pack_id, parse_peek
+from .redis_py import servers_of_client
 from .replies import guarded
 from .server_info import ServerInfo
 from .topology import format_address
@@ -82,10 +91,29 @@ _GAPS_OF_PARTITIONS = {
 }
 
 
+def _yes_or_no(text: str) -> str:
+    """Read a yes or a no, also in the words of redis-py's URLs."""
+    return "no" if choice("yes", "no", "true", "false", "1", "0")(text) in {"no", "false", "0"} else "yes"
+
+
 @guarded(*BACKEND_METHODS)
 class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
+
+    ``RedisBackend(client=...)`` takes the settings of a redis-py client: addresses, database, user, password or
+    credential provider, client name, TLS, sentinels. It opens connections of its own with them; the client can be
+    closed. For a URL, ``multiq.App(url)`` makes the backend.
+
+    Parameters of the constructor:
+
+    - *client*: a ``redis.Redis``, also one of ``Sentinel.master_for``, its pool, or a ``redis.RedisCluster``.
+    - *timeout*: seconds that a call may take, retries included, from 0.05 to 3600. Default: 5.
+    - *prefix*: what all keys begin with. Default: ``multiq``.
+    - *partitions*: partitions that a queue's jobs are spread over, from 1 to 64. Default: 1.
+    - *servers*: what ``from_url`` makes of a URL, in place of *client* and *timeout*.
+
+    Raises ``OptionInvalid``.
     """
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -118,6 +146,21 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         "tls": Option(choice("yes", "no"), "no", "TLS for redis+sentinel:// and redis+cluster://"),
         "password_file": Option(str, None, "file with the password, read for each new connection"),
         "password_env": Option(str, None, "name of the environment variable that has the password"),
+        "client_name": Option(str, None, "name of the connections in the server's CLIENT LIST"),
+        "ssl_ca_certs": Option(str, None, "the same as ca, under redis-py's name"),
+        "ssl_certfile": Option(str, None, "the same as cert"),
+        "ssl_keyfile": Option(str, None, "the same as key"),
+        "ssl_password": Option(str, None, "what decrypts the private key"),
+        "ssl_ca_path": Option(str, None, "folder with authorities' certificates, as c_rehash prepares it"),
+        "ssl_ciphers": Option(str, None, "OpenSSL's list of the ciphers to allow"),
+        "ssl_min_version": Option(read_tls_version, None, "TLSv1.2 or TLSv1.3: older ones are refused"),
+        "ssl_cert_reqs": Option(
+            choice("required", "optional", "none"), None, "none: the same as dangerously_skip_tls_verification=yes"
+        ),
+        "ssl_check_hostname": Option(
+            _yes_or_no, None, "no: accept a trusted authority's certificate for another host, too"
+        ),
+        "sentinel_username": Option(str, None, "the user of the sentinels themselves"),
         "sentinel_password": Option(str, None, "the password of the sentinels themselves"),
         "sentinel_password_file": Option(str, None, "file with it, read for each new connection"),
         "sentinel_password_env": Option(str, None, "name of the environment variable that has it"),
@@ -126,7 +169,20 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         ),
     }
 
-    def __init__(self, servers: Servers, *, prefix: str = "multiq", partitions: int = 1) -> None:
+    def __init__(
+        self,
+        servers: Servers | None = None,
+        *,
+        client: Any = None,
+        timeout: float = 5.0,
+        prefix: str = "multiq",
+        partitions: int = 1,
+    ) -> None:
+        if (servers is None) == (client is None):
+            raise OptionInvalid("RedisBackend must have client=, a redis-py client; for a URL there is multiq.App(url)")
+        if servers is None:
+            prefix, partitions = self._checked("prefix", prefix), self._checked("partitions", partitions)
+            servers = servers_of_client(client, self._checked("timeout", timeout))
         self._servers = servers
         self._prefix = prefix
         self._pool = Pool(servers, prefix)
@@ -243,6 +299,13 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         self._pool.close()
 
     # --- helpers ---
+
+    def _checked(self, name: str, value: object) -> Any:
+        """The value of an option of the constructor, checked as in a URL. Raises ``OptionInvalid``."""
+        try:
+            return self.options[name].read(str(value))
+        except ValueError as exc:
+            raise OptionInvalid(f"{name}={value}: {exc}") from None
 
     def _discard_connections(self) -> None:
         """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""

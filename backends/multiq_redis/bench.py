@@ -17,10 +17,11 @@ from . import keys
 from .addresses import servers_of
 from .backend import RedisBackend
 from .baseline import RedisBaseline
-from .connection import open_connection, pack
+from .connection import pack
 from .doctor import pairs, read_settings, survives
 from .dsn import ConnectionSettings
 from .errors import FAILURES, explain
+from .opening import open_connection
 from .topology import format_address
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ class CallRetry:
             return True
         if code in _REDIRECTIONS and self._servers.is_cluster and isinstance(self._address, tuple):
             host, port = redirection(exc)
-            there = (host or self._address[0], port)
+            there = self._servers.remapped((host, port)) if host else (self._address[0], port)
             if code == "ASK":
                 self._ask_redirect = there
             else:

@@ -28,6 +28,7 @@ from . import keys
 from .call_retry import CallRetry
 from .connection import pack
 from .errors import FAILURES, classify_connection_error, explain
+from .opening import redis_py
 from .pipeline import call_pipelined
 from .scripts import STATES_SET, script
 from .topology import format_address
@@ -63,6 +64,7 @@ class Client:
     """Makes one thread's calls, one after the other."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
+        redis_py()  # now, so that its import takes nothing of the first call's time
         self.servers = servers
         self._prefix = prefix
         self._start_over()

@@ -1,7 +1,7 @@
 """One connection to a Redis server: RESP over a socket, parsed by hiredis, with one deadline for request and reply.
 
-redis-py's own connection bounds each read, not the call, repeats commands by itself, and costs several times what the
-command does; see docs/decisions/0006.
+opening.py opens it, and redis-py logs in. Calls do not go through redis-py: it bounds each read, not the call, repeats
+commands by itself, and costs several times what the command does; see docs/decisions/0006.
 """
 
 from __future__ import annotations
@@ -17,19 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import hiredis
 
 from multiq.driverkit.fork import forks
-from multiq.driverkit.net import connect, time_left
+from multiq.driverkit.net import time_left
 from multiq.driverkit.spin import SpinReader
-from multiq.driverkit.tls import handshake
-from multiq.errors import BackendUnavailable
-
-from .errors import TOO_MANY_CLIENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-    from multiq.driverkit.net import Address
-
-    from .dsn import ConnectionSettings
+    from collections.abc import Callable, Hashable
 
 _E = TypeVar("_E", bound=BaseException)
 
@@ -251,47 +243,3 @@ def _checked(reply: Any) -> Any:
         finally:
             del reply  # else it and this frame would keep each other, and the socket, alive
     return reply
-
-
-def open_connection(address: Address, settings: ConnectionSettings, deadline: float) -> Connection:
-    """Connect and authenticate. Raises as ``Connection.ask`` does, and ``BackendUnavailable`` for a server too old."""
-    sock = connect(address, deadline)
-    try:
-        if settings.tls is not None and isinstance(address, tuple):
-            sock = handshake(settings.tls, sock, address[0], deadline)
-        connection = Connection(sock)
-        _set_up(connection, settings, deadline)
-    except BaseException:
-        sock.close()
-        raise
-    return connection
-
-
-def _set_up(connection: Connection, settings: ConnectionSettings, deadline: float) -> None:
-    setup_commands = settings.setup_commands
-    connection.send(b"".join(pack(words) for words in setup_commands), deadline, replies=len(setup_commands))
-    replies = [_read_setup_reply(connection, words, deadline) for words in setup_commands]
-    hello = replies[settings.hello_index]
-    if hello is None:
-        return  # an ACL without HELLO, or a proxy: the first script shows what the server can do
-    info = dict(zip(hello[::2], hello[1::2], strict=False))
-    connection.version = _version(info.get(b"version", b""))
-    connection.is_replica = info.get(b"role") == b"replica"
-    if connection.version < OLDEST:
-        raise BackendUnavailable(
-            f"the server is Redis {info[b'version'].decode()}, but multiq needs 6.2 or newer: upgrade it"
-        )
-
-
-def _read_setup_reply(connection: Connection, words: Sequence[Word], deadline: float) -> Any:
-    try:
-        return connection.read(deadline)
-    except hiredis.ReplyError as exc:
-        if words[0] == "HELLO" and not str(exc).startswith("NOAUTH") and TOO_MANY_CLIENTS not in str(exc):
-            return None
-        raise
-
-
-def _version(text: bytes) -> tuple[int, ...]:
-    parts = text.split(b".")
-    return tuple(int(part) for part in parts if part.isdigit()) or OLDEST

@@ -17,6 +17,7 @@ from multiq.backend import Finding
 
 from .connection import OLDEST, pack
 from .errors import FAILURES, explain
+from .opening import redis_py
 from .topology import format_address
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _ASK_ADMINISTRATOR = "ask the server's administrator, or allow this account +con
 
 def examine(servers: Servers) -> list[Finding]:
     """Return the findings on all servers of a URL. Raises ``BackendError`` if one cannot be reached."""
+    redis_py()  # now, so that its import takes nothing of the first answer's time
     deadline = time.monotonic() + servers.timeout
     addresses = servers.all_addresses(deadline)
     found = {address: _examine(servers, address) for address in addresses}
@@ -89,6 +91,7 @@ def read_settings(servers: Servers) -> list[tuple[dict[str, str], dict[str, str]
 
     Raises ``BackendError``.
     """
+    redis_py()
     found = []
     for address in servers.all_addresses(time.monotonic() + servers.timeout):
         with _session(servers, address) as server:
@@ -106,9 +109,9 @@ def _session(servers: Servers, address: Address) -> Iterator[_Server]:
     try:
         connection = servers.open(address, time.monotonic() + servers.timeout)
         try:
-            settings, host = servers.settings, address[0] if isinstance(address, tuple) else None
-            user = settings.username or "default"
-            yield _Server(connection, host, user, servers.timeout, settings.tls is not None, servers.is_cluster)
+            user, is_encrypted = servers.settings.user, servers.settings.tls is not None
+            host = address[0] if isinstance(address, tuple) else None
+            yield _Server(connection, host, user, servers.timeout, is_encrypted, servers.is_cluster)
         finally:
             connection.close()
     except (*FAILURES, hiredis.ReplyError) as exc:

@@ -1,20 +1,18 @@
-"""Connection settings beside the address: user, password, database, TLS."""
+"""Connection settings beside the address: who logs in, the database, the client's name, TLS."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from multiq.settings.passwords import password_of_environment, password_of_file
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterator
-
-    from .connection import Word
+    from collections.abc import Callable, Iterator, Mapping
 
 
 class ConnectionSettings(NamedTuple):
-    """User, password, database and TLS of a connection."""
+    """Who logs in, to which database, under which client name, and whether over TLS."""
 
     username: str | None = None
     fixed_password: str | None = None
@@ -22,16 +20,30 @@ class ConnectionSettings(NamedTuple):
     tls: ssl.SSLContext | None = None
     password_file: str | None = None
     password_env: str | None = None
+    client_name: str | None = None
+    credential_provider: Any = None
+    """An object with redis-py's ``get_credentials()``, asked for each new connection; None: the fields above."""
+    connect_func: Callable[[Any], object] | None = None
+    """redis-py's ``redis_connect_func``: logs in with a redis-py connection, in place of its ``on_connect``."""
+    keepalive: Mapping[int, int] | None = None
+    """TCP options to set, as redis-py's ``socket_keepalive_options``."""
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Without the password, and without the provider, whose own ``repr`` may have one."""
         tls = ", tls" if self.tls is not None else ""
-        return f"ConnectionSettings({self.username or 'default'}/{self.database}{tls})"
+        return f"ConnectionSettings({self.user}/{self.database}{tls})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
         """For ``rich``, which would print the fields otherwise."""
-        yield "username", self.username
+        yield "user", self.user
         yield "database", self.database
+
+    @property
+    def user(self) -> str:
+        """The user for messages."""
+        if self.credential_provider is not None:
+            return f"that {type(self.credential_provider).__name__} names"
+        return self.username or "default"
 
     @property
     def password(self) -> str | None:
@@ -41,22 +53,3 @@ class ConnectionSettings(NamedTuple):
         if self.password_env is not None:
             return password_of_environment(self.password_env)
         return self.fixed_password
-
-    @property
-    def setup_commands(self) -> list[tuple[Word, ...]]:
-        """The commands that a connection begins with, sent together."""
-        words: list[tuple[Word, ...]] = []
-        password = self.password
-        if password is not None or self.username is not None:
-            user = (self.username,) if self.username else ()
-            words.append(("AUTH", *user, password or ""))
-        words.append(("HELLO", "2"))
-        if self.database:
-            words.append(("SELECT", self.database))
-        return words
-
-    @property
-    def hello_index(self) -> int:
-        """The index of HELLO in ``setup_commands``."""
-        has_password = any(one is not None for one in (self.fixed_password, self.password_file, self.password_env))
-        return 1 if has_password or self.username is not None else 0

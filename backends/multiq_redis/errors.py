@@ -20,6 +20,11 @@ ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})
 #: the server answers reads and refuses writes
 REFUSES_WRITES = frozenset({"MISCONF", "READONLY", "NOREPLICAS", "OOM"})
 
+
+class CredentialsError(ConnectionError):
+    """A credential provider, or a ``redis_connect_func``, raised an error or returned something unusable."""
+
+
 FAILURES = (OSError, hiredis.ProtocolError)
 """What ends a connection."""
 
@@ -62,6 +67,7 @@ _CODE = re.compile(r"-?([A-Z][A-Z]+)\b")
 _CODE_INSIDE = re.compile(r"\b(OOM|READONLY|MISCONF|WRONGTYPE|NOPERM|NOREPLICAS|MASTERDOWN|BUSY)\b")
 _AUTH = ("invalid password", "without any password configured", "invalid username-password")
 TOO_MANY_CLIENTS = "max number of clients"
+_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _IN_SCRIPT = "user_script"
 
 
@@ -76,6 +82,11 @@ def code_of(error: hiredis.ReplyError) -> str:
         if any(words in text for words in _AUTH):
             code = "WRONGPASS"
     return code
+
+
+def without_arguments(reply: str) -> str:
+    """An error reply without the arguments, which servers quote if they do not know a command: AUTH's password."""
+    return _ARGUMENTS.sub("", reply)
 
 
 def classify_reply(error: hiredis.ReplyError, *, has_failover: bool) -> Failure:
@@ -104,13 +115,10 @@ def explain(exc: Exception, server: str, timeout: float) -> BackendError:
         return _explain_reply(exc, server)
     if isinstance(exc, TimeoutError):
         return BackendTimeout(f"{server} {_explain_timeout(exc, timeout)}")
-    if isinstance(exc, ssl.SSLCertVerificationError):
-        return BackendUnavailable(
-            f"{server} cannot be trusted: {exc.verify_message}; name the authority that signed its certificate with "
-            "?ca= in the URL, and the host as the certificate has it"
-        )
+    if isinstance(exc, CredentialsError):
+        return BackendUnavailable(f"{server} cannot be logged in to: {exc}")
     if isinstance(exc, ssl.SSLError):
-        return BackendUnavailable(f"{server} does not speak TLS as expected ({exc.reason}): is it a TLS port?")
+        return BackendUnavailable(f"{server} {_explain_tls(exc)}")
     if isinstance(exc, hiredis.ProtocolError):
         return BackendUnavailable(f"{server} does not speak Redis' protocol ({exc}): is it a TLS port, or no Redis?")
     return BackendUnavailable(f"{server} cannot be reached: {getattr(exc, 'strerror', None) or exc}")
@@ -123,6 +131,15 @@ def _explain_timeout(exc: TimeoutError, timeout: float) -> str:
         f"did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more time with "
         "?timeout= in the URL"
     )
+
+
+def _explain_tls(exc: ssl.SSLError) -> str:
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return (
+            f"cannot be trusted: {exc.verify_message}; name the authority that signed its certificate with ?ca= in the "
+            "URL, and the host as the certificate has it"
+        )
+    return f"does not speak TLS as expected ({exc.reason}): is it a TLS port?"
 
 
 def _explain_reply(exc: hiredis.ReplyError, server: str) -> BackendError:

@@ -11,18 +11,19 @@ import random
 import select
 import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 
 from multiq.driverkit.fork import forks
 from multiq.errors import BackendUnavailable
 
-from .connection import open_connection, pack
+from .connection import pack
 from .errors import FAILURES, explain
+from .opening import open_connection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from multiq.driverkit.net import Address
 
@@ -77,6 +78,10 @@ class Servers(ABC):
     def moved(self, partition: str, address: Address) -> None:  # noqa: B027 - only in a cluster
         """Note a MOVED: the partition is at *address* now."""
 
+    def remapped(self, address: Address) -> Address:
+        """Where to connect to, for a node that reports *address* as its own."""
+        return address
+
     def attempt_deadline(self, deadline: float) -> float:
         """Until when one attempt of a call may wait, if the call has to end at *deadline*.
 
@@ -88,7 +93,7 @@ class Servers(ABC):
         return now + (deadline - now) * _SHARE
 
     def open(self, address: Address, deadline: float) -> Connection:
-        """Open a connection. Raises as ``connection.open_connection`` does."""
+        """Open a connection. Raises as ``opening.open_connection`` does."""
         return open_connection(address, self.settings, self.attempt_deadline(deadline))
 
 
@@ -244,9 +249,18 @@ class ClusterServers(Servers):
     has_others = True
     is_cluster = True
 
-    def __init__(self, seeds: Sequence[Address], settings: ConnectionSettings, timeout: float) -> None:
+    def __init__(
+        self,
+        seeds: Sequence[Address],
+        settings: ConnectionSettings,
+        timeout: float,
+        *,
+        remap: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """*remap*: redis-py's ``address_remap``, from the host and port that nodes report to those to connect to."""
         super().__init__(settings, timeout)
         self._seeds = tuple(seeds)
+        self._remap = remap
         self._nodes: dict[int, Address] = {}  # by slot
         self._is_stale = True
         self._answered_by: Address | None = None  # the node that answered last
@@ -277,6 +291,12 @@ class ClusterServers(Servers):
     def suspect(self, address: Address | None) -> None:  # noqa: ARG002
         self._is_stale = True
 
+    def remapped(self, address: Address) -> Address:
+        if self._remap is None:
+            return address
+        host, port = self._remap(address)
+        return host, port
+
     def moved(self, partition: str, address: Address) -> None:
         self._nodes[slot_of(partition)] = address
 
@@ -296,8 +316,18 @@ class ClusterServers(Servers):
                 failure = exc
                 continue
             self._answered_by = node
-            return _nodes_by_slot(reply, node)
+            return self._nodes_by_slot(reply, node)
         raise explain(failure, f"none of the cluster's nodes {_format_addresses(known)}", self.timeout) from failure
+
+    def _nodes_by_slot(self, reply: list[list[object]], asked: Address) -> dict[int, Address]:
+        nodes: dict[int, Address] = {}
+        for first, last, primary, *_ in reply:
+            host, port = primary[:2]  # type: ignore[index]
+            # a node that does not know its own address leaves it empty: it is the one that was asked
+            there = self.remapped((host.decode(), port)) if host else (str(asked[0]), port)
+            slots = range(max(int(first), 0), min(int(last) + 1, SLOTS))  # type: ignore[call-overload]
+            nodes.update(dict.fromkeys(slots, there))
+        return nodes
 
 
 def slot_of(partition: str) -> int:
@@ -308,17 +338,6 @@ def slot_of(partition: str) -> int:
 def format_address(address: Address) -> str:
     """An address for messages: ``host:port``, or a path."""
     return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
-
-
-def _nodes_by_slot(reply: list[list[object]], asked: Address) -> dict[int, Address]:
-    nodes: dict[int, Address] = {}
-    for first, last, primary, *_ in reply:
-        host, port = primary[:2]  # type: ignore[index]
-        # a node that does not know its own address leaves it empty: it is the one that was asked
-        there = (host.decode() if host else asked[0], port)
-        slots = range(max(int(first), 0), min(int(last) + 1, SLOTS))  # type: ignore[call-overload]
-        nodes.update(dict.fromkeys(slots, there))
-    return nodes
 
 
 def _with_deadlines(servers: Sequence[Address], deadline: float) -> Iterator[tuple[Address, float]]:

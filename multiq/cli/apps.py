@@ -88,7 +88,7 @@ def _move(app: App, url: str, path: str) -> None:
     """Have an app work on another connection, which it can as long as it has not begun on its own."""
     if app._backend is not None and app.url != url:  # noqa: SLF001 - the only place that needs it
         raise OptionInvalid(
-            f"{path} has used its connection while it was imported, so -c comes too late: "
+            f"{path} has used its connection while it was imported, or was given a backend=, so -c comes too late: "
             "take what enqueues or asks out of the module's top level"
         )
     app.url = url

@@ -16,19 +16,27 @@ from .net import time_left
 if TYPE_CHECKING:
     import socket
 
-_openssl_lock = threading.RLock()
-"""Held while OpenSSL computes, and during a fork.
+openssl_lock = threading.RLock()
+"""To be held while OpenSSL computes; also held during a fork.
 
 OpenSSL fills process-wide tables during a handshake, each under a lock. A child forked at that moment inherits the held
 lock, but not the thread that would release it: its own first handshake hangs for ever. Measured: 13 of 1,500 children
 while two threads connected and a third one forked.
 """
 
-forks.hold(_openssl_lock)
+forks.hold(openssl_lock)
 
 
 def tls_context(
-    ca: str | None, cert: str | None, key: str | None, *, skip_verification: bool, prefix: str = ""
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    *,
+    skip_verification: bool,
+    prefix: str = "",
+    ca_path: str | None = None,
+    key_password: str | None = None,
+    ciphers: str | None = None,
 ) -> ssl.SSLContext:
     """Return a context that verifies the server's certificate and host name.
 
@@ -38,17 +46,25 @@ def tls_context(
         key: file with its private key, if that is not in *cert*.
         skip_verification: accept any certificate, with a warning.
         prefix: what the three options' names begin with in the URL, for messages.
+        ca_path: folder with authorities' certificates, instead of *ca* or beside it.
+        key_password: what decrypts the private key, if it is encrypted.
+        ciphers: OpenSSL's list of the ciphers that are allowed, TLS 1.3's apart; None: Python's.
 
     Raises ``UrlInvalid`` for files that cannot be used.
     """
     try:
-        with _openssl_lock:
-            context = ssl.create_default_context(cafile=ca)
+        with openssl_lock:
+            context = ssl.create_default_context(cafile=ca, capath=ca_path)
             if cert is not None:
-                context.load_cert_chain(cert, key)
+                context.load_cert_chain(cert, key, key_password)
+            if ciphers is not None:
+                context.set_ciphers(ciphers)
     except OSError as exc:  # SSLError, too
         named = (("ca", ca), ("cert", cert), ("key", key))
-        files = ", ".join(f"{prefix}{name}={path}" for name, path in named if path)
+        files = ", ".join(
+            [f"{prefix}{name}={path}" for name, path in named if path]
+            + [f"ssl_{name}={value}" for name, value in (("ca_path", ca_path), ("ciphers", ciphers)) if value]
+        )
         raise UrlInvalid(f"the certificates cannot be used ({files}): {exc}") from exc
     if skip_verification:
         warnings.warn(
@@ -68,7 +84,7 @@ def handshake(context: ssl.SSLContext, sock: socket.socket, name: str, deadline:
     ``ssl.SSLError``, ``OSError``, and ``TimeoutError`` at the *deadline*.
     """
     sock.settimeout(0)
-    with _openssl_lock:
+    with openssl_lock:
         secured = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
     try:
         with selectors.DefaultSelector() as selector:
@@ -86,7 +102,7 @@ def handshake(context: ssl.SSLContext, sock: socket.socket, name: str, deadline:
 def _step(sock: ssl.SSLSocket) -> int | None:
     """Do as much of the handshake as there is data for. Returns the event to wait for; None: done."""
     try:
-        with _openssl_lock:
+        with openssl_lock:
             sock.do_handshake()
     except ssl.SSLWantReadError:
         return selectors.EVENT_READ

@@ -11,6 +11,7 @@ import pytest
 
 import multiq
 from multiq import ArgumentsInvalid, NameInvalid, OptionInvalid, SettingsInvalid, UrlInvalid, events
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendNotInstalled, TaskExists, TaskNotFound
 
 if TYPE_CHECKING:
@@ -263,3 +264,26 @@ def test_subscribing_leaves_the_function_as_it_is(app: multiq.App) -> None:
 
     assert watch(events.JobLost(queue="q", job_id="1")) == "1"
     assert app.events.listeners[events.JobLost]
+
+
+# --- a backend of one's own ---
+
+
+def test_an_app_takes_a_backend_instead_of_a_connection() -> None:
+    backend = open_backend("memory://")
+    with multiq.App(backend=backend) as app:
+        assert app.backend is backend
+        assert app.url == "memory://"
+        app.task(work).enqueue(1)
+        assert backend.stats("default").ready == 1
+        app.connect("memory://other")
+        assert app.backend is not backend
+
+
+def test_what_is_no_backend_is_refused_without_showing_it() -> None:
+    wrong: Any = "redis://:S3CR3T@host"
+    with pytest.raises(OptionInvalid, match=r"backend must be a Backend.*got a str") as caught:
+        multiq.App(backend=wrong)
+    assert "S3CR3T" not in str(caught.value)
+    with pytest.raises(OptionInvalid, match="got both"):
+        multiq.App("memory://", backend=open_backend("memory://"))

@@ -1,0 +1,220 @@
+"""Opens connections: connects within the call's deadline, and has redis-py log in.
+
+====================  ======================================================================  =======================
+step                  how                                                                     round trips
+====================  ======================================================================  =======================
+name, TCP             ``multiq.driverkit``: a deadline for the resolver and all addresses     1 (TCP's own)
+TLS                   ``multiq.driverkit.tls``: a deadline, and safe beside forks             TLS' own
+password              redis-py's ``AUTH``; a credential provider is asked each time           1, if there is one
+client name           redis-py's ``CLIENT SETNAME``                                           1, if there is one
+database              redis-py's ``SELECT``                                                   1, but for database 0
+version and role      ``HELLO 2``                                                             1
+====================  ======================================================================  =======================
+
+redis-py's own ``connect()`` has no deadline for name resolution and several addresses, makes a new TLS context for each
+connection (28 ms of CPU), and shakes hands in a way that can hang a child that another thread forks meanwhile. See
+docs/decisions/0006.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from multiq.driverkit.fork import forks
+from multiq.driverkit.net import connect, time_left
+from multiq.driverkit.tls import handshake
+from multiq.errors import BackendNotInstalled, BackendUnavailable
+
+from .connection import OLDEST, Connection, pack
+from .errors import TOO_MANY_CLIENTS, CredentialsError, without_arguments
+
+if TYPE_CHECKING:
+    from multiq.driverkit.net import Address
+
+    from .dsn import ConnectionSettings
+
+_ENDED = "the server closed the connection"
+
+_import_lock = threading.RLock()
+"""Held while redis-py is imported, and during a fork: in a forked child, an import that was under way never ends."""
+
+forks.hold(_import_lock)
+
+
+def redis_py() -> Any:
+    """The module ``redis``, imported by the first call: that takes 100 to 400 ms. Raises ``BackendNotInstalled``."""
+    with _import_lock:
+        try:
+            import redis
+        except ImportError as exc:
+            raise BackendNotInstalled(f"redis-py cannot be imported: {exc}; pip install 'multiq[redis]'") from exc
+    return redis
+
+
+def open_connection(address: Address, settings: ConnectionSettings, deadline: float) -> Connection:
+    """Connect and log in. Raises as ``Connection.ask`` does, and ``BackendUnavailable`` for a server too old."""
+    sock = connect(address, deadline)
+    try:
+        if isinstance(address, tuple):
+            for option, value in (settings.keepalive or {}).items():
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            if settings.tls is not None:
+                sock = handshake(settings.tls, sock, address[0], deadline)
+        _log_in(sock, address, settings, deadline)
+        connection = Connection(sock)
+        _read_version_and_role(connection, deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return connection
+
+
+class _LoginSocket:
+    """What redis-py logs in over, instead of the socket itself.
+
+    Each send and receive ends at the deadline, where redis-py bounds each one by itself. A receive takes one byte, so
+    that redis-py reads nothing beyond the replies to its commands. Closing is left to the socket's owner.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self.failure: OSError | None = None
+        """Why the connection ended, if it did."""
+        self.reply = b""
+        """What came after the last command."""
+
+    def sendall(self, data: bytes) -> None:
+        self.reply = b""
+        try:
+            self._sock.settimeout(time_left(self._deadline))
+            self._sock.sendall(data)
+        except OSError as exc:
+            self.failure = exc
+            raise
+
+    def recv(self, _size: int) -> bytes:
+        try:
+            self._sock.settimeout(time_left(self._deadline))
+            data = self._sock.recv(1)
+        except OSError as exc:
+            self.failure = exc
+            raise
+        if not data:
+            self.failure = ConnectionResetError(_ENDED)
+        self.reply += data
+        return data
+
+    def recv_into(self, buffer: bytearray) -> int:
+        data = self.recv(1)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Ignored: the deadline counts."""
+
+    def shutdown(self, how: int) -> None:
+        """Ignored, like ``close``."""
+
+    def close(self) -> None:
+        """Ignored: redis-py closes its connections when they are collected, and this one stays open."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings, deadline: float) -> None:
+    """Authenticate, name the client and select the database, by redis-py. Raises as ``open_connection``."""
+    username, password = _credentials(settings)
+    redis = redis_py()
+    options = {
+        "username": username,
+        "password": password,
+        "db": settings.database,
+        "client_name": settings.client_name,
+        "protocol": 2,
+        **_without_setinfo(redis),
+    }
+    if isinstance(address, str):
+        connection = redis.UnixDomainSocketConnection(path=address, **options)
+    else:
+        connection = redis.Connection(host=address[0], port=address[1], **options)
+    link = _LoginSocket(sock, deadline)
+    connection._sock = link  # noqa: SLF001 - the only private name; tests/drivers/redis/test_opening.py guards it
+    failure = _attempt(connection, link, settings)
+    if failure is not None:
+        raise failure  # not inside of an except: redis-py's error may have the reply with the password
+
+
+def _without_setinfo(redis: Any) -> dict[str, None]:
+    """Arguments of a connection of redis-py that keep it from sending CLIENT SETINFO, which takes two round trips."""
+    if hasattr(redis, "DriverInfo"):  # late in redis-py 7; without it, each connection reads redis-py's metadata
+        return {"driver_info": None}
+    return {"lib_name": None, "lib_version": None}
+
+
+def _attempt(connection: Any, link: _LoginSocket, settings: ConnectionSettings) -> Exception | None:
+    """Have redis-py log in. Returns what to raise if that failed."""
+    redis = redis_py()
+    try:
+        (settings.connect_func or type(connection).on_connect)(connection)
+    except (redis.RedisError, UnicodeDecodeError) as exc:
+        if link.failure is not None:
+            return link.failure
+        if link.reply.startswith(b"-"):
+            return hiredis.ReplyError(without_arguments(link.reply[1:].decode(errors="replace").strip()))
+        return hiredis.ProtocolError(f"{exc}" if isinstance(exc, redis.RedisError) else "an error that is not UTF-8")
+    except Exception as exc:
+        if settings.connect_func is None:
+            raise
+        return _with_cause(CredentialsError(f"redis_connect_func raised {type(exc).__name__}"), exc)
+    return None
+
+
+def _with_cause(error: CredentialsError, cause: Exception) -> CredentialsError:
+    error.__cause__ = cause
+    return error
+
+
+def _credentials(settings: ConnectionSettings) -> tuple[Any, Any]:
+    """The user and the password for a new connection. Raises ``CredentialsError``, ``UrlInvalid``."""
+    provider = settings.credential_provider
+    if provider is None:
+        return settings.username, settings.password
+    name = type(provider).__name__
+    try:
+        given = provider.get_credentials()
+    except Exception as exc:
+        raise CredentialsError(f"the credential provider {name} raised {type(exc).__name__}") from exc
+    if not isinstance(given, tuple) or not 1 <= len(given) <= 2:
+        raise CredentialsError(
+            f"the credential provider {name} must return (user, password) or (password,), got {type(given).__name__}"
+        )
+    return given if len(given) == 2 else (None, given[0])
+
+
+def _read_version_and_role(connection: Connection, deadline: float) -> None:
+    """Ask for the server's version and role. Raises ``BackendUnavailable`` for a server too old."""
+    try:
+        reply = connection.ask(pack(("HELLO", 2)), deadline)
+    except hiredis.ReplyError as exc:
+        if str(exc).startswith("NOAUTH") or TOO_MANY_CLIENTS in str(exc):
+            raise
+        reply = None  # an ACL without HELLO, or a proxy: the first script shows what the server can do
+    if reply is None:
+        return
+    info = dict(zip(reply[::2], reply[1::2], strict=False))
+    connection.version = _version(info.get(b"version", b""))
+    connection.is_replica = info.get(b"role") == b"replica"
+    if connection.version < OLDEST:
+        text = ".".join(map(str, connection.version))
+        raise BackendUnavailable(f"the server is Redis {text}, but multiq needs 6.2 or newer: upgrade it")
+
+
+def _version(text: bytes) -> tuple[int, ...]:
+    parts = text.split(b".")
+    return tuple(int(part) for part in parts if part.isdigit()) or OLDEST

@@ -1,0 +1,132 @@
+"""Makes servers of a redis-py client that the application has: takes its settings, and shares none of its sockets."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from multiq.driverkit.tls import openssl_lock
+from multiq.errors import OptionInvalid
+
+from .dsn import ConnectionSettings
+from .opening import redis_py
+from .topology import ClusterServers, OneServer, SentinelServers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.driverkit.net import Address
+
+    from .topology import Servers
+
+_PORT = 6379
+_OCSP = ("ssl_validate_ocsp", "ssl_validate_ocsp_stapled")
+
+
+def servers_of_client(client: Any, timeout: float) -> Servers:
+    """Return the servers of a ``redis.Redis``, a connection pool or a ``redis.RedisCluster``.
+
+    Raises ``OptionInvalid`` for other objects, and for settings that would not be followed.
+    """
+    redis = redis_py()
+    if isinstance(client, redis.RedisCluster):
+        return _cluster(client, timeout)
+    pool = client.connection_pool if isinstance(client, redis.Redis) else client
+    if not isinstance(pool, redis.ConnectionPool):
+        raise OptionInvalid(
+            "client must be a redis.Redis, a redis.ConnectionPool or a redis.RedisCluster, got "
+            f"{type(client).__module__}.{type(client).__qualname__}"
+        )
+    if isinstance(pool, redis.sentinel.SentinelConnectionPool):
+        return _sentinels(pool, timeout)
+    return OneServer(_address(pool), _settings(pool), timeout)
+
+
+def _sentinels(pool: Any, timeout: float) -> Servers:
+    if not pool.is_master:
+        raise OptionInvalid("client must be that of a primary, as replicas take no jobs: use Sentinel.master_for")
+    sentinels = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
+    if not sentinels:
+        raise OptionInvalid("client must have a Sentinel with at least one address, got none")
+    return SentinelServers(
+        [_address(one) for one in sentinels], pool.service_name, _settings(pool), _settings(sentinels[0]), timeout
+    )
+
+
+def _cluster(client: Any, timeout: float) -> Servers:
+    nodes = [(node.host, node.port) for node in client.get_nodes()]
+    pool = client.get_redis_connection(client.get_default_node()).connection_pool
+    settings = _settings(pool)._replace(connect_func=client.user_on_connect_func)
+    return ClusterServers(nodes, settings, timeout, remap=client.nodes_manager.address_remap)
+
+
+def _address(pool: Any) -> Address:
+    options = pool.connection_kwargs
+    if issubclass(pool.connection_class, redis_py().UnixDomainSocketConnection):
+        path: str = options.get("path", "")
+        return path
+    return options.get("host", "localhost"), int(options.get("port", _PORT))
+
+
+def _settings(pool: Any) -> ConnectionSettings:
+    options = pool.connection_kwargs
+    keepalive = options.get("socket_keepalive_options")  # redis-py 8: an object of its own, if there are none
+    is_tls = _is_tls(pool.connection_class)
+    return ConnectionSettings(
+        options.get("username"),
+        options.get("password"),
+        int(options.get("db") or 0),
+        _tls(options) if is_tls else None,
+        client_name=options.get("client_name"),
+        credential_provider=options.get("credential_provider"),
+        connect_func=options.get("redis_connect_func"),
+        keepalive=keepalive if isinstance(keepalive, Mapping) else None,
+    )
+
+
+def _is_tls(connection_class: type) -> bool:
+    """Whether the connections of this class use TLS. Raises ``OptionInvalid`` for one that is not redis-py's own."""
+    redis = redis_py()
+    known: Sequence[type] = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
+    with_sentinels = (redis.sentinel.SentinelManagedConnection, redis.sentinel.SentinelManagedSSLConnection)
+    if connection_class not in (*known, *with_sentinels):
+        raise OptionInvalid(
+            "the connection class of client must be redis-py's Connection, SSLConnection or "
+            f"UnixDomainSocketConnection, got {connection_class.__module__}.{connection_class.__qualname__}: multiq "
+            "opens connections of its own, and what that class does would be missing"
+        )
+    return issubclass(connection_class, redis.SSLConnection)
+
+
+def _tls(options: dict[str, Any]) -> ssl.SSLContext:
+    """The context that redis-py makes for each connection of a client. Raises ``OptionInvalid``."""
+    redis = redis_py()
+    asked = ", ".join(name for name in _OCSP if options.get(name))
+    if asked:
+        raise OptionInvalid(f"client must not have {asked}: multiq does not check OCSP")
+    try:
+        given = redis.SSLConnection(**{name: value for name, value in options.items() if name.startswith("ssl_")})
+        with openssl_lock:
+            return _context(given)
+    except (redis.RedisError, OSError, ValueError, TypeError) as exc:
+        raise OptionInvalid(f"the TLS settings of client cannot be used: {exc}") from exc
+
+
+def _context(given: Any) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname = given.check_hostname and given.cert_reqs != ssl.CERT_NONE
+    context.verify_mode = given.cert_reqs
+    for flag in getattr(given, "ssl_include_verify_flags", None) or ():  # not in redis-py 5
+        context.verify_flags |= flag
+    for flag in getattr(given, "ssl_exclude_verify_flags", None) or ():
+        context.verify_flags &= ~flag
+    if given.certfile or given.keyfile:
+        context.load_cert_chain(given.certfile, given.keyfile, given.certificate_password)
+    if given.ca_certs is not None or given.ca_path is not None or given.ca_data is not None:
+        context.load_verify_locations(given.ca_certs, given.ca_path, given.ca_data)
+    if given.ssl_min_version is not None:
+        context.minimum_version = given.ssl_min_version
+    if given.ssl_ciphers:
+        context.set_ciphers(given.ssl_ciphers)
+    return context
