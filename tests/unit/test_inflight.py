@@ -117,6 +117,24 @@ def test_a_finished_job_s_verdict_stands_with_its_lease(table: InflightTable) ->
     assert given_back.mark == WAITING
 
 
+def test_a_verdict_stands_without_its_reason_where_names_leave_no_room_for_it(table: InflightTable) -> None:
+    # Given a job with the longest names
+    writer = InflightWriter(table)
+    long = Lease("q" * 128, "i" * 200, "t" * 60, b"", 0, 5.0, 1, 0, 0, 0.0)
+    for verdict in (Release(long, 7.0, 3, "r" * 2000), Bury(long, "é" * 2000)):
+        held = Held(long, None, 0.0, NEVER)
+        writer.hold([held])
+        held.began_at = 1.0
+        writer.begin(held)
+        # When it has failed
+        held.verdict = verdict
+        writer.end(held)
+        # Then it counts as running no more, and its verdict can be carried out
+        (entry,) = table.entries()
+        assert (entry.mark, type(_pending_verdict(long, entry))) == (ENDED, type(verdict))
+        writer.drop([held])
+
+
 def test_a_delayed_give_back_stands_with_its_delay(table: InflightTable) -> None:
     # Given a job that was given back with a delay, and whose process dies before the verdict is settled
     inflight = InflightWriter(table)

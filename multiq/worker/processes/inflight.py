@@ -354,8 +354,10 @@ def _encode_verdict(verdict: Verdict | None) -> bytes | None:
     lease, reason = verdict.lease, verdict.reason
     if reason is not None:
         reason = reason.encode("utf-8", "replace")[:_REASON_ROOM].decode("utf-8", "ignore")
-    if isinstance(verdict, Bury):
-        return _encode(Record(lease.queue, lease.id, lease.token, lease.ttr, "bury", reason=reason))
-    return _encode(
-        Record(lease.queue, lease.id, lease.token, lease.ttr, "release", verdict.delay, verdict.priority, reason)
-    )
+    delay, priority = (0.0, None) if isinstance(verdict, Bury) else (verdict.delay, verdict.priority)
+    verb = "bury" if isinstance(verdict, Bury) else "release"
+    record = Record(lease.queue, lease.id, lease.token, lease.ttr, verb, delay, priority, reason)
+    encoded = _encode(record)
+    if len(encoded) > _RECORD_ROOM:  # long names: without its reason it fits
+        encoded = _encode(msgspec.structs.replace(record, reason=None))
+    return encoded
