@@ -14,7 +14,7 @@ from .node_backoff import NodeBackoff
 from .partitions import MOST
 from .records import MICROSECOND, fence, leases, pack_ids, partition_of
 from .replies import guarded
-from .verdicts import details
+from .settle import details
 from .waiting import Waiter
 
 if TYPE_CHECKING:

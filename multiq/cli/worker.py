@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multiq.errors import MultiqError
-from multiq.queue_weights import POLICIES
+from multiq.settings.queue_order import POLICIES
 
 from .options import complete_queue, connection_option, traceback_option, verbose_option
 

@@ -19,8 +19,8 @@ from multiq.errors import BackendTimeout
 from multiq.ids import new_id
 
 from .harness import ManualHarness
+from .memory_server import WiredBackend, WiredConsumer, WireServer
 from .proxy import Proxy
-from .wired import WiredBackend, WiredConsumer, WireServer
 
 if TYPE_CHECKING:
     import itertools

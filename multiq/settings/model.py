@@ -8,8 +8,8 @@ import msgspec
 
 from multiq.envelope import MAX_BODY_DEFAULT
 from multiq.errors import MultiqError, SettingsInvalid
-from multiq.queue_weights import POLICIES, read_queues
 
+from .queue_order import POLICIES, read_queues
 from .url import redact
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import msgspec
 from multiq.control.flags import Control
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.logging import log_events
-from multiq.queue_weights import check_policy, read_queues, shares
+from multiq.settings.queue_order import check_policy, read_queues, shares
 from multiq.validation import check_count, check_timeout
 
 from .monitoring.health_file import HealthFile, check_path

@@ -8,7 +8,7 @@ that handles signals or ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resum
 3. ``abort`` skips or ends that wait: a second signal, the end of the grace.
 4. ``_exit_for`` ends the process for an overdue job or a stuck event loop, ``_exit_hung`` when the end itself hangs.
 
-Steps 3 and 4 settle what is held without waiting for what runs (``forced_settlement``).
+Steps 3 and 4 settle what is held without waiting for what runs (``abort``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
+from .abort import ForcedSettlement
 from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
-from .forced_settlement import ForcedSettlement
 from .inflight import NEVER
 from .lifecycle_events import LifecycleEvents
 from .shared_state import SharedState

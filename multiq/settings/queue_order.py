@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import OptionInvalid
-from .formatting import shown
-from .validation import check_name
+from multiq.errors import OptionInvalid
+from multiq.formatting import shown
+from multiq.validation import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
