@@ -55,6 +55,7 @@ class _BuggyBackend(Backend):
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
+        self.declared = inner.declared  # type: ignore[misc]  # of a class, where one inner backend is not like another
         self._counting = threading.Lock()
         self._count = 0
 
