@@ -1,8 +1,8 @@
 """What a backend can do beyond the bare contract, as data.
 
-One record per backend drives the conformance suite, ``multiq backends``, the table in ``docs/backends.md`` and
-the text of ``Unsupported``, so that none of them can drift. What a backend cannot do is not a ``False`` but a
-``Gap`` that says what kind of gap it is, and why.
+One record per backend drives the conformance suite, ``multiq backends``, the table in ``docs/backends.md`` and the text
+of ``Unsupported``, so that these cannot disagree. What a backend cannot do is not a ``False`` but a ``Gap`` that says
+what kind of gap it is, and why.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Claim: TypeAlias = Literal[True] | Gap
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend's record. The note beside each power is its definition; each owns conformance tests."""
+    """One backend's record. The note beside each power is its definition; each power has conformance tests."""
 
     backend: str
 

@@ -16,7 +16,7 @@ WEIGHT_MAX = 1000
 
 
 def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
-    """Each queue with its weight, in order: from names, of which any may say it (``high=3``), or from a mapping.
+    """Each queue with its weight, in order: from names, each with or without a weight (``high=3``), or from a mapping.
 
     The default weight is 1. Raises ``NameInvalid``, ``OptionInvalid``.
     """
