@@ -14,6 +14,7 @@ import ssl
 from time import monotonic
 from typing import Any
 
+from .fork import forks
 from .tls import handshake
 
 _SLACK = 0.1  # seconds that a read may end later than the deadline
@@ -99,7 +100,11 @@ class TimedTlsContext:
 
 
 def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
-    """The same connection as a socket that keeps a deadline. *sock* cannot be used after this."""
+    """The same connection as a socket that keeps a deadline. *sock* cannot be used after this.
+
+    A forked child closes its copy.
+    """
     made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+    forks.close_in_child(made)
     made.deadline = deadline
     return made

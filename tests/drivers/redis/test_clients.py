@@ -279,6 +279,32 @@ def test_client_of_a_cluster_follows_a_slot(redis_cluster: RedisCluster) -> None
             assert set(named) == {"ann"}
 
 
+def test_connect_function_of_a_cluster_is_called_after_the_login(redis_cluster: RedisCluster) -> None:
+    for node in redis_cluster.nodes:
+        node.ask("ACL", "SETUSER", "ann", "on", f">{PASSWORD}", "~*", "+@all")
+    greeted: list[object] = []
+
+    def greet(connection: Any) -> None:
+        connection.send_command("ECHO", "hello")
+        greeted.append(connection.read_response())
+
+    client = redis.RedisCluster(
+        HOST,
+        redis_cluster.nodes[0].port,
+        username="ann",
+        password=PASSWORD,
+        client_name="shop",
+        redis_connect_func=greet,
+    )
+    client.close()
+    with RedisBackend(client=client) as backend:
+        greeted.clear()
+        works(backend)
+        ours = [one for node in redis_cluster.nodes for one in clients_of(node) if one["cmd"].startswith("eval")]
+    assert {(one["user"], one["name"]) for one in ours} == {("ann", "shop")}
+    assert set(greeted) == {b"hello"}
+
+
 def test_addresses_of_a_cluster_are_remapped(redis_cluster: RedisCluster) -> None:
     with contextlib.ExitStack() as stack:
         proxies = {node.port: stack.enter_context(Proxy((HOST, node.port))) for node in redis_cluster.nodes}
