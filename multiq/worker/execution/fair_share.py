@@ -69,6 +69,10 @@ class FairShareConsumer(Consumer):
         self._inner = inner
         self._shares = shares
 
+    @property
+    def asked_at(self) -> float:  # type: ignore[override]
+        return self._inner.asked_at
+
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return self.exchange((), limit, timeout, queues)[1]
 
