@@ -106,8 +106,8 @@ class Backend(ABC):
         exist exactly if the caller commits; the driver neither commits nor rolls back.
 
         Raises ``EnqueueUncertain``, from the error of the connection, for jobs that were sent and not answered. After
-        any other error none is there, but those that ``EnqueuePartial`` names: ``PayloadTooLarge`` before anything is
-        sent, ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
+        any other error no job of the call is stored, except those that ``EnqueuePartial`` names: ``PayloadTooLarge``
+        before anything is sent, ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
         """
 
     # --- consuming ---
