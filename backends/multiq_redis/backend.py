@@ -125,11 +125,13 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         waits_in_server=True,
         shared=True,
         persistent=True,
-        disconnect_ends_lease=Gap("never", "a lease belongs to a token, not to a connection, and outlives a short cut"),
+        disconnect_ends_lease=Gap(
+            "never", "a lease belongs to a token, not to a connection, and survives a short network failure"
+        ),
         give_back=True,
         lists_jobs=True,
         durable_attempts=True,
-        transactional_enqueue=Gap("never", "Redis has no transaction that a database's could take part in"),
+        transactional_enqueue=Gap("never", "Redis has no transaction that could join a database's transaction"),
         reasons=True,
         stable_ids=True,
         portable_leases=True,

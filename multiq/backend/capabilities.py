@@ -78,8 +78,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     management: Annotated[Claim, "deletes, reschedules and kicks a single job by its id"] = True
     pausing: Annotated[Claim, "pauses and resumes a queue"] = True
     purging: Annotated[Claim, "deletes all jobs of a queue in given states, and counts them"] = True
-    schema: Annotated[Claim, "has tables that a person brings up with `multiq schema`"] = Gap(
-        "never", "its store has no tables that a person would have to bring up"
+    schema: Annotated[Claim, "has tables that an operator migrates with `multiq schema`"] = Gap(
+        "never", "its store has no tables that an operator would have to migrate"
     )
     diagnosis: Annotated[Claim, "checks its server's settings for `multiq doctor`"] = Gap(
         "not done", "the driver has no checks of its own; the general ones are made"

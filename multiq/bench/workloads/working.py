@@ -201,7 +201,7 @@ class Settle(Workload):
     about = (
         "One process with a raw consumer, below the worker: what a job costs in calls of `reserve` and `settle` "
         "with 20 jobs each, and in a `settle` of one job. The figure is the tenth percentile of the "
-        "calls, and each turn has several repeats: no other workload varies less."
+        "calls, and each turn has several repeats: the figures of this workload vary least."
     )
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),
