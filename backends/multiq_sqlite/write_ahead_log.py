@@ -1,6 +1,6 @@
 """The write-ahead log: restarted when it is long, which SQLite does only when no connection reads.
 
-That does not happen while many processes work, so commits look at the log's size now and then.
+While many processes work, there is no such moment; so commits check the log's size now and then, and restart the log.
 """
 
 from __future__ import annotations
