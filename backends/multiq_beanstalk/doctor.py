@@ -313,7 +313,7 @@ def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
 
 
 def survives(server: Server) -> Survives:
-    """Return the worst event that a job outlives once its enqueue has returned."""
+    """Return the worst event that a job survives once its enqueue has returned."""
     if not server.has_log or _log(server).level != "ok":
         return "client crash"
     if server.options is None:

@@ -151,8 +151,8 @@ class _Batch:
     def _delete_buried(self, connection: Connection) -> None:
         """Delete jobs that the server buried instead of putting, as the call reports them as refused.
 
-        With a log they have to stay: they are not in the log, and a record that deletes an unknown job ends the reading
-        of the log at the next start, and loses all jobs after it.
+        With a log they must stay. The log does not have them, and a record that deletes an unknown job ends the reading
+        of the log at the next start: all jobs after it would be lost.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._server_info.has_log:

@@ -144,7 +144,7 @@ _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEP
 
 
 def _mysqlclients() -> tuple[type, ...]:
-    """The connection class of the module ``MySQLdb`` if it is loaded: mysqlclient's, or PyMySQL's under that name."""
+    """mysqlclient's connection class, if it is loaded. ``MySQLdb`` itself may be PyMySQL under that name."""
     module = sys.modules.get("MySQLdb.connections")
     return (module.Connection,) if module is not None else ()
 

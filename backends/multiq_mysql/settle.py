@@ -182,7 +182,7 @@ class Batch:
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
-    """The statement's verb and values, by which jobs are grouped into statements. *longest*: a reason's bytes."""
+    """The statement's verb and values, by which jobs are grouped into statements. *longest*: of a reason, in bytes."""
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
             return (

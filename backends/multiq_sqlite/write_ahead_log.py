@@ -34,8 +34,9 @@ def _restart(sqlite: sqlite3.Connection) -> float:
     ``PASSIVE`` moves frames into the file and waits for no reader. ``RESTART`` keeps the write lock while it waits for
     readers, so it is only used when all frames are moved: a reader that needs one of them may stay for hours.
 
-    A file takes one checkpoint at a time, and SQLite does not wait for the end of another one. This loop does, without
-    a lock: with many writers a checkpoint runs at nearly any time, and writers that wait here write nothing.
+    A file takes one checkpoint at a time, and SQLite does not wait until another connection's checkpoint ends. This
+    loop does, without a lock: with many writers a checkpoint runs at nearly any time, and writers that wait here write
+    nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
     (page,) = sqlite.execute("PRAGMA page_size").fetchone()
