@@ -355,7 +355,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             raise _REFUSALS[answer](queue, job_id)
 
     def _pause(self, queue: str, pause: int) -> None:
-        """Pause all partitions, and those that a producer adds meanwhile, having looked for a pause before this one."""
+        """Pause all partitions, also those that a producer adds meanwhile without having seen this pause."""
         partitions = self._partitions.refreshed(queue)
         done = 0
         while len(partitions) > done:
