@@ -263,7 +263,7 @@ class Purging(Backend):
 
 
 class Migrations(Backend):
-    """A backend with tables that a person creates and migrates: the power ``schema``."""
+    """A backend with tables that an operator creates and migrates: the power ``schema``."""
 
     @abstractmethod
     def schema(self) -> Schema:
