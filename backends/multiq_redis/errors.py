@@ -98,6 +98,8 @@ def classify_reply(error: hiredis.ReplyError, *, has_failover: bool) -> Failure:
 
 def classify_connection_error(error: Exception, *, is_connected: bool) -> Failure:
     """The class of one of ``FAILURES``. Calls are numbered, so one whose reply was lost may be repeated."""
+    if isinstance(error, CredentialsError):
+        return Failure.FINAL  # another server would need the same credentials
     if not is_connected:
         return Failure.UNREACHABLE
     return Failure.STALE if getattr(error, "unsent", False) else Failure.REPLY_LOST

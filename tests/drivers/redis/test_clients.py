@@ -232,6 +232,21 @@ def test_client_of_sentinels_follows_a_failover(guarded_trio: SentinelTrio) -> N
         one.close()
 
 
+def test_provider_that_fails_is_not_asked_again_by_the_same_call(redis_sentinel: SentinelTrio) -> None:
+    asked: list[str] = []
+
+    class Broken(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str, str]:
+            asked.append("once")
+            raise RuntimeError("no token")
+
+    sentinel = Sentinel([(HOST, one.port) for one in redis_sentinel.sentinels])
+    client = sentinel.master_for(SERVICE, credential_provider=Broken())
+    with RedisBackend(client=client) as backend, pytest.raises(BackendUnavailable, match="Broken raised RuntimeError"):
+        backend.enqueue(QUEUE, [new()])
+    assert asked == ["once"]
+
+
 def test_url_has_the_user_of_the_sentinels(guarded_trio: SentinelTrio) -> None:
     where = ",".join(f"{HOST}:{one.port}" for one in guarded_trio.sentinels)
     options = f"sentinel_username=guard&sentinel_password={PASSWORD}-2"
