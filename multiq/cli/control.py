@@ -1,4 +1,4 @@
-"""``multiq down``, ``up`` and ``restart``: a word to all workers of a connection, on every host."""
+"""``multiq down``, ``up`` and ``restart``: control all workers of a connection, on every host."""
 
 from __future__ import annotations
 
