@@ -26,7 +26,7 @@ _STOP = (
     "Ctrl-C or SIGTERM ends a worker; multiq down has all workers take no more jobs, multiq pause QUEUE those of one"
 )
 
-#: words that other tools have, and what leads there
+#: commands of other tools -> a hint at multiq's command for the same purpose
 _HINTS = {
     **dict.fromkeys(("failed", "failures", "dead", "buried", "errors"), _FIND),
     **dict.fromkeys(("retry", "requeue", "retry-failed"), _KICK),
@@ -44,7 +44,7 @@ _HINTS = {
 
 
 class LazyGroup(click.Group):
-    """Commands by section; each is the attribute of its name in the module of its name in *package*."""
+    """Commands by section. A command is in the module of its name in *package*, under its own name."""
 
     def __init__(self, *args: Any, package: str, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

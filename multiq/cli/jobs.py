@@ -41,13 +41,13 @@ _STATES = [state.value for state in STORED_STATES]
 def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
     """List the jobs of a queue: all, or those that are ready, delayed, reserved or buried.
 
-    Ready ones come as they would be reserved, delayed and reserved ones by due time, buried ones as they would be
-    kicked.
+    Ready jobs are in the order in which they would be reserved, delayed and reserved ones in the order of their due
+    times, buried ones in the order in which they would be kicked.
     """
     from .apps import open_app
 
     if after is not None and state is None:
-        raise click.UsageError("--after goes on with one state's page: name the state")
+        raise click.UsageError("--after continues the list of one state: name the state")
     with open_app() as app:
         if not app.backend.capabilities.inspection:
             raise app.backend.unsupported("inspection")
@@ -83,7 +83,7 @@ def _note_more(queue: str, cursors: dict[str, str]) -> None:
 
 
 def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str | None) -> dict[str, str]:
-    """Print a long listing page by page: it is never held as a whole. Returns the cursors of what is left."""
+    """Print a long listing page by page, so that memory never holds all of it. Returns the cursors of what is left."""
     state = states[0] if len(states) == 1 else None
     columns = _columns(state)
     widths, cursors, is_empty = [len(column.title) for column in columns], dict[str, str](), True

@@ -38,7 +38,7 @@ def kick(queue: str | None, number: float | None, job_id: str | None, job_queue:
 
     if job_id is not None:
         if number is not None or (queue and job_queue):
-            raise click.UsageError("--id kicks one job: name its queue once, or not at all, and no number")
+            raise click.UsageError("--id kicks one job: give no number, and its queue at most once")
         with open_app() as app:
             place = find_queue(app, job_id, queue or job_queue)
             app.queue(place).kick_job(job_id)
@@ -54,7 +54,7 @@ def kick(queue: str | None, number: float | None, job_id: str | None, job_queue:
 
 
 def _kick(app: App, queue: str, number: float) -> int:
-    """Kick *number* jobs, but at most those that are buried now: jobs that fail again at once would never run out."""
+    """Kick *number* jobs, but no more than are buried now: jobs that fail at once could be kicked for ever."""
     buried = app.backend.stats(queue).buried
     left = number if buried is None else min(number, buried)
     kicked = 0

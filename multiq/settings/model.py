@@ -142,7 +142,7 @@ def check_setting(key: str, value: Any) -> Any:
 
 
 def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
-    """Hold a struct's fields to their rules, and keep what the rules make of them."""
+    """Check each field of a struct by its rule, and replace its value with the one that the rule returns."""
     problems = []
     for field in settings.__struct_fields__:
         key = prefix + field

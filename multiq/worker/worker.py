@@ -277,7 +277,7 @@ class Worker:
 
     def _make_process(self, assignment: Assignment | None, inbox: SignalInbox) -> WorkerProcess:
         def exit_process(code: int) -> None:
-            """End the process although a job may hold the main thread, or a thread the lock of a stream."""
+            """End the process, even if a job occupies the main thread, or some thread holds the lock of a stream."""
             run_in_thread(_flush).wait(_FLUSH_WAIT)
             if assignment is not None:
                 assignment.table.note_exit(code)

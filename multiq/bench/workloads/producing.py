@@ -130,7 +130,7 @@ class Backlog(Workload):
 
 
 def _fill(scenario: Scenario, waiting: int) -> None:
-    """Enqueue so many jobs. Raises ``Infeasible`` if the time of the first ones shows that it would take too long."""
+    """Enqueue *waiting* jobs. Raises ``Infeasible`` if, at the speed of the first ones, all would take too long."""
     probe = min(waiting, _PROBE)
     if not probe:
         return
