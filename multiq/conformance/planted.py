@@ -1236,6 +1236,13 @@ class _DelaysCut(_Planted):
             super().make_due(job, int(delay * 100) / 100, now)
 
 
+@_plant("long delays cut", "delays are cut to a year", "Enqueue.test_the_longest_delay_is_kept")
+class _LongDelaysCut(_Planted):
+    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+        def make_due(self, job: Job, delay: float, now: int) -> None:
+            super().make_due(job, min(delay, 365 * 86400.0), now)
+
+
 class _SeesNoPause(MemoryConsumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None

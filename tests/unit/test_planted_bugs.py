@@ -35,6 +35,7 @@ BEYOND_WALKS = {
     "batches in parts",
     "handed out twice",
     "sleeps too long",
+    "long delays cut",  # no step is delayed by more than a year
     "wakes for nothing",
     "duplicates dig up",  # an id that comes again while its job is buried, with a delay: rare
     "duplicates prolong",  # an id that comes again has the ttr of before

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.backend import PRIORITY_DEFAULT, PRIORITY_MAX, TTR_DEFAULT, Ack, NewJob, Release, State
+from multiq.backend import DELAY_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, TTR_DEFAULT, Ack, NewJob, Release, State
 from multiq.conformance.case import ALL, LONG, Topic, promise, requires, without
 from multiq.errors import PayloadTooLarge
 from multiq.ids import new_id, new_ids
@@ -357,9 +357,10 @@ class EnqueueTests(Topic):
         assert self.worker.held or self.take()
 
     @promise("2.5")
-    @requires("management")
     @pytest.mark.parametrize("verb", ["enqueue", "release", "reschedule"])
     def test_no_fraction_of_a_delay_is_cut_off(self, verb: str) -> None:
+        if verb == "reschedule":
+            self.need("management")
         for delay in (0.0197, 0.0291) if self.can.delay_resolution < 0.01 else (1.3 * self.can.delay_resolution,):
             # Given a job that is put off by a fraction of a second
             lease = None
@@ -387,15 +388,25 @@ class EnqueueTests(Topic):
 
     @promise("2.5")
     def test_a_month_is_a_delay_like_any_other(self) -> None:
-        # Given a job for next month
-        month = 30 * 86400.0
-        job_id = self.enqueue(delay=month)
+        self._keeps_delay(30 * 86400.0)
+
+    @promise("2.5")
+    def test_the_longest_delay_is_kept(self) -> None:
+        longest = self.can.longest_delay
+        self._keeps_delay(float(DELAY_MAX) if longest is None else longest)
+
+    def _keeps_delay(self, delay: float) -> None:
+        if self.harness.real_time and not self.can.inspection:
+            self.not_tried("whether a long delay is cut is seen by looking at the job, or by moving the store's clock")
+        # Given a job for much later
+        job_id = self.enqueue(delay=delay)
         # Then that is when it is due
-        record = self.peek(job_id)
-        assert record.state is State.DELAYED
-        assert self.about(record.due_in, month)
+        if self.can.inspection:
+            record = self.peek(job_id)
+            assert record.state is State.DELAYED
+            assert self.about(record.due_in, delay)
         if not self.harness.real_time:
-            self.harness.advance(month - 1)
+            self.harness.advance(delay - 1)
             assert self.reserve() == []
             self.harness.advance(1)
             assert self.take().id == job_id
