@@ -109,13 +109,14 @@ class FolderBackend(Backend):
         purging=Gap("not done", "this driver deletes no jobs but acked ones"),
     )
 
-    def __init__(self, path: str | Path, *, clock: Clock = time.time_ns) -> None:
+    def __init__(self, path: str | Path, *, clock: Clock = time.time_ns, create: bool = True) -> None:
         self._folder = Path(path)
         self._clock = clock
+        self._create = create
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> FolderBackend:
-        return cls(url.path)
+        return cls(url.path, create=url.create)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         if connection is not None:
@@ -167,7 +168,8 @@ class FolderBackend(Backend):
     def locked(self) -> Iterator[int]:
         """Hold the folder's lock. Yields the time. Raises ``BackendUnavailable`` for what the system refuses."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._create:
+                self._folder.mkdir(parents=True, exist_ok=True)
             with _one_thread(), (self._folder / LOCK).open("w") as lock:
                 fcntl.lockf(lock, fcntl.LOCK_EX)  # not flock: a forked child would inherit it, and keep it
                 yield self._clock()

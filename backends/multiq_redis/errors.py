@@ -11,7 +11,7 @@ from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-#: temporary: another program's script runs, a start, a slot being moved to another node, an election
+#: temporary: another program's script runs, the server starts, a slot moves to another node, an election
 PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
 
 #: this server refuses, another one may accept: a primary that became a replica

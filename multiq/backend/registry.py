@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Any, cast
 
-from multiq.errors import BackendNotInstalled
+from multiq.errors import BackendNotInstalled, DriverInvalid, MultiqError
 from multiq.settings.url import parse_url, split
+
+from .capabilities import Capabilities
 
 if TYPE_CHECKING:
     from .base import Backend
@@ -30,12 +32,21 @@ def open_backend(url: str, *, create: bool = True) -> Backend:
 
 
 def load_driver(name: str) -> type[Backend]:
-    """The driver's class. Raises ``BackendNotInstalled`` with the installed names, or what could not be imported."""
-    return cast("type[Backend]", load(GROUP, name))
+    """The driver's class. Raises ``BackendNotInstalled`` with the installed names, or what could not be imported.
+
+    Raises ``DriverInvalid`` for a class that is no driver, or that contradicts itself.
+    """
+    driver = load(GROUP, name)
+    if not isinstance(getattr(driver, "declared", None), Capabilities):
+        raise DriverInvalid(
+            f"the {name} backend must be a subclass of multiq.backend.Backend whose `declared` is its capabilities, "
+            f"got {driver!r}"
+        )
+    return cast("type[Backend]", driver)
 
 
 def load(group: str, name: str) -> Any:
-    """What a backend of this *name* brings under an entry-point *group*. Raises as ``load_driver`` does."""
+    """What a backend of this *name* registers under an entry-point *group*. Raises as ``load_driver`` does."""
     from stevedore.exception import MultipleMatches
     from stevedore.extension import error_on_conflict
     from stevedore.named import NamedExtensionManager  # DriverManager logs a warning for a missing name in any case
@@ -48,29 +59,35 @@ def load(group: str, name: str) -> Any:
             on_missing_entrypoints_callback=None,
             conflict_resolver=error_on_conflict,
         )
-        return manager[name].plugin
-    except KeyError as exc:
-        raise BackendNotInstalled(_not_installed(name)) from exc
+        found = manager[name] if manager.names() else None
+    except MultiqError:
+        raise
     except MultipleMatches as exc:
         raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
     except ImportError as exc:
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
+    except (Exception, SystemExit) as exc:  # another party's module: it may raise anything
+        what = f"{type(exc).__name__}: {exc}"
+        raise BackendNotInstalled(f"the {name} backend cannot be imported: {what}") from exc
+    if found is None:
+        raise BackendNotInstalled(_not_installed(name))
+    return found.plugin
 
 
 def installed(group: str = GROUP) -> list[str]:
-    """The names of all installed drivers, or of what they bring under *group*, sorted, without importing them."""
+    """The names of all installed drivers, or of the entry points of *group*, sorted, without importing them."""
     from importlib.metadata import entry_points
 
     return sorted({point.name for point in entry_points(group=group)})
 
 
 def backends_with(power: str) -> list[str]:
-    """The installed backends that claim *power*; one that cannot be imported is passed over."""
+    """The installed backends that claim *power*; one that cannot be used is passed over."""
     found = []
     for name in installed():
         try:
             declared = load_driver(name).declared
-        except BackendNotInstalled:
+        except MultiqError:
             continue
         if declared.claim(power):
             found.append(name)

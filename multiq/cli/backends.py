@@ -77,11 +77,11 @@ def backends_markdown(found: Sequence[Installed]) -> str:
 
 def _load(name: str) -> Installed:
     from multiq.backend.registry import installed, load_driver
-    from multiq.errors import BackendNotInstalled
+    from multiq.errors import MultiqError
 
     try:
         driver = load_driver(name)
-    except BackendNotInstalled as exc:
+    except MultiqError as exc:
         if name not in installed():
             raise
         return Installed(name, None, {}, str(exc))

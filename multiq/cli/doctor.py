@@ -34,7 +34,7 @@ def doctor(target: str | None, as_json: bool) -> int:
     from multiq.app import App
     from multiq.settings.url import redact
 
-    with App(target or chosen_connection()) as app:
+    with App(target or chosen_connection(), create=False) as app:
         place = redact(app.url)
         findings = app.backend.doctor()
     is_bad = any(finding.level == "bad" for finding in findings)

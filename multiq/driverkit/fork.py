@@ -53,7 +53,7 @@ class StartsOver(Protocol):
 
 
 class Forks:
-    """This process's place in the line of forks, and the hooks."""
+    """The number of forks that led to this process, and the hooks for forks."""
 
     generation = 0
     """The number of forks between the first process and this one. A parent and its child never have the same."""
@@ -75,7 +75,8 @@ class Forks:
         self._sockets.add(sock)
 
     def hold(self, lock: Lock) -> None:
-        """Hold *lock* during each fork. A thread that has it must not wait long, nor fork, unless it is an RLock."""
+        """Hold *lock* during each fork. A thread that has the lock must not wait long while it has it, and must not
+        fork, unless the lock is an RLock."""
         self.register(before=lock.acquire, in_parent=lock.release, in_child=lock.release)
 
     def register(
@@ -111,7 +112,7 @@ class PerProcess(Generic[_T]):
     """
 
     def __init__(self, make: Callable[[], _T]) -> None:
-        """*make* makes an object. It may be called in vain if two threads ask for the same key at the same time."""
+        """*make* makes an object. An object may go unused, as when two threads ask for one key at the same time."""
         self._make = make
         self._objects: weakref.WeakValueDictionary[tuple[int, Hashable], _T] = weakref.WeakValueDictionary()
 

@@ -104,6 +104,46 @@ def test_a_driver_whose_client_library_is_missing_says_which(tmp_path: Path) -> 
     assert "kafka" not in ask(tmp_path, "print(backends_with('client_ids'))")
 
 
+CONTRADICTION = """
+from multiq.backend import Backend
+from multiq.backend.memory import MemoryBackend
+class KafkaBackend(MemoryBackend):
+    declared = MemoryBackend.declared
+    peek = Backend.peek
+"""
+
+REFUSED = """
+try:
+    multiq.App("memory://").queue("mail").enqueue(b"x", connection=object())
+except multiq.MultiqError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("raise RuntimeError('boom')", "BackendNotInstalled the kafka backend cannot be imported: RuntimeError: boom"),
+        ("raise KeyError('kafka')", "BackendNotInstalled the kafka backend cannot be imported: KeyError: 'kafka'"),
+        ("raise SystemExit(3)", "BackendNotInstalled the kafka backend cannot be imported: SystemExit: 3"),
+        ("def (", "BackendNotInstalled the kafka backend cannot be imported: SyntaxError: invalid syntax"),
+        ("", "BackendNotInstalled the kafka backend cannot be imported: AttributeError: "),
+        ("KafkaBackend = 7", "DriverInvalid the kafka backend must be a subclass of multiq.backend.Backend"),
+        (CONTRADICTION, "DriverInvalid KafkaBackend declares inspection and does not implement peek"),
+    ],
+)
+def test_a_broken_driver_is_reported_and_spoils_no_other(tmp_path: Path, code: str, error: str) -> None:
+    # Given a package whose driver cannot be imported, or is none
+    install(tmp_path, "multiq_kafka", "kafka = kafka_driver:KafkaBackend", kafka_driver=code + "\n")
+    # Then opening it says so, the others are asked for their powers, and what they refuse is refused as ever
+    assert ask(tmp_path, OPEN).startswith(error)
+    assert ask(tmp_path, "print('kafka' in backends_with('inspection'))") == "False\n"
+    assert ask(tmp_path, REFUSED).startswith("Unsupported the memory backend does not support transactional_enqueue")
+    # And the list of backends has a line for it
+    listed = ask(tmp_path, "sys.argv = ['multiq', 'backends', 'kafka', 'memory', '--json']\nimport multiq.__main__")
+    assert f'"error": "{error.partition(" ")[2]}' in listed
+
+
 def test_two_packages_with_one_name_are_reported(tmp_path: Path) -> None:
     driver = "from multiq.backend.memory import MemoryBackend as KafkaBackend\n"
     install(tmp_path / "multiq-kafka", "multiq-kafka", "kafka = one:KafkaBackend", one=driver)

@@ -13,7 +13,7 @@ from multiq.backend import Ack, NewJob
 from multiq.backend.memory import MemoryBackend
 from multiq.errors import NameInvalid, OptionInvalid
 from multiq.ids import new_id
-from multiq.queue_weights import read_queues
+from multiq.settings.queue_order import read_queues
 from multiq.worker.execution.fair_share import FairShare, FairShareConsumer, fair_share
 
 if TYPE_CHECKING:
@@ -129,6 +129,19 @@ def test_queues_that_are_emptied_each_time_are_all_served() -> None:
         fill(backend, {"high": 2, "low": 2})
         # When more is asked for than there is, then all comes
         assert taken(consumer, [10]) == {"high": 2, "low": 2}
+
+
+def test_a_lease_counts_from_the_same_moment_as_without_shares() -> None:
+    # Given a consumer that reserves by shares, and a job
+    backend = MemoryBackend()
+    inner = backend.consumer(["a", "b"])
+    consumer = FairShareConsumer(inner, seeded({"a": 1, "b": 1}))
+    assert consumer.asked_at == 0.0
+    fill(backend, {"b": 1})
+    # When it is reserved
+    consumer.exchange([], 1, 0)
+    # Then the worker is told since when its lease runs
+    assert consumer.asked_at == inner.asked_at > 0
 
 
 def test_strict_order_has_no_part_in_it() -> None:

@@ -61,6 +61,17 @@ def test_commands_of_the_minimum_work(shell: Shell) -> None:
     assert shell("backends", "folder").code == 0
 
 
+@pytest.mark.parametrize("command", ["stats", "top --once", "kick mail all", "doctor"])
+def test_a_command_that_only_looks_makes_no_folder(shell: Shell, command: str) -> None:
+    # Given a URL of a folder that is not there
+    folder = shell.folder / "elsewhere"
+    # When a command looks there, then it says so, and there is none afterwards
+    done = shell("-c", f"folder:///{folder}", *command.split())
+    assert (done.code, done.out) == (1, "")
+    assert f"{folder} cannot be used" in done.err
+    assert not folder.exists()
+
+
 # --- options that the store cannot keep ---
 
 
