@@ -81,7 +81,16 @@ def _address(pool: Any) -> Address:
     if issubclass(pool.connection_class, redis_py().UnixDomainSocketConnection):
         path: str = options.get("path", "")
         return path
-    return options.get("host", "localhost"), int(options.get("port", _PORT))
+    return options.get("host", "localhost"), _number(options, "port", _PORT)
+
+
+def _number(options: dict[str, Any], name: str, default: int) -> int:
+    """A number among a client's settings. Raises ``OptionInvalid`` for anything else, which redis-py takes, too."""
+    value = options.get(name)
+    try:
+        return default if value is None else int(value)
+    except (ValueError, TypeError):
+        raise OptionInvalid(f"the {name} of client must be a number, got {value!r}") from None
 
 
 def _settings(pool: Any) -> ConnectionSettings:
@@ -91,7 +100,7 @@ def _settings(pool: Any) -> ConnectionSettings:
     return ConnectionSettings(
         options.get("username"),
         options.get("password"),
-        int(options.get("db") or 0),
+        _number(options, "db", 0),
         _tls(options) if is_tls else None,
         client_name=options.get("client_name"),
         credential_provider=options.get("credential_provider"),

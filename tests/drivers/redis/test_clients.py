@@ -369,6 +369,8 @@ class Foreign(redis.Connection):
         (lambda: redis.ConnectionPool(connection_class=Foreign), "got .*Foreign"),
         (lambda: Redis(ssl=True, ssl_validate_ocsp=True), "ssl_validate_ocsp"),
         (lambda: Redis(ssl=True, ssl_ca_certs="/nowhere"), "TLS settings"),
+        (lambda: Redis(db="jobs"), "db of client must be a number, got 'jobs'"),
+        (lambda: Redis(port="redis"), "port of client must be a number, got 'redis'"),
     ],
 )
 def test_client_that_cannot_be_used_is_refused(make: Callable[[], Any], named: str) -> None:
