@@ -88,7 +88,7 @@ def _number(options: dict[str, Any], name: str, default: int) -> int:
     """A number among a client's settings. Raises ``OptionInvalid`` for anything else, which redis-py takes, too."""
     value = options.get(name)
     try:
-        return default if value is None else int(value)
+        return int(value) if value else default
     except (ValueError, TypeError):
         raise OptionInvalid(f"the {name} of client must be a number, got {value!r}") from None
 
