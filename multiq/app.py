@@ -67,9 +67,9 @@ class App:
     only its name, ``redis://``. ``close`` closes the backend, which opens again at the next call.
 
     Without *create* a store that is not there is not created: calls raise ``BackendError`` for a missing SQLite file,
-    or for tables that are missing in a database. It is for programs that only look.
+    or for tables that are missing in a database. ``create=False`` is for programs that only read.
 
-    Raises ``SettingsInvalid``; ``OptionInvalid`` for a *backend* that is none, or beside a connection.
+    Raises ``SettingsInvalid``; ``OptionInvalid`` for a *backend* that is not a ``Backend``, or beside a connection.
     """
 
     def __init__(
@@ -180,7 +180,8 @@ class App:
         return function
 
     def before_fetch(self, hook: Callable[[str], R]) -> Callable[[str], R]:
-        """Register a function that each worker calls with its name before it asks for jobs. False: it does not ask now.
+        """Register a function that each worker calls with its name before it asks for jobs. If it returns False, the
+        worker does not ask now.
 
         It calls the hook again within a second; running jobs go on. If the hook raises, the error is logged, and the
         worker asks for jobs.
@@ -189,7 +190,8 @@ class App:
         return hook
 
     def connect(self, connection: str) -> None:
-        """Use another connection from now on: a URL, or a name in the settings. Existing handles keep the old one.
+        """Use another connection from now on: a URL, or a name in the settings. Job handles that exist already keep the
+        old one.
 
         Raises ``SettingsInvalid`` for a name that is not configured.
         """
@@ -313,7 +315,8 @@ def _check_function(function: Callable[..., Any]) -> None:
         raise ArgumentsInvalid(f"a task must be a function, got {shown(function)}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentsInvalid(
-            f"a task must return a list, not be a generator, which does nothing when called, got {_place(function)}"
+            f"a task must return a list, not yield its items, got the generator function {_place(function)}: "
+            "calling it runs none of its code"
         )
     try:
         inspect.signature(function)

@@ -1,7 +1,7 @@
 """Subscribers that are coroutines: they run beside the jobs, on one event loop of the process.
 
 With ``--concurrency`` that is the worker's own loop; elsewhere it is one in a thread of its own, started at the first
-event. Of several workers in one process, none uses the loop of another, which may end earlier.
+event. A worker never uses the loop of another worker in the process, which may end earlier.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _log = logging.getLogger("multiq.events")
 MAX_PENDING = 10_000  # calls of subscribers that run at a time: beyond that, one is slower than the jobs
 _LOOP_MARGIN = 0.5  # seconds beyond its patience that a loop may take to answer: a job may hold it
 
-#: of a parent; kept from garbage collection, because closing a loop in a forked child would wake the parent's
+#: loops of a parent process; kept from garbage collection: closing a loop in a forked child would wake the parent's
 _inherited: list[_Loop] = []
 
 
 class AsyncSubscribers:
     """Starts coroutines for the workers that *sessions* lists, and waits for them at the end.
 
-    Any thread may call it, in a forked child, too.
+    Any thread may call its methods, in a forked child, too.
     """
 
     def __init__(self, sessions: Sequence[EventSession]) -> None:
@@ -57,7 +57,7 @@ class AsyncSubscribers:
             own.finish(patience, cancel=len(self._sessions) <= 1)
 
     def close(self) -> None:
-        """No event follows: cancel what is left."""
+        """Cancel what still runs: no event follows."""
         with self._lock:
             own, self._own = self._own, None
         if isinstance(own, _OwnLoop):

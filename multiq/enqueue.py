@@ -121,7 +121,7 @@ class _Delivery:
     def insist(self, error: BackendError, since: float, *, may_repeat: bool = True) -> list[str]:
         """Repeat a call that began at *since* and raised *error*, if a connection was dropped. Returns the ids.
 
-        A call that reached its deadline is not repeated, and none is on a backend that chooses the ids itself.
+        A call that reached its deadline is not repeated, nor is any call on a backend that chooses the ids itself.
         Raises ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ENVELOPE_VERSION = 1
 
-#: bytes of JSON that multiq makes or decodes, unless the settings say otherwise: larger things belong beside the queue
+#: bytes of JSON that multiq makes or decodes, unless the settings say otherwise: store larger data outside the queue
 MAX_BODY_DEFAULT = 256 * 1024
 
 _MAX_DEPTH = 100
@@ -30,7 +30,7 @@ _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """A task's job as it is stored. Fields that are None were not set for this job: the task's own hold."""
+    """A task's job as it is stored. A field that is None was not set for this job: the task's own value holds."""
 
     multiq: int
     """The version of this format. It is also the mark that tells an envelope from any other JSON."""
@@ -51,7 +51,7 @@ class _Mark(msgspec.Struct):
 
 
 def _plain(value: Any) -> Any:
-    """A subclass's plain value: frameworks mark strings as safe, and numeric libraries derive from float."""
+    """A subclass's plain value: frameworks use a subclass of str for safe strings, numeric libraries one of float."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -66,7 +66,7 @@ _decoder = msgspec.json.Decoder()
 _envelope_decoder = msgspec.json.Decoder(Envelope)
 _mark_decoder = msgspec.json.Decoder(_Mark)
 
-# whole numbers of more digits than Python converts are ValueErrors of its own
+# for whole numbers of more digits than Python converts, Python raises a ValueError of its own
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 _UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
@@ -107,14 +107,15 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
 def check_json(value: Any, path: str = "value") -> None:
     """Raise ``PayloadInvalid``, with the path of the culprit, unless *value* comes back from JSON as it went in.
 
-    A tuple comes back as a list, and that is all that is forgiven.
+    Only one difference is allowed: a tuple comes back as a list.
     """
     if type(value) not in _PLAIN:
         _check(value, path, 0)
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Whether each value is certainly JSON. Mostly all are, and then no paths for an error message are needed."""
+    """Whether each value is certainly JSON. A quick check: if all values pass, no paths for an error message are
+    needed."""
     return _PLAIN.issuperset(map(type, values))
 
 
@@ -170,7 +171,7 @@ def _check_version(body: bytes) -> None:
 
 
 def _culprits(value: Any, path: str) -> Iterator[str]:
-    """Where in a value that was refused the parts are that cannot be written: broken Unicode, enormous numbers."""
+    """The paths of the parts of a refused value that cannot be written: broken Unicode, enormous numbers."""
     if isinstance(value, Envelope):
         yield from _culprits(value.args, "args")
         for name, part in {**value.kwargs, "headers": value.headers}.items():

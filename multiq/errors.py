@@ -240,7 +240,8 @@ class EnqueueUncertain(BackendError):
         """Send the jobs again that are not certainly there, and return what the call would have returned.
 
         They have the same ids and become due when they were to be due, so those that the queue has are not added a
-        second time. A job that was stored, run and acked meanwhile is a new one. It may be called again and again.
+        second time. A job that was stored, run and acked meanwhile is added again, as a new one.
+        ``repeat`` may be called again and again.
 
         Raises as an enqueue does, so perhaps ``EnqueueUncertain``; ``Unsupported`` where the backend chooses the ids.
         """

@@ -262,7 +262,7 @@ running: ContextVar[JobContext] = ContextVar("multiq_running_job")
 
 
 class JobTasks(set["asyncio.Task[Any]"]):
-    """The tasks that a job has on the event loop that jobs share: they end with it."""
+    """One job's tasks on the event loop that all jobs share: they end with the job."""
 
     is_over = False
     """Whether the job has ended."""

@@ -40,8 +40,8 @@ def setup_logging(level: str = "info", format: str = "text", *, over_app: bool =
     """Log to standard error, as text or as lines of JSON, unless the program has set up logging itself.
 
     If the root logger has handlers, they and its level stay, and multiq's records go to them. A level that the program
-    has set stays, too; that of multiq's own logger gives way if *level* comes from a command line (*over_app*).
-    Returns whether the format is this one.
+    has set stays, too; only a *level* from a command line (*over_app*) replaces that of multiq's own logger. Returns
+    whether this call has set up the handler and its format.
     """
     add_job_fields()
     for name, logger in logging.root.manager.loggerDict.items():
@@ -103,7 +103,8 @@ def slow_after(app: App) -> float:
 
 
 def log_slow(job: JobContext, seconds: float) -> None:
-    """Log a slow job, whether it succeeded or raised. Not an event: a runner calls ``slow_after`` once and compares."""
+    """Log a slow job, whether it succeeded or raised. After a success the runner itself calls this, without an
+    event."""
     _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
 
 
@@ -168,7 +169,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _cut(text: str) -> str:
-    """A text of one line in a length that a log can take: the name of an argument may have any."""
+    """*text*, with its middle left out if it is too long for a line of a log: the name of an argument has no limit."""
     if len(text) <= _LONGEST_LINE:
         return text
     half = _LONGEST_LINE // 2
@@ -258,7 +259,7 @@ def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException |
 
 
 def _of_the_app(error: BaseException) -> TracebackType | None:
-    """Its traceback without multiq's own frames, and those before them; at debug, all of it."""
+    """The error's traceback without multiq's own frames and those before them; at debug, all of it."""
     frames: list[TracebackType] = []
     trace = error.__traceback__
     while trace is not None:

@@ -176,7 +176,7 @@ class Queue:
         self._app.backend.kick_job(self.name, check_id(job_id))
 
     def pause(self, seconds: float) -> None:
-        """No new reservations for so long; delays and leases run on."""
+        """No new reservations for *seconds*; delays and leases run on."""
         self._app.backend.pause(self.name, check_timeout(seconds, "seconds"))
 
     def resume(self) -> None:

@@ -31,7 +31,8 @@ def fixed(seconds: float) -> Backoff:
 def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter: float = 0.5) -> Backoff:
     """``first`` seconds after attempt 1, then times ``base`` each time, never more than ``cap``.
 
-    Up to the share ``jitter`` of it is taken off at random, so that what failed together does not return together.
+    A random part of the wait, at most the share ``jitter``, is taken off, so that jobs that failed together are not all
+    retried at once.
     """
     for name, value in (("base", base), ("cap", cap), ("first", first)):
         _check(value, name)
@@ -111,8 +112,8 @@ _N = TypeVar("_N", int, float)
 class SoftTimeout(TimeoutError):
     """Raised in a task's own code when its ``timeout`` has passed: to tidy up, and end.
 
-    Not caught, it fails the attempt like any error. A task that goes on for longer than ``kill_after`` seconds more is
-    ended with its process.
+    Not caught, it fails the attempt like any error. A task that still runs ``kill_after`` seconds later is ended with
+    its process.
     """
 
     def __init__(self, message: str = "the task ran longer than its timeout") -> None:
@@ -148,9 +149,9 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
         """Why the job must not even be started, or None.
 
-        *counts_given_back*: the store also counts attempts that were given back before the job began. It is not known
-        then how many began, and a job that never did must not be refused, so only the crashed ones count here.
-        ``after_failure`` applies the limits.
+        *counts_given_back*: the store also counts attempts that were given back before the job began. Then the number
+        of attempts that began is not known, and a job that never began must not be refused, so only crashed attempts
+        count here. ``after_failure`` applies the limits.
         """
         attempt = lease.crashes + 1 if counts_given_back else lease.attempt
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:

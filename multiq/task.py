@@ -126,7 +126,7 @@ class Task(Generic[P, R]):
     ) -> TaskCall[P]:
         """This task with other options: ``task.options(delay=30).enqueue(...)``.
 
-        An option that is not given is as the task has it.
+        An option that is not given keeps the task's value.
 
         - *queue*: the queue.
         - *priority*: 0 goes first, 4294967295 last.
@@ -315,7 +315,7 @@ def _is_coroutine(function: Callable[..., Any]) -> bool:
 
 
 def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
-    """Fewest and most arguments of a call with positional ones only; an empty range for any other signature."""
+    """The fewest and the most arguments of a call, if all are positional; an empty range for any other signature."""
     parameters = signature.parameters.values()
     if not all(p.kind in _POSITIONAL for p in parameters):
         return 1, 0

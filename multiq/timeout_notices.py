@@ -10,7 +10,7 @@ import threading
 
 
 class Notice:
-    """Whether one run of a job was notified that its time is over, in whichever way came first."""
+    """Whether one run of a job was notified, in any of the ways there are, that its time is over."""
 
     __slots__ = ("is_notified",)
 

@@ -85,7 +85,7 @@ def check_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def check_count(count: int, name: str, *, least: int = 1) -> int:
-    """A whole number of *least* or more, within what every store can be asked for."""
+    """A whole number from *least* to the largest that every store takes."""
     number = _whole(count)
     if number is None or not least <= number <= COUNT_MAX:
         raise OptionInvalid(f"{name} must be a whole number from {least} to {COUNT_MAX}, got {shown(count)}")

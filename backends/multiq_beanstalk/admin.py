@@ -251,7 +251,7 @@ class Admin:
         return stats
 
     def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
-        """Return the job's stats. *is_safe*: the id is the caller's, and was not read on this connection."""
+        """Return the job's stats. *is_safe*: it may be asked again on a new connection, as the id is the caller's."""
         return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
     def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:
@@ -268,7 +268,7 @@ class Admin:
         return self._was_deleted(line)
 
     def _why_not_deleted(self, session: Session, queue: str, number: bytes) -> JobNotFound | JobReserved:
-        """Return the error for a job that could not be deleted: it is gone, or a consumer has it, or had it."""
+        """Return the error for a job that could not be deleted: it is gone, or a consumer had reserved it."""
         missing = self._state(session, number) is None
         return (JobNotFound if missing else JobReserved)(queue, number.decode())
 

@@ -85,12 +85,14 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         durable_attempts=Gap(
             "cannot today", "beanstalkd's log leaves reservations and immediate releases out: a restart forgets them"
         ),
-        transactional_enqueue=Gap("never", "beanstalkd has no transaction that a database's could take part in"),
+        transactional_enqueue=Gap("never", "beanstalkd has no transaction that could join a database's transaction"),
         reasons=Gap("never", "beanstalkd has no place for a text beside a job"),
         stable_ids=Gap("never", "a job cannot be changed in beanstalkd: a rescheduled one is a new job"),
         portable_leases=Gap("never", "a reservation belongs to its connection"),
         fenced_late=Gap(
-            "never", "beanstalkd lets any client delete a job that is not reserved; the driver's own clock refuses"
+            "never",
+            "beanstalkd lets any client delete a job that is not reserved; the driver refuses late verdicts by its own "
+            "clock",
         ),
         diagnosis=True,
     )

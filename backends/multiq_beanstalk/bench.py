@@ -62,7 +62,7 @@ class BeanstalkServer(Server):
 
 
 class BeanstalkAdapter(Adapter):
-    """One server. It counts no bytes; its memory is known only if it runs on this machine."""
+    """One server. beanstalkd counts no bytes. The server's memory is known only if it runs on this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url

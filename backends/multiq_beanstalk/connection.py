@@ -1,7 +1,7 @@
 """One connection to beanstalkd: sends many commands in one packet, and reads their replies in order, by a deadline.
 
 greenstalk waits for each reply before it sends the next command, and bounds single reads instead of the call; see
-docs/decisions/0010. Its exceptions are the causes of the driver's.
+docs/decisions/0010. The driver's exceptions have greenstalk's as their causes.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Connection:
             raise
 
     def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
-        """Return the next *count* replies. The first *lines* of them have no body, and are to slow commands.
+        """Return the next *count* replies. The first *lines* of them answer slow commands and have no body.
 
         The replies that arrived before an error are on the exception, as ``partly_read``.
         """
@@ -350,7 +350,7 @@ class Connection:
         self._buffer, self._at = self._buffer[self._at :] + self._receive_some(deadline, sure), 0
 
     def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
-        """Receive what has arrived, as soon as anything has; or *sure* bytes by one call, if so many must still come.
+        """Wait for data and receive what has arrived; or *sure* bytes in one call, if at least so many are to come.
 
         The server sends each reply by itself, and slowly if it syncs its log for each. Waking up for every one of them
         costs more than all other work for a job.
@@ -380,7 +380,7 @@ class Connection:
         return data
 
     def _set_receive_timeout(self, left: float) -> None:
-        """Set the timeout of the next receive to *left* seconds, within a sixteenth.
+        """Set the timeout of the next receive to *left* seconds, unless it differs by less than a sixteenth.
 
         Call it when data has arrived already: Python repeats a receive that a signal interrupts before any data, and
         the kernel would then allow the whole time again.

@@ -57,7 +57,7 @@ class BeanstalkConsumer(Consumer):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget leases and connections. In a forked child, too: there they are the parent's."""
+        """Forget leases and connections; also called in a forked child, where they belong to the parent."""
         self._generation = forks.generation
         self._main: Connection | None = None
         self._waiter.forget_connections()
@@ -482,7 +482,7 @@ class BeanstalkConsumer(Consumer):
         """Return the leases of reserved jobs.
 
         Jobs whose reserve was sent some time ago are touched first: the server may have ended the reservation, and
-        ``stats-job`` says *reserved* for another consumer's, too.
+        ``stats-job`` also says *reserved* when another consumer has the job.
         """
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):

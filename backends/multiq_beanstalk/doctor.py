@@ -196,7 +196,8 @@ def _log(server: Server) -> Finding:
 
     The server counts records, and each job put and each job deleted is one. So there are never fewer than that, unless
     the log is off (or a job was buried by its put, for lack of memory). Delayed releases, burials and kicks are records
-    as well, which the server does not count exactly: a failure shows after as many jobs as there were of those before.
+    as well, which the server does not count exactly. After N of them a failed log shows only once
+    N more changes are missing from it.
     """
     missing = max(_missing(server.stats), _missing(server.later), _missing_since(server.stats, server.later))
     if missing > 0:
@@ -312,7 +313,7 @@ def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
 
 
 def survives(server: Server) -> Survives:
-    """Return the worst event that a job outlives once its enqueue has returned."""
+    """Return the worst event that a job survives once its enqueue has returned."""
     if not server.has_log or _log(server).level != "ok":
         return "client crash"
     if server.options is None:

@@ -127,8 +127,8 @@ class _Batch:
     def _error(self, exc: Exception, unsent: int) -> BackendError:
         """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
 
-        Jobs without a reply are uncertain. So are those that were buried: they should have been deleted, and the server
-        may have been restarted since.
+        Jobs without a reply are uncertain. So are those that were buried: this call could not delete them, and the
+        server may have lost them in a restart.
         """
         error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
@@ -151,8 +151,8 @@ class _Batch:
     def _delete_buried(self, connection: Connection) -> None:
         """Delete jobs that the server buried instead of putting, as the call reports them as refused.
 
-        With a log they have to stay: they are not in the log, and a record that deletes an unknown job ends the reading
-        of the log at the next start, and loses all jobs after it.
+        With a log they must stay. The log does not have them, and a record that deletes an unknown job ends the reading
+        of the log at the next start: all jobs after it would be lost.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._server_info.has_log:
@@ -185,7 +185,7 @@ class _Batch:
         return error
 
     def _uncertain(self, unexpected: Sequence[int]) -> EnqueueUncertain:
-        """Return the error for replies that no put gets: they say nothing about the job."""
+        """Return the error for replies that a put cannot have: they do not show whether the job was stored."""
         error = reply_error(self._refused[unexpected[0]], self._pool.address)
         received = len(self._accepted) + len(self._refused)
         certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]
@@ -208,7 +208,7 @@ def _is_inserted(line: bytes) -> bool:
 
 
 def _too_large(size: int, limit: int) -> PayloadTooLarge:
-    advice = "start beanstalkd with a larger -z, or store it elsewhere, and enqueue where it is"
+    advice = "start beanstalkd with a larger -z, or store it elsewhere, and enqueue its address"
     return PayloadTooLarge(size, limit, advice)
 
 

@@ -41,7 +41,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 def classify(exc: Exception) -> Failure:
     """The class of a connection error of a command that may be repeated.
 
-    The driver keeps no receipts, so it repeats what has the same effect twice: looks, ``pause-tube``.
+    The driver keeps no receipts, so it repeats only commands that may be carried out twice: reads and ``pause-tube``.
     """
     return Failure.REPLY_LOST if isinstance(exc, ConnectionError) else Failure.FINAL
 

@@ -154,8 +154,8 @@ class HeldLeases:
         for token, held in due:
             held.noops_sent += 1
             if held.noops_sent == len(NOOP_DELAYS):
-                # no verdict came in all that time; from here on the connection may be used for a wait, which a no-op
-                # must not follow
+                # no verdict came in all that time: forget the lease. A wait may use the connection then, so no more
+                # no-ops are sent
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)
 

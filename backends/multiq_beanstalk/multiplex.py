@@ -68,7 +68,7 @@ class Multiplexer:
             self._fail(number, channel, TimeoutError(_NO_ANSWER))
 
     def abort(self) -> None:
-        """Close the connections that wait for a reply, without telling their steps."""
+        """Close the connections that wait for a reply, without raising anything in their steps."""
         for channel in self._channels.values():
             channel.connection.abort()
         self._channels.clear()

@@ -1,4 +1,4 @@
-"""Pauses: a connection watches the paused tubes, as a tube without jobs or watchers, and its pause, cease to exist."""
+"""Pauses: a connection watches the paused tubes. The server deletes a tube without jobs or watchers, and its pause."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Pool:
             connection.close()
 
     def open(self, deadline: float, *, close_with_pool: bool = False) -> Connection:
-        """Open a connection. One with *close_with_pool* is closed with the pool. Raises ``BackendError``."""
+        """Open a connection. With *close_with_pool*, the pool's ``close`` closes it. Raises ``BackendError``."""
         try:
             connection = open_connection(self.address, deadline)
         except CONNECTION_ERRORS as exc:

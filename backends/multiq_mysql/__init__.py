@@ -1,1 +1,1 @@
-"""The MySQL and MariaDB driver: a table that is polled with care."""
+"""The MySQL and MariaDB driver: jobs are rows of one table, which consumers poll."""

@@ -295,7 +295,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         limit = body_limit(self._pool.max_packet or 0)
         if largest > limit:
             raise PayloadTooLarge(
-                largest, limit, "store it elsewhere and enqueue where it is, or raise the server's max_allowed_packet"
+                largest, limit, "store it elsewhere and enqueue its address, or raise the server's max_allowed_packet"
             )
 
     def _run(self, work: Callable[[Session], _T]) -> _T:

@@ -152,8 +152,8 @@ class Session:
     def commit(self, *texts: str, done: int | Sql | None = None) -> list[Reply]:
         """End the transaction with these statements. Outside a transaction, each statement is a transaction by itself.
 
-        With *done* and without a ticket, the transaction leaves a receipt with the value of *done*; then statements
-        outside a transaction are one transaction together.
+        With *done* and without a ticket, the transaction leaves a receipt with the value of *done*. If no transaction
+        is open, the statements and the receipt are then made one transaction.
         """
         self.proof, self._ticket = self._ticket, None
         if done is not None and self.proof is None:
@@ -200,7 +200,7 @@ class Connection:
         """The id of a session whose connection was lost. It keeps its locks until the server notices."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
-        """Run *work* and return its result. It is run again as multiq.driverkit.call_retry says: after a deadlock, say.
+        """Run *work* and return its result. multiq.driverkit.call_retry decides when it is run again.
 
         After a lost reply, *work* finds the earlier attempts' proofs in ``session.unconfirmed``. *deadline*: that of
         the call that this is part of, if the call has begun before. Raises ``BackendError``, and what *work* raises.
@@ -248,7 +248,7 @@ class Connection:
                 return result
 
     def _clean_up_receipts(self, session: Session) -> bool:
-        """Delete old receipts if that is due, before a call, so that an interrupt loses no answer.
+        """Delete old receipts if that is due. Runs before a call's work: an interrupt here loses no answer of the call.
 
         False: the session is lost.
         """

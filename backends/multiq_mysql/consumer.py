@@ -407,7 +407,7 @@ class MysqlConsumer(Consumer):
         return any(outlook.has_work for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
-        """Delete the rows of pauses that are over, so that polls do not see them again. Other processes may, too."""
+        """Delete the rows of pauses that are over, so that polls do not see them again. Several processes may do so."""
         if self._may_forget:
             try:
                 with self._pool.borrowed() as connection:
@@ -543,7 +543,7 @@ class _Scan:
         return [self._row(text, body) for text, body in rows]
 
     def restart(self, session: Session) -> list[_Row]:
-        """Scan from the start, unless that was just done: both scans of the claim have found nothing."""
+        """Scan from the start, after both scans of the claim found nothing; not if they began at the start already."""
         if self._condition is FROM_START or not self._cursor.restart.is_due(IDLE):
             return []
         restarted = _Scan(

@@ -60,9 +60,9 @@ class _Refusal:
     def authenticate(self, _packet: object) -> Any:
         raise pymysql.err.OperationalError(
             CR_AUTH_PLUGIN_CANNOT_LOAD,
-            "the server asks for the password itself (mysql_clear_password, dialog), or for what is as good as it "
-            "(mysql_old_password), which is sent only over checked TLS or a UNIX socket: use ?tls=yes or ?ssl_ca=, or "
-            "another plugin for this user",
+            "the server asks for the password itself (mysql_clear_password, dialog), or for a reply that an attacker "
+            "can use like it (mysql_old_password), which is sent only over checked TLS or a UNIX socket: use ?tls=yes "
+            "or ?ssl_ca=, or another plugin for this user",
         )
 
 
@@ -78,7 +78,7 @@ else:
 class _Connection(_PyMySQL):
     """Accepts a key for the password's encryption only where that is safe: an impostor could send a key of its own.
 
-    Over TLS without a checked certificate the password is not sent in the clear: an impostor offers TLS, too.
+    Over TLS without a checked certificate the password itself is not sent: an impostor can offer TLS, too.
     """
 
     takes_keys = True

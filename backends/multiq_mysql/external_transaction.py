@@ -144,7 +144,7 @@ _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEP
 
 
 def _mysqlclients() -> tuple[type, ...]:
-    """mysqlclient's connections, if it is in use in this process. PyMySQL may have taken its name."""
+    """mysqlclient's connection class, if it is loaded. ``MySQLdb`` itself may be PyMySQL under that name."""
     module = sys.modules.get("MySQLdb.connections")
     return (module.Connection,) if module is not None else ()
 

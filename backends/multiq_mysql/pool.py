@@ -53,7 +53,7 @@ _SESSION = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
-    # MariaDB can end sessions that are idle inside a transaction sooner; for MySQL this is a comment
+    # MariaDB can end sessions that are idle inside a transaction sooner; MySQL ignores what stands in /*M! ... */
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
     f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
     # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
@@ -102,7 +102,7 @@ class Pool:
 
     @property
     def true_now(self) -> Sql:
-        """As ``now``, for a session of the caller's, whose clock may be stopped."""
+        """As ``now``, for a session of the caller's, in which ``SET timestamp`` may have stopped the clock."""
         return TRUE_NOW if self._clock is None else self.now
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:

@@ -122,7 +122,7 @@ class ReceiptBook:
         return range(stock.start - 1, stock.stop) if stock else stock
 
     def stocked(self, keys: range) -> None:
-        """Tell the book that these rows have been written, by a transaction of their own."""
+        """Take these rows as the new stock, after a transaction of their own has written them."""
         self._stock, self._used, self._good_until = keys[1:], 0, time.monotonic() + 60 * _RENEWED
         self.is_used = True
 

@@ -237,7 +237,7 @@ def look(connection: Connection, pool: Pool, queues: Sequence[str], share: int =
 def _look_statement(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]], horizon: int) -> str:
     """The statement that polls *queues* under the *conditions* of their scan windows, *horizon* microseconds ahead.
 
-    Without a horizon it returns only whether anything is due, and not the first of it.
+    Without a horizon it returns only whether any job is due, and not which one is due first.
     """
     order = Sql("ASC" if horizon else "DESC")
     parts = [

@@ -5,10 +5,10 @@ the oldest open snapshot on the server might read. So while a long report runs, 
 jobs since the report began, half a microsecond each.
 
 While that is cheap (``CHEAP``), every scan begins at the start of the index range. When it is not, a busy process
-resumes each scan at its cursor, inside the priority that it has reached, and restarts at the start only now and then,
-the less often the longer that takes. Meanwhile a more urgent job of another process, or one that has just become due,
-may wait up to a second. Resuming is fast only because a live job follows the cursor: a scan that finds none reads on
-through the entries of the next priority, state and queue. So a scan that finds nothing is followed by a restart.
+resumes each scan at its cursor, inside the priority that it has reached, and restarts at the start only now and then:
+the longer a restart takes, the less often. Meanwhile a more urgent job of another process, or one that has just become
+due, may wait up to a second. Resuming is fast only because a live job follows the cursor: a scan that finds none reads
+on through the entries of the next priority, state and queue. So a scan that finds nothing is followed by a restart.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ScanRestart:
         return self._taken >= MANY
 
     def is_due(self, share: int) -> bool:
-        """Whether a restart now takes less than 1/*share* of the time. A waiting process has taken no jobs."""
+        """Whether a restart now takes less than 1/*share* of the time. A process that waits (POLL) takes no jobs."""
         if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
         if self._has_job_arrived and share != BUSY:

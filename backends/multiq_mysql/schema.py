@@ -2,7 +2,8 @@
 
 ``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
 programs can work with the tables as they are: a migration that only adds does not change it, one that removes something
-raises it. ``doing`` is the number of the statement of the next migration that was begun last: DDL commits by itself.
+raises it. ``doing`` is the number of the last statement that was begun of the next migration. It is needed because DDL
+commits by itself: a killed migration goes on there.
 """
 
 from __future__ import annotations
@@ -151,8 +152,8 @@ def ensure(
     """Check with one query that this multiq can use the tables; create them where there are none at all.
 
     Older ones are left alone: an upgrade may take long, and an operator decides on it. Without *create* the tables
-    must be there. *connection* autocommits. Raises ``SchemaNotReady`` with the way out, ``BackendCorrupt`` if this
-    multiq is too old, ``BackendTimeout``, ``pymysql.MySQLError``.
+    must be there. *connection* autocommits. Raises ``SchemaNotReady``, which says what to do, ``BackendCorrupt`` if
+    this multiq is too old, ``BackendTimeout``, ``pymysql.MySQLError``.
     """
     known = shipped() if migrations is None else migrations
     found = look(connection)
@@ -181,7 +182,7 @@ def check_version(found: Found, known: Sequence[Migration], database: str) -> No
     if found.version < version:
         raise SchemaNotReady(
             f"the tables in database {database} are of version {found.version}, and this multiq needs {version}: run "
-            "multiq schema up with this connection's URL (programs that run go on meanwhile)"
+            "multiq schema up with this connection's URL (running programs need not be stopped)"
         )
     if found.oldest > version:
         raise BackendCorrupt(
@@ -258,7 +259,7 @@ def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str
 
 
 def _migrate(connection: Connection[Any], migration: Migration, doing: int | None) -> None:
-    """Its statements; *doing* is the one at which an earlier run was killed, after or before it took effect."""
+    """Run its statements. *doing*: the one at which an earlier run was killed; it may have taken effect or not."""
     for number, text in enumerate(migration.statements):
         if doing is not None and number < doing:
             continue

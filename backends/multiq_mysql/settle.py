@@ -65,11 +65,14 @@ class UnconfirmedVerdicts:
         return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
 
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
-        """The answer to this verdict from a transaction whose proof was *found*. The verdict may be named twice."""
+        """The answers to this verdict by transactions whose proofs were *found*; a call may name the verdict twice."""
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
     def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
-        """Keep a transaction whose reply was lost, or (proof None) whose answers were. A touch can just be repeated."""
+        """Keep a transaction whose reply was lost; with *proof* None, a committed one whose answers were not returned.
+
+        Touches are not kept: they can just be repeated.
+        """
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
@@ -179,7 +182,7 @@ class Batch:
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
-    """The statement's verb and values, by which jobs are grouped into statements. *longest*: a reason's bytes."""
+    """The statement's verb and values, by which jobs are grouped into statements. *longest*: of a reason, in bytes."""
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
             return (

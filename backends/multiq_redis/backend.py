@@ -125,11 +125,13 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         waits_in_server=True,
         shared=True,
         persistent=True,
-        disconnect_ends_lease=Gap("never", "a lease belongs to a token, not to a connection, and outlives a short cut"),
+        disconnect_ends_lease=Gap(
+            "never", "a lease belongs to a token, not to a connection, and survives a short network failure"
+        ),
         give_back=True,
         lists_jobs=True,
         durable_attempts=True,
-        transactional_enqueue=Gap("never", "Redis has no transaction that a database's could take part in"),
+        transactional_enqueue=Gap("never", "Redis has no transaction that could join a database's transaction"),
         reasons=True,
         stable_ids=True,
         portable_leases=True,
@@ -353,7 +355,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             raise _REFUSALS[answer](queue, job_id)
 
     def _pause(self, queue: str, pause: int) -> None:
-        """Pause all partitions, and those that a producer adds meanwhile, having looked for a pause before this one."""
+        """Pause all partitions, also those that a producer adds meanwhile without having seen this pause."""
         partitions = self._partitions.refreshed(queue)
         done = 0
         while len(partitions) > done:

@@ -43,7 +43,7 @@ _TAKE = """
 class RedisBaseline(Baseline):
     """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. It owns the *connection*.
 
-    Runs each command once at first, and so raises ``hiredis.ReplyError`` where an account may not.
+    Runs each command once at first, and raises ``hiredis.ReplyError`` if the account may not run one of them.
     """
 
     def __init__(self, connection: Connection, base: str, body: bytes) -> None:

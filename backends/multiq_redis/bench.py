@@ -176,7 +176,7 @@ class RedisBench(Bench):
 
 
 def _total(infos: Sequence[Mapping[str, str]], name: str) -> int | None:
-    """None where a server that only speaks Redis' protocol does not have it."""
+    """The sum over the servers; None if one does not report the value, as one that only speaks Redis' protocol may."""
     return sum(int(info[name]) for info in infos) if all(name in info for info in infos) else None
 
 

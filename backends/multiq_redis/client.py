@@ -73,7 +73,7 @@ class Client:
         """When it was last put back into the pool in excess of those that it always keeps; monotonic."""
 
     def _start_over(self) -> None:
-        """Take a new name and no connections; also in a forked child, whose calls would mix with its parent's."""
+        """Choose a new name and drop all connections; also in a fork, as its calls must not mix with its parent's."""
         self.slot = os.urandom(_SLOT_SIZE)
         self._name = self.slot.hex()
         self._number = _FIRST_NUMBER

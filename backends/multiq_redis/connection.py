@@ -205,7 +205,7 @@ class Connection:
         return left
 
     def _receive(self, deadline: float) -> None:
-        """Wait in the kernel's poll, as a ``recv`` that a signal ends is repeated for as long again."""
+        """Wait by ``poll`` first: Python repeats a ``recv`` that a signal interrupts, with its whole timeout again."""
         left = self._left(deadline)
         if self._wait is not None and not self._wait(left * 1000):
             raise TimeoutError(_TOO_LATE)

@@ -14,7 +14,7 @@ from .node_backoff import NodeBackoff
 from .partitions import MOST
 from .records import MICROSECOND, fence, leases, pack_ids, partition_of
 from .replies import guarded
-from .verdicts import details
+from .settle import details
 from .waiting import Waiter
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class _PartitionCall(NamedTuple):
 class _Exchange:
     """The state of one exchange: what is asked for, and what has been answered."""
 
-    # class attributes, as only a failure changes them
+    # class attributes: only a failure sets them on an instance, so most exchanges set none
     deadline = _NEVER
     """When it has to end, after a server did not answer; monotonic."""
     failure: BackendError | None = None
@@ -130,7 +130,7 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        # an interrupted wait takes no notification
+        # after an interrupt, look now: the wait would end at once, without taking a notification
         if verdicts or timeout <= 0 or self._interrupted or not self._is_known_empty():
             answers, found = self._exchange(verdicts, limit)
         if not found:
@@ -160,7 +160,7 @@ class RedisConsumer(Consumer):
     def _exchange(
         self, verdicts: Sequence[Verdict], limit: int, *, is_look: bool = False
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle, then reserve, without waiting. *is_look*: nothing is expected to be found."""
+        """Settle, then reserve, without waiting. *is_look*: the queues are probably empty."""
         started = time.monotonic()
         exchange = _Exchange(verdicts, limit)
         if limit > 0:
@@ -198,8 +198,8 @@ class RedisConsumer(Consumer):
     def _exchange_with(self, queue: str, exchange: _Exchange, *, is_look: bool) -> None:
         """Settle and reserve in one queue: one round trip, unless there is more to do than one script may.
 
-        Of several partitions the one whose turn it is gives all it can, before the others are asked whether they have
-        jobs. A look asks all of them first.
+        Of several partitions, this empties the one whose turn it is before it asks the others whether they have jobs.
+        With *is_look* it asks all of them first.
         """
         to_settle = exchange.unanswered(queue)
         partitions = self._in_turn(queue) if exchange.limit > 0 and queue in self.queues else []
@@ -347,7 +347,7 @@ class RedisConsumer(Consumer):
     # --- after a failure ---
 
     def _recover(self, exchange: _Exchange) -> None:
-        """Before an exchange makes any calls: settle what failed ones left behind."""
+        """Finish what failed exchanges left behind, before an exchange makes calls of its own."""
         if self._generation != forks.generation:  # these belong to the parent
             self._generation = forks.generation
             self._uncertain.clear()
@@ -573,14 +573,14 @@ class RedisConsumer(Consumer):
         return time.monotonic() < min(self._looked_at + self._client.servers.look_every, change_at)
 
     def _pass_on_unvisited(self) -> None:
-        """Notify another consumer of partitions that were not asked, as earlier ones gave all that was wanted."""
+        """Notify another consumer of partitions that this one did not ask, as earlier ones gave enough jobs."""
         for partition in self._waiter.notified:
             if partition not in self._asked:
                 self._waiter.notify(partition)
         self._waiter.notified.clear()
 
     def _hand_over_notification(self) -> None:
-        """Notify another consumer of what is due soon, as this one stops waiting. Scripts that gave jobs did."""
+        """Notify another consumer of what is due soon, as this one stops waiting. Scripts that gave jobs did so."""
         if not self._is_notified:
             return
         self._is_notified = False

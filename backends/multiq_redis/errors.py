@@ -11,7 +11,7 @@ from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-#: temporary: another program's script runs, a start, a slot being moved to another node, an election
+#: temporary: another program's script runs, the server starts, a slot moves to another node, an election
 PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
 
 #: this server refuses, another one may accept: a primary that became a replica
@@ -98,6 +98,8 @@ def classify_reply(error: hiredis.ReplyError, *, has_failover: bool) -> Failure:
 
 def classify_connection_error(error: Exception, *, is_connected: bool) -> Failure:
     """The class of one of ``FAILURES``. Calls are numbered, so one whose reply was lost may be repeated."""
+    if isinstance(error, CredentialsError):
+        return Failure.FINAL  # another server would need the same credentials
     if not is_connected:
         return Failure.UNREACHABLE
     return Failure.STALE if getattr(error, "unsent", False) else Failure.REPLY_LOST

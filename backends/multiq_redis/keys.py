@@ -114,7 +114,7 @@ def pattern(prefix: str) -> str:
 
 
 def queue_of(key: str, prefix: str) -> str | None:
-    """The queue that a key shows to exist, if it does: one of its partitions holds a job, or is paused."""
+    """The queue of a key that exists only while a partition of the queue holds a job or is paused; None for others."""
     head, tail = f"{prefix}:{{", key.rpartition("}:")
     if not key.startswith(head) or tail[2] not in {"jobs", "paused"}:
         return None
@@ -122,12 +122,12 @@ def queue_of(key: str, prefix: str) -> str | None:
 
 
 def partitioned_queue_of(key: str, prefix: str) -> str | None:
-    """The queue that a key shows to have several partitions, if it does."""
+    """The queue of a key that exists only if the queue has several partitions; None for other keys."""
     head, tail = f"{prefix}:{{", "}:partitions"
     return key[len(head) : -len(tail)] if key.startswith(head) and key.endswith(tail) else None
 
 
-#: by the names that the headers of the Lua files use; ``call`` needs a client, too
+#: the headers of the Lua files name keys by these functions; ``call`` is not here, as it needs a client, too
 BY_NAME: dict[str, Callable[[str], str]] = {
     function.__name__: function
     for function in (

@@ -29,7 +29,7 @@ _MOST_PARTS = 3 * MOST
 
 
 class _Part(NamedTuple):
-    """One sorted set of one partition, or what in it is due by now, or what is not."""
+    """The jobs of one sorted set of one partition: all of them, those that are due by now, or those that are not."""
 
     partition: str
     set: State

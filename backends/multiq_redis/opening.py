@@ -128,9 +128,22 @@ class _LoginSocket:
 
 
 def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings, deadline: float) -> None:
-    """Authenticate, name the client and select the database, by redis-py. Raises as ``open_connection``."""
-    username, password = _credentials(settings)
+    """Authenticate, name the client and select the database, by redis-py. Raises as ``open_connection``.
+
+    No variable here has the password, as tools that collect errors show the variables of each frame.
+    """
+    connection = _redis_py_connection(address, settings)
+    link = _LoginSocket(sock, deadline)
+    connection._sock = link  # noqa: SLF001 - the only private name; tests/drivers/redis/test_opening.py guards it
+    failure = _attempt(connection, link, settings)
+    if failure is not None:
+        raise failure  # not inside of an except: redis-py's error may have the reply with the password
+
+
+def _redis_py_connection(address: Address, settings: ConnectionSettings) -> Any:
+    """A connection of redis-py, not connected. Raises ``CredentialsError``, ``UrlInvalid``."""
     redis = redis_py()
+    username, password = _credentials(settings)
     options = {
         "username": username,
         "password": password,
@@ -140,14 +153,8 @@ def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings,
         **_without_setinfo(redis),
     }
     if isinstance(address, str):
-        connection = redis.UnixDomainSocketConnection(path=address, **options)
-    else:
-        connection = redis.Connection(host=address[0], port=address[1], **options)
-    link = _LoginSocket(sock, deadline)
-    connection._sock = link  # noqa: SLF001 - the only private name; tests/drivers/redis/test_opening.py guards it
-    failure = _attempt(connection, link, settings)
-    if failure is not None:
-        raise failure  # not inside of an except: redis-py's error may have the reply with the password
+        return redis.UnixDomainSocketConnection(path=address, **options)
+    return redis.Connection(host=address[0], port=address[1], **options)
 
 
 def _without_setinfo(redis: Any) -> dict[str, None]:
@@ -162,6 +169,9 @@ def _attempt(connection: Any, link: _LoginSocket, settings: ConnectionSettings) 
     redis = redis_py()
     try:
         (settings.connect_func or type(connection).on_connect)(connection)
+    except (redis.DataError, UnicodeEncodeError) as exc:
+        why = f"{exc}" if isinstance(exc, redis.DataError) else "UTF-8 cannot encode one of them"
+        return CredentialsError(f"the user, the password or the client name cannot be sent: {why}")
     except (redis.RedisError, UnicodeDecodeError) as exc:
         if link.failure is not None:
             return link.failure
@@ -191,8 +201,9 @@ def _credentials(settings: ConnectionSettings) -> tuple[Any, Any]:
     except Exception as exc:
         raise CredentialsError(f"the credential provider {name} raised {type(exc).__name__}") from exc
     if not isinstance(given, tuple) or not 1 <= len(given) <= 2:
+        given = type(given).__name__  # not the value, which may have the password
         raise CredentialsError(
-            f"the credential provider {name} must return (user, password) or (password,), got {type(given).__name__}"
+            f"the credential provider {name} must return (user, password) or (password,), got {given}"
         )
     return given if len(given) == 2 else (None, given[0])
 

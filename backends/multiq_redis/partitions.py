@@ -2,7 +2,7 @@
 
 Each URL sets over how many partitions it enqueues: ``?partitions=``. The server stores the largest number that any
 client has used, in a key of the queue's first partition; all clients read from that many, whatever their own URLs say.
-So the number can be changed at any time, on one side first, and no job is left behind.
+So the number can be changed at any time, for producers or for workers first, and no job is left behind.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Partitions:
         return self.all_of(queue)
 
     def others(self, queue: str, partition: str) -> Sequence[str]:
-        """All partitions but one: where else a job may be that was expected there. Raises ``BackendError``."""
+        """The other partitions, for a job that was not found in *partition*. Raises ``BackendError``."""
         return [other for other in self.refreshed(queue) if other != partition]
 
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:

@@ -92,7 +92,7 @@ class Pool:
     def _thin_out(self, client: Client) -> None:
         """Close the first client in excess of ``_FEW_IDLE`` if it was idle for long: it was idle for longest.
 
-        With another thread in here at the same time it may be another one, which does no harm.
+        If another thread does the same at this moment, a different client may be closed, which does no harm.
         """
         client.idle_since = now = time.monotonic()
         with contextlib.suppress(IndexError):

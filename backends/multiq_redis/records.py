@@ -70,7 +70,7 @@ def pack_ids(ids: Sequence[str]) -> list[bytes]:
 
 
 def unpack_id(packed: bytes) -> str:
-    """The id of a packed one."""
+    """The inverse of ``pack_id``."""
     if len(packed) == _UUID_SIZE:
         digits = packed.hex()
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"

@@ -14,7 +14,7 @@ from .opening import redis_py
 from .topology import ClusterServers, OneServer, SentinelServers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from multiq.driverkit.net import Address
 
@@ -55,10 +55,25 @@ def _sentinels(pool: Any, timeout: float) -> Servers:
 
 
 def _cluster(client: Any, timeout: float) -> Servers:
-    nodes = [(node.host, node.port) for node in client.get_nodes()]
-    pool = client.get_redis_connection(client.get_default_node()).connection_pool
-    settings = _settings(pool)._replace(connect_func=client.user_on_connect_func)
+    known = list(client.get_nodes())  # a client that was closed has no default node any more
+    if not known:
+        raise OptionInvalid("client must know at least one node of its cluster, got none")
+    nodes = [(node.host, node.port) for node in known]
+    pool = client.get_redis_connection(known[0]).connection_pool
+    settings = _settings(pool)._replace(connect_func=_after_login(client.user_on_connect_func))
     return ClusterServers(nodes, settings, timeout, remap=client.nodes_manager.address_remap)
+
+
+def _after_login(connect_func: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
+    """What a cluster's ``redis_connect_func`` means: it is called after the login, a ``redis.Redis``'s in its place."""
+    if connect_func is None:
+        return None
+
+    def log_in(connection: Any) -> None:
+        connection.on_connect()
+        connect_func(connection)
+
+    return log_in
 
 
 def _address(pool: Any) -> Address:
@@ -66,7 +81,16 @@ def _address(pool: Any) -> Address:
     if issubclass(pool.connection_class, redis_py().UnixDomainSocketConnection):
         path: str = options.get("path", "")
         return path
-    return options.get("host", "localhost"), int(options.get("port", _PORT))
+    return options.get("host", "localhost"), _number(options, "port", _PORT)
+
+
+def _number(options: dict[str, Any], name: str, default: int) -> int:
+    """A number among a client's settings. Raises ``OptionInvalid`` for anything else, which redis-py takes, too."""
+    value = options.get(name)
+    try:
+        return int(value) if value else default
+    except (ValueError, TypeError):
+        raise OptionInvalid(f"the {name} of client must be a number, got {value!r}") from None
 
 
 def _settings(pool: Any) -> ConnectionSettings:
@@ -76,7 +100,7 @@ def _settings(pool: Any) -> ConnectionSettings:
     return ConnectionSettings(
         options.get("username"),
         options.get("password"),
-        int(options.get("db") or 0),
+        _number(options, "db", 0),
         _tls(options) if is_tls else None,
         client_name=options.get("client_name"),
         credential_provider=options.get("credential_provider"),

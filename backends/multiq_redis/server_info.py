@@ -70,7 +70,7 @@ def _largest_body(client: Client, address: Any, default: int) -> int:
 
 
 class _Refused(Exception):
-    """The server refuses the question: managed ones forbid CONFIG."""
+    """The server refuses the command: managed servers forbid CONFIG."""
 
 
 def _ask_or_refused(client: Client, address: Any, *words: str) -> Any:

@@ -85,7 +85,8 @@ class Servers(ABC):
     def attempt_deadline(self, deadline: float) -> float:
         """Until when one attempt of a call may wait, if the call has to end at *deadline*.
 
-        A stopped process still accepts connections: where another server may have taken its place, time is left to ask.
+        A stopped server still accepts connections. Where another server may have taken its place, an attempt ends early
+        enough for a call to that one.
         """
         if not self.has_others:
             return deadline

@@ -286,7 +286,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         with self._pool.borrowed() as connection:
             limit = connection.body_limit()
         if largest > limit:
-            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")
 
     def _select(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
         with self._pool.borrowed() as connection:
@@ -308,7 +308,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             self._burying_malformed(lambda: connection.write(work))
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        """Return the result of *call*. If it meets records that it cannot read, they are buried and it is repeated."""
+        """Return the result of *call*. If *call* meets records that it cannot read, bury them and repeat *call*."""
         try:
             return call()
         except MalformedRecord as exc:

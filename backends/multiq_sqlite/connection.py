@@ -319,7 +319,7 @@ def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> No
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    # even this reads the file, which a process that is closing it may have locked
+    # even this reads the file, and another process may have it locked while closing it
     retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
     (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":

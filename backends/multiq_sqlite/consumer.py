@@ -94,7 +94,7 @@ class SqliteConsumer(Consumer):
         self._waiter.close()
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        """Return the result of *call*. If it meets records that it cannot read, they are buried and it is repeated."""
+        """Return the result of *call*. If *call* meets records that it cannot read, bury them and repeat *call*."""
         try:
             return call()
         except MalformedRecord as exc:
@@ -107,7 +107,7 @@ class SqliteConsumer(Consumer):
     ) -> tuple[list[LeaseLost | None], list[Lease], bool]:
         """Settle and reserve in one transaction.
 
-        The last value is False if more jobs are due than one should promote.
+        The last value is False if more jobs are due than one transaction should promote.
         """
 
         def settle_and_reserve(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
@@ -174,7 +174,7 @@ class SqliteConsumer(Consumer):
             self._waiter.sleep(change_mark, shortest_pause, self._time_until(until, _next_change_at(outlooks, now)))
 
     def _time_until(self, until: float, change_at: int | None) -> Callable[[], float]:
-        """Return a function of the seconds left until that moment, or until *change_at* on the jobs' clock."""
+        """Return a function of the seconds left: to *until*, or to *change_at* on the jobs' clock if it is earlier."""
         if change_at is None:
             return lambda: until - time.monotonic()
         return lambda: min(until - time.monotonic(), (change_at - self._clock()) / SECOND)

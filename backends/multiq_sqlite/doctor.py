@@ -203,7 +203,7 @@ def _tables(version: int | None) -> Finding:
 
 
 def survives(synchronous: str, folder: Path) -> Survives:
-    """Return the worst event that a job outlives once its enqueue has returned. A disk in memory outlives no crash."""
+    """Return the worst event that a job survives once its enqueue has returned. A disk in memory survives no crash."""
     if synchronous != "full" or file_system_of(Path(os.path.realpath(folder))) in _VOLATILE:
         return "server crash"
     return "power loss"

@@ -184,7 +184,7 @@ class _AsyncioConnection:
 
 
 class _AsyncioCursor:
-    """A cursor whose ``execute`` returns it, as that of ``sqlite3`` does."""
+    """A cursor whose ``execute`` returns the cursor itself, as the cursors of ``sqlite3`` do."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor

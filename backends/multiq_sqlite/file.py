@@ -63,8 +63,8 @@ def create_file(path: str) -> None:
             return
         if Path(path).is_symlink():
             raise UrlInvalid(
-                f"{path} is a symbolic link to {Path(path).readlink()}, which is not there, and no file is made where "
-                "a link leads: make an empty file there, or name that file in the URL"
+                f"{path} is a symbolic link to {Path(path).readlink()}, which does not exist, and multiq makes no file "
+                "through a link: make an empty file there, or name that file in the URL"
             )
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

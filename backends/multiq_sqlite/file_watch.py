@@ -34,7 +34,7 @@ class FileWatch:
 
     @classmethod
     def of(cls, log: str) -> Self | None:
-        """Return a watch on the log at this path; None if the system has none to give."""
+        """Return a watch on the log at this path; None if the system does not offer one."""
         libc = _libc()
         if libc is None:
             return None

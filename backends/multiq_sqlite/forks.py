@@ -35,6 +35,8 @@ class ForkGuard:
         """Held while a set of connections changes or is read."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed: list[Connection] = []
+        self._has_create_lock = False
+        self._forking_thread: int | None = None
         self._inherited: list[tuple[sqlite3.Connection, FileIdentity]] = []
         forks.register(before=self._before, in_parent=self._in_parent, in_child=self._in_child)
 
@@ -53,12 +55,21 @@ class ForkGuard:
             )
 
     def _before(self) -> None:
+        """Lock and close. If a signal handler raises in here, Python forks all the same: what was locked is noted."""
         self.lock.acquire()
+        self._forking_thread = threading.get_ident()
         deadline = time.monotonic() + _FORK_PATIENCE
-        self._closed = [connection for connection in self._connections if connection.close_for_fork(deadline)]
-        create_lock.acquire()  # last: a thread that holds it waits for no other lock
+        try:
+            for connection in self._connections:
+                if connection.close_for_fork(deadline):
+                    self._closed.append(connection)
+        finally:
+            create_lock.acquire()  # last: a thread that holds it waits for no other lock
+            self._has_create_lock = True
 
     def _in_parent(self) -> None:
+        if self._forking_thread != threading.get_ident():  # interrupted while it waited for the first lock
+            return
         for connection in self._closed:
             connection.unlock_in_parent()
         self._release()
@@ -66,11 +77,17 @@ class ForkGuard:
     def _in_child(self) -> None:
         kept = [connection.reset_in_child() for connection in self._connections]
         self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
-        self._release()
+        if self._forking_thread != threading.get_ident():
+            self.lock = threading.Lock()  # the one that another thread of the parent has stays locked
+        else:
+            self._release()
 
     def _release(self) -> None:
         self._closed = []
-        create_lock.release()
+        if self._has_create_lock:
+            self._has_create_lock = False
+            create_lock.release()
+        self._forking_thread = None
         self.lock.release()
 
 

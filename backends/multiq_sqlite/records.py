@@ -97,7 +97,7 @@ def due(delay: float, now: int) -> tuple[int, int]:
 
 
 def clean(reason: str | None) -> str | None:
-    """Make a reason storable: an error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
+    """Make a reason storable: an error's text may hold halves of surrogate pairs, which UTF-8 cannot encode."""
     return None if reason is None else reason.encode("utf-8", "backslashreplace").decode()
 
 

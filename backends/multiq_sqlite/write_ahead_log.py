@@ -1,6 +1,6 @@
 """The write-ahead log: restarted when it is long, which SQLite does only when no connection reads.
 
-That does not happen while many processes work, so commits look at the log's size now and then.
+While many processes work, there is no such moment; so commits check the log's size now and then, and restart the log.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def _restart(sqlite: sqlite3.Connection) -> float:
     ``PASSIVE`` moves frames into the file and waits for no reader. ``RESTART`` keeps the write lock while it waits for
     readers, so it is only used when all frames are moved: a reader that needs one of them may stay for hours.
 
-    A file takes one checkpoint at a time, and SQLite does not wait for the end of another one. This loop does, without
-    a lock: with many writers a checkpoint runs at nearly any time, and writers that wait here write nothing.
+    A file takes one checkpoint at a time, and SQLite does not wait until another connection's checkpoint ends. This
+    loop does, without a lock: with many writers a checkpoint runs at nearly any time, and writers that wait here write
+    nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
     (page,) = sqlite.execute("PRAGMA page_size").fetchone()

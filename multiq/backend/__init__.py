@@ -17,10 +17,10 @@ The states of a job, and the verbs that move it::
 What each verb promises is in ``docs/contract.md``, paragraph by paragraph; ``multiq.conformance`` proves a driver
 against it; ``multiq.backend.memory`` is the contract as a program; ``docs/writing-a-driver.md`` is the way through.
 
-Errors: a driver raises only ``multiq.errors`` (from the client library's exception), a ``BackendUnavailable`` for
-whatever is worth another try, an ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must be
-safe to repeat after such an error: the caller chooses the ids of jobs, the driver chooses a fresh token for each call
-of ``reserve`` and finds out by it what happened.
+Errors: a driver raises only ``multiq.errors`` (from the client library's exception): a ``BackendUnavailable`` if
+another attempt may succeed, an ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must be
+safe to repeat after such an error: the caller chooses the ids of jobs, and the driver chooses a fresh token for each
+call of ``reserve``, by which it finds out after a lost reply what that call has reserved.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What a driver implements: a ``Backend``, the optional parts that its store is able to, and a ``Consumer``.
 
 A driver inherits from ``Backend`` if its store can do the minimum only, or from those of ``OPTIONAL_PARTS`` that it
-implements: ``class AcmeBackend(Inspection, Pausing)``. Each part has a power of ``Capabilities``, which says the same.
+implements: ``class AcmeBackend(Inspection, Pausing)``. Each part belongs to one power of ``Capabilities``:
+declare a power if, and only if, the driver has its part.
 """
 
 # ruff: noqa: ARG002 - the methods of optional parts refuse whatever they are given
@@ -34,7 +35,7 @@ class Backend(ABC):
     """One connection's jobs. Thread-safe, fork-safe, cheap to construct; connects at the first call.
 
     The abstract methods are the minimum. The methods of the optional parts are here, too, and raise ``Unsupported``, so
-    that callers need not ask what a backend is.
+    that callers need not check a backend's class.
     """
 
     declared: ClassVar[Capabilities]
@@ -59,7 +60,7 @@ class Backend(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """``declared``, corrected by what the live server reports if that matters."""
+        """``declared``, corrected where the live server reports something else."""
         return self.declared
 
     def unsupported(self, power: str) -> Unsupported:
@@ -105,8 +106,8 @@ class Backend(ABC):
         exist exactly if the caller commits; the driver neither commits nor rolls back.
 
         Raises ``EnqueueUncertain``, from the error of the connection, for jobs that were sent and not answered. After
-        any other error none is there, but those that ``EnqueuePartial`` names: ``PayloadTooLarge`` before anything is
-        sent, ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
+        any other error no job of the call is stored, except those that ``EnqueuePartial`` names: ``PayloadTooLarge``
+        before anything is sent, ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
         """
 
     # --- consuming ---
@@ -126,9 +127,9 @@ class Backend(ABC):
 
         Order: ready as they would be reserved, delayed and reserved by due time, buried as they would be kicked.
         Pages are not a snapshot: a job that moves between two calls may be seen twice or not at all, one that
-        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for going on after what the backend can
-        show, and for a state of which it can show no job,
-        ``OptionInvalid`` for a state in which no job is kept (``multiq.backend.check_state``).
+        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for a page after the jobs that the
+        backend can show, and for a state of which it can show no job. Raises ``OptionInvalid`` for a state in which no
+        job is kept (``multiq.backend.check_state``).
         """
         raise self.unsupported("inspection")
 
@@ -161,7 +162,7 @@ class Backend(ABC):
         """Counts now. A queue that was never used counts zero of everything."""
 
     def pause(self, queue: str, seconds: float) -> None:
-        """No new reservations for so long; delays and leases run on. A second pause replaces the first."""
+        """No new reservations for *seconds*; delays and leases run on. A second pause replaces the first."""
         raise self.unsupported("pausing")
 
     def resume(self, queue: str) -> None:
@@ -192,15 +193,15 @@ class Backend(ABC):
         return findings
 
     def schema(self) -> Schema:
-        """The store's tables. Raises ``Unsupported`` where there are none, or where the driver keeps them itself."""
+        """The store's tables. Raises ``Unsupported`` if it has none, or if the driver creates them itself."""
         raise self.unsupported("schema")
 
     @abstractmethod
     def close(self) -> None:
         """Drop this object's connections; they open again when they are needed.
 
-        Consumers are closed by themselves: they keep what they hold, unless leases end with a connection, and go on
-        waiting, or end with ``BackendUnavailable``.
+        This does not close the backend's consumers. They keep their leases, unless leases end with a connection. A
+        consumer that waits goes on waiting, or raises ``BackendUnavailable``.
         """
 
     def __enter__(self) -> Self:
@@ -262,7 +263,7 @@ class Purging(Backend):
 
 
 class Migrations(Backend):
-    """A backend with tables that a person brings up: the power ``schema``."""
+    """A backend with tables that an operator creates and migrates: the power ``schema``."""
 
     @abstractmethod
     def schema(self) -> Schema:
@@ -326,7 +327,7 @@ class Consumer(ABC):
     """
 
     def in_order(self, queues: Sequence[str]) -> tuple[str, ...]:
-        """*queues*, checked: this consumer's, each as often as it has them, in any order. Raises ``OptionInvalid``."""
+        """Return *queues* if they are this consumer's own, in any order. Raises ``OptionInvalid``."""
         if sorted(queues) != sorted(self.queues):
             raise OptionInvalid(
                 f"queues must be {list(self.queues)!r} in another order, got {list(queues)!r}: for other queues make "
@@ -343,7 +344,7 @@ class Consumer(ABC):
         server's clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
 
         *queues* are this consumer's in another order, for this call (``in_order`` checks them; ``OptionInvalid``).
-        A worker may give one with every call, so that must not cost a request. Without them: the consumer's own order.
+        A worker may give another order with every call, so it must not cost a request. None: the consumer's own.
         """
 
     @abstractmethod
@@ -358,7 +359,8 @@ class Consumer(ABC):
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         """Settle these, then reserve: one round trip where the store can do both. *queues* is as in ``reserve``.
 
-        Raises only if nothing was settled: an outage between the two is met by the next call.
+        Raises only if nothing was settled. If the backend fails after the verdicts, no lease is returned, and the next
+        call raises the error.
         """
         lost = self.settle(verdicts) if verdicts else []
         try:

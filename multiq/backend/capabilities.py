@@ -1,8 +1,8 @@
 """What a backend can do beyond the bare contract, as data.
 
-One record per backend drives the conformance suite, ``multiq backends``, the table in ``docs/backends.md`` and
-the text of ``Unsupported``, so that none of them can drift. What a backend cannot do is not a ``False`` but a
-``Gap`` that says what kind of gap it is, and why.
+One record per backend drives the conformance suite, ``multiq backends``, the table in ``docs/backends.md`` and the text
+of ``Unsupported``, so that these cannot disagree. What a backend cannot do is not a ``False`` but a ``Gap`` that says
+what kind of gap it is, and why.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Claim: TypeAlias = Literal[True] | Gap
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend's record. The note beside each power is its definition; each owns conformance tests."""
+    """One backend's record. The note beside each power is its definition; each power has conformance tests."""
 
     backend: str
 
@@ -78,8 +78,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     management: Annotated[Claim, "deletes, reschedules and kicks a single job by its id"] = True
     pausing: Annotated[Claim, "pauses and resumes a queue"] = True
     purging: Annotated[Claim, "deletes all jobs of a queue in given states, and counts them"] = True
-    schema: Annotated[Claim, "has tables that a person brings up with `multiq schema`"] = Gap(
-        "never", "its store has no tables that a person would have to bring up"
+    schema: Annotated[Claim, "has tables that an operator migrates with `multiq schema`"] = Gap(
+        "never", "its store has no tables that an operator would have to migrate"
     )
     diagnosis: Annotated[Claim, "checks its server's settings for `multiq doctor`"] = Gap(
         "not done", "the driver has no checks of its own; the general ones are made"

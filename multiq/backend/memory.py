@@ -96,7 +96,7 @@ class JobQueue:
     # --- moves ---
 
     def add_all(self, batch: Sequence[NewJob], now: int) -> list[str]:
-        """The batch as a whole, or nothing of it if an exception from outside ends this early."""
+        """Add the whole batch; ``mend`` removes the added part if an exception from outside interrupts this."""
         self.is_whole = False
         ids: list[str] = []
         for new in batch:
@@ -108,7 +108,7 @@ class JobQueue:
         return ids
 
     def mend(self) -> None:
-        """After an exception from outside (Ctrl-C, a time limit): no half batch, and each job is where it says."""
+        """After an exception from outside (Ctrl-C, a time limit): remove half a batch, and make the heaps anew."""
         for job_id in self._incoming:
             self.jobs.pop(job_id, None)
         self._incoming = []
@@ -227,7 +227,7 @@ class JobQueue:
 
 
 def _without_stale(heap: list[tuple[int, int, int, Job]]) -> list[tuple[int, int, int, Job]]:
-    """The heap without entries of jobs that have moved on: they would keep jobs, and their bodies, that are gone."""
+    """The heap without entries of jobs that have changed since: such entries keep jobs that are gone in memory."""
     live = [entry for entry in heap if entry[2] == entry[3].stamp]
     heapq.heapify(live)
     return live
@@ -246,7 +246,7 @@ class Store:
         self._queues: dict[str, JobQueue] = {}
 
     def queue(self, name: str, now: int) -> JobQueue:
-        """The queue as it stands *now*. One that was not there is kept only once ``keep`` is called."""
+        """The queue as it stands *now*. A new queue is stored only once ``keep`` is called."""
         queue = self._queues.get(name)
         if queue is None:
             return self.queue_class(name, self._sequence)
@@ -257,7 +257,7 @@ class Store:
         return queue
 
     def keep(self, queue: JobQueue) -> None:
-        """From now on it is there: it holds a job, or is paused."""
+        """Store the queue from now on: it holds a job, or is paused."""
         self._queues[queue.name] = queue
 
     def forget_if_empty(self, queue: JobQueue, now: int) -> None:
@@ -478,7 +478,7 @@ class MemoryConsumer(Consumer):
             self._store.changed.notify_all()
 
     def close(self) -> None:
-        """Nothing is held but leases, which end by themselves."""
+        """Do nothing: a consumer holds nothing but leases, which end by themselves."""
 
     def _take(self, limit: int, now: int, order: Sequence[str]) -> list[Lease]:
         leases: list[Lease] = []
@@ -524,7 +524,7 @@ class MemoryConsumer(Consumer):
                 queue.make_ready(job, crashed=True)
 
     def _nap(self, now: int) -> float:
-        """Seconds that nothing can happen in without a notification."""
+        """Seconds until the next change by the passing of time; any other change is notified."""
         if self._store.clock is not time.monotonic_ns:
             return _PINNED_SLEEP
         changes = (self._store.queue(name, now).next_change_at(now) for name in self.queues)

@@ -46,7 +46,7 @@ def load_driver(name: str) -> type[Backend]:
 
 
 def load(group: str, name: str) -> Any:
-    """What a backend of this *name* brings under an entry-point *group*. Raises as ``load_driver`` does."""
+    """What a backend of this *name* registers under an entry-point *group*. Raises as ``load_driver`` does."""
     from stevedore.exception import MultipleMatches
     from stevedore.extension import error_on_conflict
     from stevedore.named import NamedExtensionManager  # DriverManager logs a warning for a missing name in any case
@@ -75,7 +75,7 @@ def load(group: str, name: str) -> Any:
 
 
 def installed(group: str = GROUP) -> list[str]:
-    """The names of all installed drivers, or of what they bring under *group*, sorted, without importing them."""
+    """The names of all installed drivers, or of the entry points of *group*, sorted, without importing them."""
     from importlib.metadata import entry_points
 
     return sorted({point.name for point in entry_points(group=group)})

@@ -117,7 +117,8 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Ready again in its old place, its attempt counted: its worker died, which another process reports in time.
+    """Ready again in its old place, its attempt counted: another process reports, before the lease ends, that its
+    worker died.
 
     With ``portable_leases`` it is counted as a crash; elsewhere only the dead worker could have reported it.
     """
@@ -153,7 +154,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Page(msgspec.Struct, frozen=True):
     """A part of a listing. ``after`` asks for the next part; None: this was the last.
 
-    Without ``lists_jobs`` it says that there are more, and asking for them raises ``Unsupported``.
+    Without ``lists_jobs``, ``after`` only says that there are more jobs, and asking for them raises ``Unsupported``.
     """
 
     jobs: list[JobRecord]

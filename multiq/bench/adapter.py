@@ -71,10 +71,11 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 class Baseline(ABC):
-    """The leanest loops that the store and its client library allow: no fence, no delays, no counters, one client.
+    """The fastest loops that the store and its client library allow, with one client.
 
     They do only what cannot be left out: write a job as durably as the server's settings say, mark it taken, delete
-    it. They use keys or tables of their own, which ``close`` removes.
+    it. No lease token is checked, and there are no delays and no counters. The loops use keys or tables of their own,
+    which ``close`` removes.
     """
 
     @abstractmethod
@@ -87,7 +88,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def take_in_batches(self) -> float:
-        """Jobs per second: forget the last ``TAKE_BATCH`` and take as many, until none that was put is left."""
+        """Jobs per second: delete the last ``TAKE_BATCH`` jobs and take the next, in one go, until none is left."""
 
     @abstractmethod
     def close(self) -> None:

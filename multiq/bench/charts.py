@@ -34,7 +34,7 @@ _MARKS = {"bar", "point"}  # as Vega calls those that have a description
 _SVG = "http://www.w3.org/2000/svg"
 _PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
 _SHORT = "datum.value < 1000 ? format(datum.value, '~g') : format(datum.value, '~s')"  # 0, 0.5, 10k, one by one
-#: a long URL on two lines, and no further
+#: a long URL is broken into two lines; what does not fit on them is cut off
 _NAME = "length(datum.label) > 18 ? [slice(datum.label, 0, 18), slice(datum.label, 18, 37)] : datum.label"
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])  # distinct on paper and by the colour-blind
 

@@ -1,8 +1,8 @@
 """Two runs side by side: which figures are worse, which are not, and which are too noisy to say.
 
 Each figure is compared with Welch's test on the logarithms of its repeats, because "slower" means a ratio. With ten
-repeats or more it is Yuen's test: Welch's without the outermost fifth at each end, so that a few repeats that other
-programs of the machine disturbed do not decide.
+repeats or more it is Yuen's test: Welch's without the lowest and the highest fifth of the repeats. So a few repeats
+that other programs of the machine have disturbed do not decide the verdict.
 """
 
 from __future__ import annotations
@@ -280,8 +280,8 @@ class _Pair(NamedTuple):
 
 
 class _Test(NamedTuple):
-    """The test's result on the ratio, in logarithms. ``worse`` and ``better`` are p-values: the chance of such repeats
-    if the figure is not worse, or not better, by more than is allowed."""
+    """The test's result on the ratio, in logarithms. ``worse`` and ``better`` are p-values: how likely the
+    measured repeats are if the figure is not worse (or not better) by more than the allowed change."""
 
     low: float
     high: float
@@ -373,7 +373,7 @@ def _why_not(pair: _Pair) -> str:
 
 
 def _test(pair: _Pair, allowed: float) -> _Test | None:
-    """The ratio's interval, and how likely such repeats are if the change is within *allowed*; None: no verdict."""
+    """The ratio's interval, and how likely the repeats are if the change is at most *allowed*; None: no verdict."""
     if _why_not(pair):
         return None
     old, new = [math.log(value) for value in pair.old], [math.log(value) for value in pair.new]
@@ -398,9 +398,9 @@ def _exact(change: float, metric: Metric, allowed: float) -> _Test:
 def _holm(chances: Sequence[float]) -> list[bool]:
     """Which p-values are significant when all are tested together, by Holm's method.
 
-    It keeps the chance of any false alarm at ``_FALSE_ALARM``, however many tests there are. The smallest p-value is
-    compared with that chance divided by the number of tests, the next with that divided by one fewer, and so on until
-    one fails; all larger ones fail too.
+    It keeps the chance of any false alarm at ``_FALSE_ALARM``, however many tests there are. Of n p-values, the
+    smallest must be at most ``_FALSE_ALARM`` / n, the next at most ``_FALSE_ALARM`` / (n - 1), and so on. The first
+    that is larger is not significant, and neither are all after it.
     """
     held = [False] * len(chances)
     for rank, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):

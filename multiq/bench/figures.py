@@ -78,7 +78,7 @@ def is_cost(metric: Metric) -> bool:
 
 
 def speeds(workload: Workload) -> list[Metric]:
-    """The metrics of speed, the headline first, even if that is a time per job."""
+    """The metrics of speed, the headline first. The headline may itself be a time per job."""
     headline, *others = workload.metrics
     return [headline, *(metric for metric in others if not is_cost(metric) or metric.unit == headline.unit)]
 

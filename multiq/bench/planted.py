@@ -55,6 +55,7 @@ class _BuggyBackend(Backend):
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
+        self.declared = inner.declared  # type: ignore[misc]  # of a class, where one inner backend is not like another
         self._counting = threading.Lock()
         self._count = 0
 
@@ -65,7 +66,7 @@ class _BuggyBackend(Backend):
     @classmethod
     def from_url(cls, url: object) -> Backend:  # type: ignore[override]
         raise TypeError(
-            f"{cls.__name__} must be put over an open backend: name it planted:LIE@URL, got from_url({url!r})"
+            f"{cls.__name__} must wrap an open backend: write its URL as planted://BUG@URL, got from_url({url!r})"
         )
 
     def next(self) -> int:
@@ -79,7 +80,7 @@ class _BuggyBackend(Backend):
         return [job]
 
     def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:  # noqa: ARG002 - a hook
-        """The leases that a consumer gets that asked for *limit*."""
+        """What a consumer gets when it asks for *limit* jobs; *leases* is what the store has handed out."""
         return leases
 
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:  # a hook
@@ -146,7 +147,8 @@ class _BuggyConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # slow jobs, as on a busy machine, make a worker ask for one job at a time: the bug applies then, too
+        # a worker with slow jobs, as on a busy machine, asks for one job at a time: count that as two, so that the bug
+        # applies, too
         lost = self.settle(verdicts) if verdicts else []
         try:
             taken = self._inner.reserve(limit, timeout, queues)

@@ -1,5 +1,7 @@
-"""The processes of a run: producers and workers. A fork server that has imported everything starts each in
-milliseconds; where a backend lives in one process, they are threads of this one.
+"""The processes of a run: producers and workers.
+
+A fork server that has imported everything starts each process in milliseconds. For a backend whose jobs only one
+process can see (memory), they are threads of this process instead.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class LoadProcess(Generic[R]):
         return done
 
     def end(self) -> None:
-        """End the process, whatever it does. A thread runs to its end: none of its waits is long."""
+        """End the process, even if it is busy. A thread runs to its end instead, as all of its waits are short."""
         self._line.close()
         if not isinstance(self._runner, threading.Thread) and self._runner.is_alive():
             self._runner.kill()
@@ -105,10 +107,10 @@ class LoadProcess(Generic[R]):
     def _receive(self, patience: float) -> Any:
         try:
             if not self._line.poll(patience):
-                raise ProcessFailed(f"nothing came back within {patience:.0f} s")
+                raise ProcessFailed(f"a process of the bench sent no result within {patience:.0f} s")
             answer = self._line.recv()
         except (EOFError, OSError) as exc:
-            raise ProcessFailed("a process of the bench died in its work") from exc
+            raise ProcessFailed("a process of the bench ended before it sent its result") from exc
         if isinstance(answer, str):
             raise ProcessFailed(answer)
         return answer
@@ -200,7 +202,7 @@ class RunProcesses:
 
 
 def _nothing() -> None:
-    """Run by the first process, whose end shows that the fork server runs and has imported everything."""
+    """The first process runs this. Its end shows that the fork server runs and has imported everything."""
 
 
 def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -17,7 +17,10 @@ Better = Literal["higher", "lower"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One figure of a workload, with its unit and which way is better. ``workloads`` defines them, docs explain."""
+    """One figure of a workload, with its unit and which way is better.
+
+    ``workloads`` defines the metrics; ``docs/bench.md`` explains them.
+    """
 
     name: str
     """A word or two: ``drained``, ``pickup p50``, ``client CPU``."""

@@ -71,7 +71,7 @@ class RunLog:
         """Record that a run starts now. Returns the offset to pass to ``end``. Raises ``RunLogFull``."""
         index = next(self._next)
         if index >= self._capacity:
-            raise RunLogFull(f"{self._capacity} runs were expected at most, and this is one more: of job {number}")
+            raise RunLogFull(f"at most {self._capacity} runs were expected, but job {number} begins one more")
         offset = _HEAD.size + index * _RECORD.size
         _RECORD.pack_into(self._map, offset, number, time.monotonic_ns(), 0, attempt, fails)
         return offset

@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Setting(NamedTuple):
-    """Where a run happens."""
+    """The targets and the machine of a run."""
 
     targets: Sequence[Target]
     folder: Path
@@ -219,7 +219,7 @@ class _RunInProgress:
     # --- per target ---
 
     def _warm_up(self, target: Target) -> None:
-        """Cause connections, scripts, tables and first pages to be made, so that no first repeat pays for them."""
+        """Run a few jobs, so that no repeat has to create connections, scripts, tables or their first pages."""
         scenario = self._scenario(target, "warm-up")
         try:
             scenario.enqueue(enqueue_in_bulk, 0, _WARM_UP)
@@ -230,7 +230,7 @@ class _RunInProgress:
         self._record_aside(target, "warm-up", verify(evidence))
 
     def _record_aside(self, target: Target, what: str, verification: Verification) -> None:
-        """Record jobs that are not measured, because they are verified like all others."""
+        """Record the verification of jobs that are not measured: they are verified like all others."""
         sample = Sample(
             started=time.monotonic() - self._began,
             seconds=0.0,

@@ -1,4 +1,4 @@
-"""One repeat of one workload on one target: its queue, its processes, its clocks, and the evidence of its jobs."""
+"""One repeat of one workload on one target: its queue, its processes, its timing, and what is known of its jobs."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class RunningWorker:
         time.sleep(0.05)  # from its run log to its first reserve
 
     def wait_until_begun(self, processes: int = 1) -> None:
-        """Wait until so many of its processes have a run log."""
+        """Wait until *processes* of the worker's processes have a run log."""
         give_up_at = time.monotonic() + _START
         while len(self.run_logs.look()) < processes and time.monotonic() < give_up_at:
             time.sleep(_LOOK)
 
     def wait_until_ended(self, runs: int) -> None:
-        """Wait until so many runs have ended, or none has for a while."""
+        """Wait until *runs* runs have ended, or until no run has ended for ``PATIENCE`` seconds."""
         self.wait_until_begun()
         ended, changed_at = 0, time.monotonic()
         while ended < runs and time.monotonic() - changed_at < PATIENCE:
@@ -150,7 +150,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
-        """Run a worker of so many processes, and stop it at the end. Its runs and its CPU time are recorded then.
+        """Run a worker of *processes* processes, and stop it at the end. Then its runs and its CPU time are recorded.
 
         *runs* is how many runs to expect. Default: one for each job that was enqueued already.
         """
@@ -245,7 +245,7 @@ class Scenario:
 
 
 def _again_and_again(jobs: int) -> int:
-    """A number of runs that *jobs* jobs exceed only if the store hands out the same ones again and again."""
+    """An upper limit for the runs of *jobs* jobs: only a store that hands out jobs again and again exceeds it."""
     return 2 * jobs + 1000
 
 

@@ -63,17 +63,17 @@ def find(program: str, package: str) -> str:
     found = shutil.which(program, path=os.environ.get("PATH", "") + _ELSEWHERE)
     if found is None:
         raise ServerMissing(
-            f"{program} is not installed, so none can be started: apt-get install {package} (on Debian and its kin), "
-            "or give the URL of a server that runs already"
+            f"{program} is not installed, so no server can be started: apt-get install {package} (on Debian, Ubuntu), "
+            "or give the URL of a running server"
         )
     return found
 
 
 def free_port() -> int:
-    """A TCP port of this machine that no process listens on, and neither on its bus port.
+    """A TCP port of this machine that is free, as is its bus port (the port plus 10,000).
 
-    Until this process ends, this function returns the port to no other process: it keeps the UDP port of the same
-    number bound as a mark, which also holds before the server listens and while it restarts.
+    The port stays reserved until this process ends, also before the server listens and while it restarts: this process
+    keeps the UDP port of the same number bound, and this function returns only ports whose UDP port is free.
     """
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - a port is not a secret
@@ -92,8 +92,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A temporary folder. Its name is short, because servers have UNIX sockets in it. It is removed at the end, even if
-    this process is killed."""
+    """A temporary folder. The folder's name is short, because servers create UNIX sockets in it. It is removed at
+    the end, even if this process is killed."""
     with tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=parent, ignore_cleanup_errors=True) as name:
         _shepherd.tell(f"+{name}")
         yield Path(name)

@@ -95,8 +95,8 @@ class Target(msgspec.Struct):
             stats = backend.stats(name)
         if _count(stats):
             raise QueueInUse(
-                f"queue {name!r} of {self.name} holds {_count(stats):,} jobs already: this run would take them for its "
-                f"own; look what they are, and purge them: multiq purge {name} -c {self.name}"
+                f"queue {name!r} of {self.name} holds {_count(stats):,} jobs already, which this run would count as "
+                f"its own: look at them (multiq jobs), and purge them: multiq purge {name} -c {self.name}"
             )
 
 
@@ -167,12 +167,12 @@ def _is_ours(text: str) -> bool:
 
 
 def _startable(name: str) -> type[Bench]:
-    """The ``Bench`` of a backend. Raises ``BackendNotInstalled`` for an unknown one, or one that it cannot start."""
+    """The ``Bench`` of a backend. Raises ``BackendNotInstalled`` if it is unknown, or has no ``Bench``."""
     bench = load_bench(name)
     if bench is None:
         raise BackendNotInstalled(
-            f"the {name} backend does not say how to start a server of its own (those do: "
-            f"{', '.join(installed(GROUP))}): give the URL of one that runs already"
+            f"the bench cannot start a server for the {name} backend, only for "
+            f"{', '.join(installed(GROUP))}: give the URL of a running server"
         )
     return bench
 

@@ -129,8 +129,8 @@ class _Verifier:
     def lost(self) -> Violation | None:
         """Neither run to the end, nor handed out when the queue was emptied.
 
-        A job that the store still counts but never hands out is lost, too. Only if the work broke off, missing jobs may
-        be among those that the store still has.
+        A job that the store still counts but never hands out is lost, too. If the work broke off, missing jobs may
+        still be in the store: they count as lost only if it is known to be empty.
         """
         if not self.missing or (self._broke_off and self._left != 0):
             return None

@@ -117,7 +117,7 @@ def enqueue_by_priority(app: BenchApp, go: Go, queue: str, priorities: Sequence[
 
 
 def enqueue_flaky(app: BenchApp, go: Go, queue: str, failures: Sequence[int]) -> list[Sent]:
-    """Enqueue jobs that each fail so many times before they succeed."""
+    """Enqueue a job for each of *failures*: the number of times that it fails before it succeeds."""
     flaky = app.flaky.options(queue=queue)
     app.queue(queue).stats()
     go()
@@ -127,7 +127,7 @@ def enqueue_flaky(app: BenchApp, go: Go, queue: str, failures: Sequence[int]) ->
 
 
 def enqueue_naps(app: BenchApp, go: Go, queue: str, count: int, seconds: float) -> list[Sent]:
-    """Enqueue jobs that each sleep for so many seconds."""
+    """Enqueue *count* jobs, each of which sleeps for *seconds* seconds."""
     nap = app.nap.options(queue=queue)
     app.queue(queue).stats()
     go()
@@ -137,7 +137,8 @@ def enqueue_naps(app: BenchApp, go: Go, queue: str, count: int, seconds: float) 
 
 
 def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[Run, int]]:
-    """Take and ack one job after the other with ``queue.reserve()``. Each run, and the ns that both calls took."""
+    """Take and ack one job after the other with ``queue.reserve()``. Returns each run, and the ns that
+    its reserve and ack took together."""
     jobs = app.queue(queue)
     jobs.stats()
     taken = []
@@ -155,7 +156,7 @@ def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[
 class SettleTimes(NamedTuple):
     """What a raw consumer's calls took, in ns per job: the 10th percentile of each kind of call.
 
-    Slower calls were delayed by other load of the machine, and measure that more than multiq.
+    The slower calls are ignored, because they measure the machine's other load more than multiq.
     """
 
     reserve: float
@@ -165,7 +166,7 @@ class SettleTimes(NamedTuple):
 
 
 def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) -> SettleTimes:
-    """Reserve and ack so many batches with a raw consumer, and as many jobs again one by one."""
+    """With a raw consumer, take and ack *batches* batches of *batch* jobs; then ack *batches* jobs one by one."""
     runs: list[Run] = []
     reserving, acking, acking_one = [], [], []
     with app.backend.consumer([queue]) as consumer:
@@ -218,9 +219,10 @@ def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batche
 
 
 def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Run]:
-    """Take and ack due jobs, in batches, up to *most* and a batch: a store may hand out the same again and again.
+    """Take and ack due jobs in batches, until none is left or more than *most* were taken.
 
-    It waits up to *timeout* seconds for the first.
+    A store that hands out the same jobs again and again would give them for ever. It waits up to *timeout* seconds for
+    the first.
     """
     return [
         _run(lease, now + index)

@@ -1,4 +1,4 @@
-"""The command line, ``multiq``: one module per family of commands, imported when one of its commands is asked for."""
+"""The command line, ``multiq``: one module per command, of the same name, imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -9,29 +9,12 @@ from multiq import __version__
 from .group import LazyGroup
 from .options import connection_option, traceback_option, verbose_option
 
-#: what ``multiq --help`` lists, in its order: section -> command -> module of this package
+#: what ``multiq --help`` lists, in its order: section -> commands; each command is in the module of its name
 SECTIONS = {
-    "Run": {"worker": "worker", "enqueue": "enqueue"},
-    "Inspect": {"stats": "inspect", "jobs": "inspect", "peek": "inspect", "top": "top", "health": "health"},
-    "Manage": {
-        "kick": "manage",
-        "delete": "manage",
-        "reschedule": "manage",
-        "pause": "manage",
-        "resume": "manage",
-        "purge": "manage",
-        "down": "control",
-        "up": "control",
-        "restart": "control",
-    },
-    "Check": {
-        "doctor": "doctor",
-        "schema": "schema",
-        "backends": "backends",
-        "conformance": "conformance",
-        "bench": "bench",
-        "soak": "soak",
-    },
+    "Run": ("worker", "enqueue"),
+    "Inspect": ("stats", "jobs", "peek", "top", "health"),
+    "Manage": ("kick", "delete", "reschedule", "pause", "resume", "purge", "down", "up", "restart"),
+    "Check": ("doctor", "schema", "backends", "conformance", "bench", "soak"),
 }
 
 

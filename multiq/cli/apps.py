@@ -32,8 +32,9 @@ class JobNowhere(JobNotFound):
 def open_app(*, create: bool = False) -> App:
     """An app without tasks on the chosen connection.
 
-    *create*: create a store that is not there, for a command that has something to put in it. Others were called in the
-    wrong folder, and report it. Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
+    *create*: create a store that is not there, for a command that has something to put in it. For all other commands, a
+    missing store means that they were called in the wrong folder, and they report it. Raises ``SettingsInvalid``,
+    ``UrlInvalid``, ``BackendNotInstalled``.
     """
     app = App(chosen_connection(), create=create)
     _ = app.backend  # a wrong URL is reported before anything else
@@ -43,7 +44,8 @@ def open_app(*, create: bool = False) -> App:
 def load_app(path: str) -> App:
     """The app that *path* names, as ``module:attribute``, looked for in the current folder first.
 
-    ``-c`` takes it to another connection. Raises ``AppNotFound``, and what the app itself raises of multiq's errors.
+    With ``-c``, it works on that connection instead. Raises ``AppNotFound``, and those errors of multiq that importing
+    the app raises.
     """
     name, colon, attribute = path.partition(":")
     if not colon or not name or not attribute:
@@ -57,7 +59,10 @@ def load_app(path: str) -> App:
 
 
 def default_app() -> str:
-    """The app that the settings name. Its module may also lie where their file is. Raises ``SettingsInvalid``."""
+    """The app that the settings name. Its module may also be in the folder of the settings file.
+
+    Raises ``SettingsInvalid``.
+    """
     path = load_settings().app
     if path is None:
         raise click.UsageError("Missing argument 'APP': give it like shop.tasks:app, or set app in multiq.toml.")
@@ -85,11 +90,11 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
 
 
 def _move(app: App, url: str, path: str) -> None:
-    """Have an app work on another connection, which it can as long as it has not begun on its own."""
+    """Have an app work on another connection. It must not have used its own one yet."""
     if app._backend is not None and app.url != url:  # noqa: SLF001 - the only place that needs it
         raise OptionInvalid(
             f"{path} has used its connection while it was imported, or was given a backend=, so -c comes too late: "
-            "take what enqueues or asks out of the module's top level"
+            "move the calls that use it out of the module's top level"
         )
     app.url = url
 
@@ -136,7 +141,7 @@ def _apps_of(module: ModuleType) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """What an import died of, and where in the imported code."""
+    """The error that ended an import, and where in the imported code."""
     kind = "it called sys.exit" if isinstance(error, SystemExit) else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"

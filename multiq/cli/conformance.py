@@ -50,9 +50,9 @@ def conformance(  # noqa: PLR0917 - click passes them by name
       multiq conformance sqlite:///jobs.db -k lease -k 7.1
 
     It works in real time, in queues of its own that it empties afterwards; it touches no other. Exits with 6 if a
-    promise is broken, or claimed without a test that ran. A promise that needs a hook which the harness lacks (for a
-    server that hangs, say) is printed as not tried, which is not a failure. The command needs an extra: pip install
-    'multiq[conformance]'.
+    promise is broken, or if none of the tests of a claimed promise ran. A promise that needs a hook which the harness
+    lacks (for a server that hangs, say) is printed as not tried, which is not a failure. The command needs an extra:
+    pip install 'multiq[conformance]'.
     """
     from multiq.conformance import run
     from multiq.conformance.harness import load_harness
@@ -82,7 +82,7 @@ def _words(select: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Row, int, int], None] | None]:
-    """A bar on standard error while that is a terminal, gone when it is over."""
+    """A progress bar on standard error if that is a terminal, removed at the end."""
     if not sys.stderr.isatty():
         yield None
         return

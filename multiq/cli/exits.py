@@ -125,7 +125,10 @@ def _sentence(error: Exception) -> str:
 
 
 def _is_of_system(error: Exception) -> TypeGuard[OSError]:
-    """Whether a standard stream cannot be written to, or the current folder is gone: drivers' errors are multiq's."""
+    """Whether a standard stream cannot be written to, or the current folder is gone.
+
+    An ``OSError`` never comes from a driver: drivers raise multiq's own errors.
+    """
     return isinstance(error, OSError) and (_is_folder_gone() or (error.filename is None and error.errno in _UNWRITABLE))
 
 
@@ -162,7 +165,7 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _hint(error: Exception) -> str:
-    """Where to read on, under the message."""
+    """The line under the message: how to find out more."""
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"see: {error.ctx.command_path} --help"
     if isinstance(error, errors.EnqueueUncertain):

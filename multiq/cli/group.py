@@ -26,7 +26,7 @@ _STOP = (
     "Ctrl-C or SIGTERM ends a worker; multiq down has all workers take no more jobs, multiq pause QUEUE those of one"
 )
 
-#: words that other tools have, and what leads there
+#: commands of other tools -> a hint at multiq's command for the same purpose
 _HINTS = {
     **dict.fromkeys(("failed", "failures", "dead", "buried", "errors"), _FIND),
     **dict.fromkeys(("retry", "requeue", "retry-failed"), _KICK),
@@ -44,13 +44,13 @@ _HINTS = {
 
 
 class LazyGroup(click.Group):
-    """Commands by section, each found as the attribute of its own name in a module of *package*."""
+    """Commands by section. A command is in the module of its name in *package*, under its own name."""
 
-    def __init__(self, *args: Any, package: str, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, package: str, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._package = package
         self._sections = sections
-        self._modules = {name: module for section in sections.values() for name, module in section.items()}
+        self._names = [name for section in sections.values() for name in section]
 
     def main(  # type: ignore[override]  # click's overloads tell whether it returns: this one never does
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
@@ -66,26 +66,26 @@ class LazyGroup(click.Group):
         sys.exit(code if isinstance(code, int) else OK)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        return list(self._modules)
+        return list(self._names)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in self._modules:
+        if cmd_name not in self._names:
             return None
-        module = importlib.import_module(f"{self._package}.{self._modules[cmd_name]}")
+        module = importlib.import_module(f"{self._package}.{cmd_name}")
         return cast("click.Command", getattr(module, cmd_name))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in self._modules and not name.startswith("-"):
-            close = difflib.get_close_matches(name, self._modules, n=1)
+        if name not in self._names and not name.startswith("-"):
+            close = difflib.get_close_matches(name, self._names, n=1)
             hint = f": {_HINTS[name]}" if name in _HINTS else f"; did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"there is no command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        room = formatter.width - 6 - max(map(len, self._modules))
+        room = formatter.width - 6 - max(map(len, self._names))
         for title, section in self._sections.items():
             commands = [(name, self.get_command(ctx, name)) for name in section]
             rows = [(f"{name:<11}", command.get_short_help_str(room)) for name, command in commands if command]

@@ -77,7 +77,7 @@ class Moment(_Type):
 
 
 class QueueName(_Type):
-    """A queue's name. Raises ``NameInvalid`` for what cannot be one."""
+    """A queue's name. Raises ``NameInvalid`` for text that is not a valid name."""
 
     name = "queue"
 
@@ -103,7 +103,7 @@ class JobCount(_Type):
 
 
 class JobId(_Type):
-    """A job's id: whatever the backend gave out, but nothing that could be more than one word to it."""
+    """A job's id as any backend assigns it. Text that a backend could read as several words is refused."""
 
     name = "id"
 
@@ -159,7 +159,7 @@ def _keep_connection(ctx: click.Context, _param: click.Parameter, value: str | N
 
 
 def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The queues that begin like this; none where they cannot be asked for."""
+    """The queues whose names begin with *incomplete*; none if the backend cannot list them."""
     from multiq.app import App
     from multiq.control.flags import visible_queues
 

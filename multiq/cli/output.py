@@ -22,7 +22,7 @@ _PIPE_WIDTH = 4096  # columns: nothing is cut or wrapped on its way into a file 
 
 
 def take_standard_streams() -> None:
-    """Where a standard stream is closed, what is printed goes nowhere, and no connection or file gets its number."""
+    """Open closed standard streams on ``os.devnull``, so that no connection or file gets one of their descriptors."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -68,7 +68,7 @@ def say(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _escape(character: str) -> str:
-    """A character that JSON may carry as it is but a terminal would act on, as JSON's own escape."""
+    """The character, or its JSON escape if it is one that JSON allows but a terminal would interpret."""
     if character.isprintable() or character == "\n":
         return character
     return json.dumps(character)[1:-1]
@@ -139,7 +139,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, fo
 
 
 def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: list[int]) -> Iterator[str]:
-    """A long table, line by line, as ``show`` prints it into a pipe: many times faster than what lays out a screen.
+    """A long table, line by line, as ``show`` prints it into a pipe, but many times faster than rich's layout.
 
     *widths* are those of the columns so far (at first those of their titles), and grow with these rows.
     """

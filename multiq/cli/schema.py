@@ -1,4 +1,4 @@
-"""``multiq schema``: the tables of a store that has them brought up by migrations."""
+"""``multiq schema``: check, create and upgrade the tables of a backend that has migrations."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def up(target: str | None, as_json: bool) -> int:
 @click.option("--since", type=click.IntRange(0), default=0, metavar="VERSION", help="Only those after this version.")
 @common_options
 def show_sql(target: str | None, since: int, as_json: bool) -> int:
-    """Print what "up" would run for tables of a version (0: none yet), as SQL for a client of the database's own.
+    """Print the SQL that "up" would run on tables of VERSION (0: none yet), for the database's own client.
 
     Needs no server.
     """

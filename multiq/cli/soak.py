@@ -1,4 +1,4 @@
-"""``multiq soak``: workers under faults on a store of yours, and a history that is checked."""
+"""``multiq soak``: run workers on your store, inject faults, and check the history of each job."""
 
 from __future__ import annotations
 
@@ -140,9 +140,7 @@ def _run(  # noqa: PLR0917 - all that a soak is made of
             known = available(site)
             for name in faults:
                 if name not in known:
-                    raise click.UsageError(
-                        f"there is no fault {name!r} to be made there; there are: {', '.join(known)}"
-                    )
+                    raise click.UsageError(f"fault {name!r} cannot be injected here; choose from: {', '.join(known)}")
             if folder is not None:
                 _make(folder)
             return campaign.soak(site, load, campaign.Plan(seconds, faults or None), tell)
@@ -177,7 +175,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[str, float, int], object]]:
-    """A line on standard error while that is a terminal, gone when it is over."""
+    """A progress line on standard error if that is a terminal, removed at the end."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return

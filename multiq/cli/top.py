@@ -94,7 +94,7 @@ def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -
 
 
 def look(app: App, workers: Workers | None = None) -> Look:
-    """The counts of all queues, now, and what the workers said last."""
+    """The counts of all queues now, and the last answer of each worker."""
     from multiq.control.flags import visible_queues
 
     names = visible_queues(app.backend)
@@ -107,7 +107,7 @@ def frame(
 ) -> RenderableType:
     """One screen of at most *rows* rows (None: all): queues, the busiest first, with their change, then workers.
 
-    Where they would leave no room for the queues' names in *width* columns, changes and then long titles are left out.
+    If *width* columns leave too little room for the queues' names, the changes are left out, and then the long titles.
     """
     from rich.console import Group
     from rich.text import Text
@@ -141,7 +141,7 @@ def _busy_first(stats: QueueStats) -> tuple[int, int, int, str]:
 
 
 def _room_for_queues(now: Look, rows: int) -> int:
-    """Half of the screen, and what the workers leave of the other half."""
+    """How many rows the queues get: half of the screen, and what the workers leave free of the other half."""
     if now.workers is None:
         return max(1, rows)
     others = _WORKERS_FRAME + len(now.workers) + sum(len(worker.jobs) for worker in now.workers) if now.workers else 2
@@ -162,7 +162,7 @@ def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[Render
 
 
 def _fitting_table(before: Look | None, shown: list[QueueStats], width: int | None) -> Table:
-    """The fullest table that leaves the longest name, or a good part of it, its room."""
+    """The table with the most columns that leaves room for the longest name, or for ``_NAME_ROOM`` characters of it."""
     name = min(_NAME_ROOM, max(len(safe(stats.queue)) for stats in shown))
     is_paused = any(stats.paused_for is not None for stats in shown)
     for old, titles in ((before, _COUNTS), (None, _COUNTS), (None, _SHORT)):
@@ -217,7 +217,7 @@ def _place(app: App) -> str:
 
 
 def _watch(app: App, workers: Workers | None, interval: float) -> None:
-    """Draw until q or Ctrl-C. A backend that is gone for a while is said so, and asked again."""
+    """Draw until q or Ctrl-C. While the backend does not answer, say so, and ask it again."""
     from rich.live import Live
 
     out = console()
@@ -251,7 +251,7 @@ def _stream(app: App, workers: Workers | None, interval: float, *, once: bool) -
 
 
 class _Screen:
-    """A frame with its foot in the last line."""
+    """A frame, with a footer in the terminal's last line."""
 
     def __init__(self, content: RenderableType, interval: float) -> None:
         self._content = content
@@ -272,7 +272,7 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """A function that waits for a key for so many seconds; keys need no Enter meanwhile."""
+    """A function that waits for a key for a number of seconds; keys need no Enter meanwhile."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return

@@ -80,7 +80,7 @@ class Workers:
             return  # the workers clear it
 
     def wait(self) -> list[WorkerNow]:
-        """All that answer, after the time in which they do."""
+        """Wait ``FIRST_ANSWERS`` seconds for answers; returns all workers that have answered."""
         give_up_at = time.monotonic() + FIRST_ANSWERS
         while time.monotonic() < give_up_at:
             self._viewer.read()

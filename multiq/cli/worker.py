@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multiq.errors import MultiqError
-from multiq.queue_weights import POLICIES
+from multiq.settings.queue_order import POLICIES
 
 from .options import complete_queue, connection_option, traceback_option, verbose_option
 
@@ -181,7 +181,7 @@ def _work(
 
 
 def _processes_begun() -> list[BaseProcess]:
-    """With ``multiprocessing``, as far as they have not ended."""
+    """The processes that this one has started with ``multiprocessing``, and that still run."""
     module = sys.modules.get("multiprocessing.process")
     return [] if module is None else module.active_children()
 
@@ -189,7 +189,8 @@ def _processes_begun() -> list[BaseProcess]:
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
     """End the process without waiting for the threads and processes that jobs have started and that are not daemons.
 
-    Python waits for all others. A process that a job has started goes on, as it does when a supervisor's child ends.
+    If jobs have left none, this returns, and Python waits for those of the app itself. A process that a job has started
+    goes on, as it does when a supervisor's child ends.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork
@@ -214,15 +215,15 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
 
 
 class _End:
-    """Where a signal ends this process, before the worker takes it and afterwards."""
+    """A signal handler that ends this process, before the worker installs its own handlers and after its end."""
 
     code = 0
 
     def __call__(self, number: int, _frame: object) -> None:
         from multiq.worker.processes import reload
 
-        # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
-        # unless this is a reload: then there are previous children
+        # not by an exception, because code that is being imported might catch it. Nothing else has to be ended,
+        # unless this is a reload: then the previous children still run, and the signal is only noted
         if not reload.note_signal(number):
             os._exit(self.code)
 
@@ -237,7 +238,7 @@ def _stopping_while_it_starts() -> Iterator[_End]:
         yield end
         return
     taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    # what a worker does at these is of no use yet; without a handler they would end the process
+    # a worker acts on these signals only later; without a handler, they would end the process now
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
         taken[number] = fork.take_signal(number, reload.note_signal)
     try:

@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _show_values() -> None:
-    """In a pytest run, have failed assertions show the values that differ. Modules that are loaded already are left."""
+    """In a pytest run, have failed assertions show the values that differ. Already loaded modules do not change."""
     pytest = sys.modules.get("pytest")
     if pytest is not None:
         names = (f"{__name__}.{name}" for name in _WITH_ASSERTIONS)

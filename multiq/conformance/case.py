@@ -340,7 +340,7 @@ class Topic:
     # --- refusals ---
 
     def need(self, power: str) -> None:
-        """End a test as refused if the backend lacks *power*. Helpers that use a power call it, as ``peek`` does."""
+        """End a test as refused if the backend lacks *power*. Helpers that use a power call this, as ``peek`` does."""
         gap = self.can.claim(power)
         if isinstance(gap, Gap):
             # plain strings: pytest-xdist sends properties between processes

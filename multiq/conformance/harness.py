@@ -214,8 +214,8 @@ class UrlHarness(Harness):
         credentials, at, place = parts.netloc.rpartition("@")
         if "," in place or not parts.hostname or "timeout" not in options or not (parts.port or parts.scheme in _PORTS):
             raise NotTriedError(
-                "there is no proxy between the backend and its server: the URL must name one host with its port, "
-                "without TLS, of a driver that takes ?timeout=; or name a harness with proxied() by --harness"
+                "there is no proxy between the backend and its server: give a URL of one host with its "
+                "port, without TLS, whose driver takes ?timeout=, or a harness with proxied() by --harness"
             )
         proxy = Proxy((parts.hostname, parts.port or _PORTS[parts.scheme]))
         query = "&".join(pair for pair in parts.query.split("&") if pair and not pair.startswith("timeout="))
@@ -262,7 +262,7 @@ def _take_all(backend: Backend, queue: str) -> int:
 def first_contact(harness: Harness) -> Capabilities:
     """The backend's capabilities, after one call that shows whether the backend answers.
 
-    Raises the ``MultiqError`` of a backend that does not, once, instead of in each test.
+    Raises the ``MultiqError`` of a backend that does not answer: once here, instead of in each test.
     """
     with harness.open() as backend:
         backend.stats(harness.fresh_queue())

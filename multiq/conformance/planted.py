@@ -19,8 +19,8 @@ from multiq.errors import BackendTimeout
 from multiq.ids import new_id
 
 from .harness import ManualHarness
+from .memory_server import WiredBackend, WiredConsumer, WireServer
 from .proxy import Proxy
-from .wired import WiredBackend, WiredConsumer, WireServer
 
 if TYPE_CHECKING:
     import itertools
@@ -319,7 +319,7 @@ class _BuriedNotCounted(_Planted):
 
 
 class _TextSequence:
-    """Numbers whose order is that of their text, as with members of a sorted set: 10 comes before 2 and 9."""
+    """Numbers that sort as their text does, like the members of a sorted set: 10 comes before 2 and 9."""
 
     def __init__(self, inner: itertools.count[int]) -> None:
         self._inner = inner
@@ -697,7 +697,7 @@ class _WakesForNothing(_Planted):
 
 
 def _again(_: object, call: Callable[[], object]) -> object:
-    """As a server that does not recognise a repeated call: carry it out again."""
+    """Carry out a repeated call again, like a server that does not recognise it."""
     return call()
 
 

@@ -1,7 +1,7 @@
 """A TCP proxy that breaks connections on purpose, at a chosen byte, the same way every time.
 
-It knows no protocol. An armed fault waits until clients have sent given bytes for the nth time (or, without such
-bytes, for the next data) and happens once, or ``times`` times. A mode holds until the next one is set.
+It knows no protocol. An armed fault happens when clients have sent the bytes ``after`` for the ``nth`` time (or,
+without such bytes, at the next data): once, or ``times`` times. A mode holds until the next one is set.
 
     with Proxy(server_address) as proxy:
         client = connect(proxy.port)
@@ -34,7 +34,7 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER on, with 0 seconds: a close sends a 
 
 @dataclass(frozen=True)
 class Fault:
-    """Happens *times* times, each when clients have sent *after* *nth* times since it was armed or last happened."""
+    """Happens, up to *times* times, when clients have sent *after* *nth* times since it was armed or last happened."""
 
     at: int = 0
     """The number of bytes that still go through: of the requests, or of the replies."""
@@ -208,7 +208,7 @@ class Proxy:
         return len(links)
 
     def freeze(self) -> int:
-        """Stop forwarding on the connections that are open now, both bytes and the end; new connections work.
+        """Stop forwarding data, and ends of connections, on the connections that are open now; new connections work.
 
         Returns the number of frozen connections.
         """

@@ -62,7 +62,7 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Lag:
-    """Measures by how many seconds this machine runs its threads late while the block lasts.
+    """Measures how late, in seconds, this machine runs its threads during the block.
 
     A test adds these ``seconds`` to a time limit.
     """

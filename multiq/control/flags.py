@@ -1,8 +1,8 @@
 """Control flags for all workers of a connection, on every host: it is down, or they are to restart.
 
 Control flags are stored as jobs delayed by 100 years in reserved queues: the seam for drivers stores jobs and nothing
-else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job exists,
-and each setting has the job's id.
+else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job exists.
+Each time that a flag is set, it gets a new job, with a new id.
 
 Once the seam can keep small values under keys, the flags become such values, and the reserved queues go.
 
@@ -50,7 +50,7 @@ def visible_queues(backend: Backend) -> list[str]:
 
 
 class ControlState(NamedTuple):
-    """The control flags of a connection, but for ``is_down``."""
+    """The control flags of a connection, except ``is_down``."""
 
     last_restart: str | None
     """An id that changes with each request to restart; None: there was none."""
@@ -92,16 +92,16 @@ class Control:
         self._set(RESTART)
 
     def ask_presence(self, seconds: float) -> None:
-        """Have all workers look for viewers, for so many seconds.
+        """Have all workers look for viewers during the next *seconds* seconds.
 
-        The flag is a pause of the restart queue: a pause ends by itself, and comes with the counts that workers read
-        anyway.
+        The flag is a pause of the restart queue, because a pause ends by itself, and because the counts that workers
+        read anyway contain it.
         """
         self._refuse()
         self._backend.pause(RESTART, seconds)
 
     def read(self) -> ControlState:
-        """Read the flags, but for ``is_down``: one call if no restart was requested."""
+        """Read the flags, except ``is_down``: one call if no restart was requested."""
         stats = self._backend.stats(RESTART)  # also where there are no flags: it shows that the backend answers
         if self._missing is not None:
             return ControlState(None, is_presence_asked=False)

@@ -22,9 +22,9 @@ A pause is between 0.2 and 1 of its longest value, at random, so that clients th
 together; the longest value doubles with each pause of the call. An attempt is made only if it begins before the call's
 deadline: a pause that would end later is not made, and the error is raised at once.
 
-What only a driver knows stays in it: redirections, the text of a script that the server does not know, the receipts by
-which a repeated call is recognised. A driver makes ``Attempts`` when the first attempt has failed, so a call that
-succeeds costs nothing here.
+What only a driver knows stays in the driver: redirections, the text of a script that the server does not know, the
+receipts by which a repeated call is recognised. A driver makes ``Attempts`` when the first attempt has failed, so a
+call that succeeds costs nothing here.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Failure(enum.Enum):
 
 
 class Pauses(NamedTuple):
-    """The longest values of a call's pauses, in seconds: of the first one, and of those that do not grow any more."""
+    """The upper limits of a call's pauses, in seconds: for the first pause, and for every later one."""
 
     first: float
     longest: float

@@ -1,8 +1,9 @@
 """What an application passes as ``connection=``: a database driver's connection, or SQLAlchemy's or Django's.
 
 multiq's driver needs the connection inside, and must let the library run the first statement: SQLAlchemy begins its
-transaction with it, and does not commit one that it does not know of; Django checks that its transaction can still be
-committed. None of these libraries is imported: their objects are recognized by documented attributes.
+transaction with that statement, and does not commit a transaction that it has not begun; Django checks that its
+transaction can still be committed. None of these libraries is imported: their objects are recognized by documented
+attributes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ExternalConnection:
 
     @property
     def library(self) -> str:
-        """The package that the database driver's connection is of."""
+        """The package of the database driver that the connection belongs to."""
         return type(self.driver).__module__.partition(".")[0]
 
     def begin(self) -> None:
@@ -88,8 +89,8 @@ def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> Externa
 def explained(translate: Callable[[BaseException], MultiqError | None]) -> Iterator[None]:
     """Raise multiq's errors in place of those that a use of the application's connection raises in this block.
 
-    *translate* gets the database driver's error. It returns None for one that says nothing of the database, but that
-    the connection cannot be used: then ``OptionInvalid`` is raised.
+    *translate* gets the database driver's error. It returns None for an error that does not come from the database, but
+    says that the connection cannot be used: then ``OptionInvalid`` is raised.
     """
     try:
         yield
@@ -110,7 +111,7 @@ def driver_error(exc: BaseException) -> BaseException:
 
 
 def _refuse_outside_run_sync(bind: Any) -> None:
-    """Raise ``OptionInvalid`` for an asyncio driver's connection outside of ``run_sync``, where alone it works."""
+    """Raise ``OptionInvalid`` for an asyncio driver's connection outside of ``run_sync``: it works only inside."""
     module = sys.modules.get("sqlalchemy.util.concurrency")
     if bind.dialect.is_async and module is not None and not module.in_greenlet():
         raise OptionInvalid(f"connection= got a connection of {bind.dialect.driver} outside run_sync: {_RUN_SYNC}")

@@ -8,6 +8,8 @@ connections, names, counters    ``forks.generation``: remember it, and start ove
 locks that any thread may hold  ``forks.watch(thing)``: ``thing.start_over_in_child()`` makes a new lock, or closes the
 for long; sockets that only     socket, before anything else runs in the child
 the parent may keep open
+sockets, also while a login     ``forks.close_in_child(sock)``: the child's copy is closed before anything else runs
+is under way on them
 a lock of a module that is      ``forks.hold(lock)``: the forking thread takes it, so no other thread has it at the fork
 held for moments only
 what all users of one store     ``PerProcess(make).of(key)``: one object for each key in a process, another one in a
@@ -24,11 +26,13 @@ in which process it runs, as a signal may arrive in a child before its hooks hav
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Hashable
 
 _T = TypeVar("_T")
@@ -49,21 +53,30 @@ class StartsOver(Protocol):
 
 
 class Forks:
-    """This process's place in the line of forks, and the hooks."""
+    """The number of forks that led to this process, and the hooks for forks."""
 
     generation = 0
     """The number of forks between the first process and this one. A parent and its child never have the same."""
 
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[StartsOver] = weakref.WeakSet()
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self.register(in_child=self._in_child)
 
     def watch(self, thing: StartsOver) -> None:
         """Have *thing* start over in each child, for as long as something else refers to it."""
         self._watched.add(thing)
 
+    def close_in_child(self, sock: socket.socket) -> None:
+        """Have each child close its copy of *sock*, for as long as something refers to *sock*.
+
+        While a copy is open the server sees no end of a connection that the parent has closed, or lost by its death.
+        """
+        self._sockets.add(sock)
+
     def hold(self, lock: Lock) -> None:
-        """Hold *lock* during each fork. A thread that has it must not wait long, nor fork, unless it is an RLock."""
+        """Hold *lock* during each fork. A thread that has the lock must not wait long while it has it, and must not
+        fork, unless the lock is an RLock."""
         self.register(before=lock.acquire, in_parent=lock.release, in_child=lock.release)
 
     def register(
@@ -82,6 +95,9 @@ class Forks:
 
     def _in_child(self) -> None:
         self.generation += 1
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                os.close(sock.detach())  # without touching TLS, whose locks may be held for ever
         for thing in list(self._watched):
             thing.start_over_in_child()
 
@@ -96,7 +112,7 @@ class PerProcess(Generic[_T]):
     """
 
     def __init__(self, make: Callable[[], _T]) -> None:
-        """*make* makes an object. It may be called in vain if two threads ask for the same key at the same time."""
+        """*make* makes an object. An object may go unused, as when two threads ask for one key at the same time."""
         self._make = make
         self._objects: weakref.WeakValueDictionary[tuple[int, Hashable], _T] = weakref.WeakValueDictionary()
 

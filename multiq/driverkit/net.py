@@ -6,6 +6,7 @@ import socket
 import time
 from typing import Any, TypeAlias
 
+from .fork import forks
 from .resolver import resolve
 
 Address: TypeAlias = "tuple[str, int] | str"
@@ -13,11 +14,11 @@ Address: TypeAlias = "tuple[str, int] | str"
 
 
 def connect(address: Address, deadline: float) -> socket.socket:
-    """Return a socket connected to the first of the host's addresses that accepts.
+    """Return a socket connected to the first of the host's addresses that accepts. A forked child closes its copy.
 
-    *deadline* is in ``time.monotonic``'s seconds. The socket's timeout is what was left until then: the caller sets its
-    own. Raises ``OSError``, ``TimeoutError`` at the deadline, and ``NameTimeoutError`` if the host's addresses were not
-    found until then.
+    *deadline* is in ``time.monotonic``'s seconds. The socket's timeout is the time that was left until *deadline*: the
+    caller sets its own. Raises ``OSError``, ``TimeoutError`` at the deadline, and ``NameTimeoutError`` if the host's
+    addresses were not found until then.
     """
     if isinstance(address, str):
         return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
@@ -45,6 +46,7 @@ def time_left(deadline: float) -> float:
 
 def _connected(family: int, kind: int, protocol: int, address: Any, deadline: float) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
+    forks.close_in_child(sock)
     try:
         sock.settimeout(time_left(deadline))
         sock.connect(address)

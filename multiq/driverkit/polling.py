@@ -1,14 +1,14 @@
 """Waiting for jobs in a store that cannot notify its clients: polls, often at first, and notifications in the process.
 
 ====================  ======================================================================================
-``PollPause``         the pause between two polls: the shorter, the shorter ago something happened
+``PollPause``         the pause between two polls: short right after activity, and longer with the time since
 ``Notifier``          wakes the consumers of a store that wait in this process, at once and without a poll
 ``SharedPoller``      a notifier whose waiting consumers poll together: one of them, for all of the process
 ====================  ======================================================================================
 
 Take a ``Notifier`` alone where a poll is nearly free and belongs to a consumer's own connection (SQLite), a
 ``SharedPoller`` where each poll is a query to a server (MySQL). Get either from a ``driverkit.fork.PerProcess``: all
-consumers and producers of one store in a process must meet at the same one.
+consumers and producers of one store in a process must share one object.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PollPause:
 
         Parameters:
             first: the pause right after activity.
-            longest: the pause at most: another process's job is about this late.
+            longest: the longest pause: another process's job may be found about this late.
             growth: the pause grows by this share of the time since the last activity.
             jitter: share by which a pause varies, so that processes started together do not poll together.
         """
@@ -75,7 +75,7 @@ class Notifier:
     def notify(self) -> None:
         """Release all listeners.
 
-        Under the lock, so that no listener leaves meanwhile: it may be closed then, and its file number reused.
+        Holds the lock, so that no listener leaves meanwhile: one that left may be closed, and its file number reused.
         """
         with self._guard:
             self.notifications += 1

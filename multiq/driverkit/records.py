@@ -1,7 +1,7 @@
-"""Job records as of now, for stores that keep a due time in a column: moving due jobs may come later than the time.
+"""Job records as of now, for stores that keep a due time in a column: they may change a due job's state only later.
 
 A delayed job that is due, and a reserved one whose lease has ended, are ready, whether or not a statement has made them
-so yet. Looks from outside show them like that; a lease that ended counts as a crash.
+so yet. Records and counts show them as ready at once; a lease that ended counts as a crash.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ BACKEND_METHODS = (
 
 
 def guarded(*methods: str, server: str, also: tuple[type[Exception], ...] = ()) -> Callable[[_C], _C]:
-    """A class decorator: *methods* raise ``BackendUnavailable`` for a reply that *server*, "a Redis", would not give.
+    """A class decorator: *methods* raise ``BackendUnavailable`` for replies that *server* ("a Redis") cannot have sent.
 
     *also*: a client library's errors that mean the same. Requests and replies on a connection may be out of step
     afterwards, so a class that keeps connections closes them in a method ``_discard_connections``.

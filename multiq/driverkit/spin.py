@@ -30,9 +30,10 @@ class SpinReader:
     def receive(self, size: int) -> bytes:
         """Return up to *size* bytes that arrive within 0.1 ms, else nothing: the caller then reads blocking.
 
-        The loop yields the core between two looks, to the server above all. After each miss in a row, twice as many
-        calls return without spinning: the server may be far away, busy, or at a large call. Raises what ``recv`` raises
-        but ``BlockingIOError``. An empty result may also be the end of the connection, which the blocking read reports.
+        Between two reads the loop yields the core, so that other threads, above all the server, can run on it. After
+        each miss in a row, twice as many calls return without spinning: the server may be far away, busy, or at a large
+        call. Raises what ``recv`` raises but ``BlockingIOError``. An empty result may also be the end of the
+        connection, which the blocking read reports.
         """
         if self._skip_calls:
             self._skip_calls -= 1

@@ -2,8 +2,8 @@
 
 The timeouts of such libraries, like PyMySQL, are those of one ``recv``: a server that sends a byte now and then holds a
 call for as long as it likes. They read through ``socket.makefile``, which calls ``recv_into``, and write with
-``sendall``: both look at the deadline here, and set the socket's own timeout only if that is off by more than a tenth
-of a second, as that is a system call.
+``sendall``. Here both methods look at the deadline. They set the socket's own timeout only if that is off by more than
+a tenth of a second, because setting it is a system call.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ssl
 from time import monotonic
 from typing import Any
 
+from .fork import forks
 from .tls import handshake
 
 _SLACK = 0.1  # seconds that a read may end later than the deadline
@@ -99,7 +100,11 @@ class TimedTlsContext:
 
 
 def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
-    """The same connection as a socket that keeps a deadline. *sock* cannot be used after this."""
+    """The same connection as a socket that keeps a deadline. *sock* cannot be used after this.
+
+    A forked child closes its copy.
+    """
     made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+    forks.close_in_child(made)
     made.deadline = deadline
     return made

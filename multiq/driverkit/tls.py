@@ -80,12 +80,13 @@ def tls_context(
 def handshake(context: ssl.SSLContext, sock: socket.socket, name: str, deadline: float) -> ssl.SSLSocket:
     """Return *sock* wrapped in TLS, verified for the server's host *name*; *sock* itself is not usable afterwards.
 
-    A thread that forks meanwhile waits while OpenSSL computes, not while the server is silent. Raises
-    ``ssl.SSLError``, ``OSError``, and ``TimeoutError`` at the *deadline*.
+    A forked child closes its copy of the new socket. A thread that forks meanwhile waits while OpenSSL computes, not
+    while the server is silent. Raises ``ssl.SSLError``, ``OSError``, and ``TimeoutError`` at the *deadline*.
     """
     sock.settimeout(0)
     with openssl_lock:
         secured = context.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+        forks.close_in_child(secured)
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(secured, selectors.EVENT_READ)

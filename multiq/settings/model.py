@@ -8,8 +8,8 @@ import msgspec
 
 from multiq.envelope import MAX_BODY_DEFAULT
 from multiq.errors import MultiqError, SettingsInvalid
-from multiq.queue_weights import POLICIES, read_queues
 
+from .queue_order import POLICIES, read_queues
 from .url import redact
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def check_setting(key: str, value: Any) -> Any:
 
 
 def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
-    """Hold a struct's fields to their rules, and keep what the rules make of them."""
+    """Check each field of a struct by its rule, and replace its value with the one that the rule returns."""
     problems = []
     for field in settings.__struct_fields__:
         key = prefix + field

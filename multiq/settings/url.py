@@ -163,7 +163,8 @@ def _is_secret(name: str) -> bool:
 def _without_a_trace(call: Callable[[], _T]) -> _T | None:
     """The result of *call*; None for its ``ValueError``.
 
-    Those quote passwords, and an error that is raised while one is handled keeps it as its context, also ``from None``.
+    The ``ValueError`` may quote a password. An error that is raised while it is handled would keep it as its context,
+    even with ``from None``.
     """
     try:
         return call()
@@ -192,7 +193,7 @@ def _check_characters(text: str) -> None:
 def _unquote(part: str, text: str) -> str:
     unquoted = _without_a_trace(lambda: unquote(part, errors="strict"))
     if unquoted is None:
-        raise _invalid(text, "what it has in %.. is not UTF-8")
+        raise _invalid(text, "its percent-encoded bytes (%..) are not UTF-8")
     return unquoted
 
 
@@ -259,7 +260,7 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
 
 
 def choice(*words: str) -> Callable[[str], str]:
-    """Reads one of *words*, in any case."""
+    """Reads one of *words*, in upper or lower case."""
 
     def read(text: str) -> str:
         if text.lower() not in words:

@@ -165,7 +165,7 @@ def consume(name: str) -> None:
 
 
 def lane(name: str) -> None:
-    """The single consumer of the lane: takes one job after the other, in the order in which the store gives them."""
+    """The single consumer of the queue ``lane``: takes one job after the other, in the store's order."""
     caller = Caller("lane", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:

@@ -46,7 +46,7 @@ class Crew:
         self._logs: dict[int, Path] = {}
 
     def keep_up(self, *, with_producers: bool = True) -> dict[str, str]:
-        """Start each process that is not running. Returns how processes ended that no fault explains.
+        """Start each process that is not running. Returns, by name, the ends of processes that no fault explains.
 
         Left out are those that were killed by SIGKILL, and those that ended with an error of an outage.
         """

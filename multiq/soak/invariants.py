@@ -373,7 +373,7 @@ def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
             some = taken[len(taken) // 5 :]  # modules that a process loads in its first moments do not count as growth
             done = runs.get(target, [])
             jobs = bisect.bisect(done, some[-1].t) - bisect.bisect(done, some[0].t)
-            # minimum against minimum: a single sample may be of a moment with much work under way
+            # compares two minima: a single sample may be of a moment with much work under way
             half = max(1, len(some) // 2)
             grown = min(event.value for event in some[-half:]) - min(event.value for event in some[:half])
             if grown > max(least, rate * jobs / 100_000):
@@ -444,7 +444,7 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """How many more times than once the job may be done: as a copy, or because it was done before its enqueue ended.
+    """How many times, beyond once, the job may be done: as a copy, or because it was done before its enqueue ended.
 
     The store forgets a job that is done. An enqueue that was sent and not answered is sent again with the same id, and
     stores the job once more if it was done in between: at most once for each run done before the enqueue ended.
@@ -508,7 +508,7 @@ def _ran(story: Story) -> str:
 
 
 def _came_after(claim: Claim, said: Said) -> bool:
-    """Whether a job was certainly handed out after a verdict or an order had taken effect.
+    """Whether a job was certainly handed out after a verdict, or a delete, reschedule or kick, had taken effect.
 
     A consumer that was stopped for longer than a lease may record a lease only after that lease has ended.
     """
@@ -594,7 +594,8 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
 
 
 def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: Run, other: Run) -> bool:
-    """Whether *run* may have been handed out before *other*, which began first, and a fault ended its lease."""
+    """Whether *run*, which began after *other*, may have been handed out before it: a fault delayed it beyond its
+    lease."""
     since = run.at - (story.ttr or setting.patience) * SECOND
     return run.attempt < other.attempt and any(True for _ in stories.faults_between(since, run.at, {run.proc}))
 
@@ -719,7 +720,8 @@ def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
 
 
 def _last_touched(story: Story) -> float:
-    """The last moment at which the job was run, claimed or ordered about, or became due by a delay."""
+    """The last moment at which the job was run, claimed, settled, deleted, rescheduled or kicked, or became due by a
+    delay."""
     moments = [story.due_at, story.over_at]
     moments += [run.at if run.ended_at == NEVER else run.ended_at for run in story.runs]
     moments += [claim.extended + claim.ttr for claim in story.claims]

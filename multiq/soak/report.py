@@ -138,7 +138,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
             table(head, [[kind, *(str(one.recovery.get(kind, "-")) for one in outcomes)] for kind in outages]),
         ]
     parts += [
-        "Memory of job processes, after each one's first fifth (I18 allows 8 MiB, or 1 MiB for 100,000 jobs):\n",
+        "Memory of job processes, less each one's first fifth of samples (I18: 8 MiB, or 1 MiB for 100,000 jobs):\n",
         table(
             head,
             [

@@ -76,7 +76,7 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
     name = ALIASES.get(scheme.partition("+")[0], scheme.partition("+")[0])
     driver = load_driver(name)
     if not driver.declared.claim("shared"):
-        raise UrlInvalid(f"{redact(url)} is of one process, and a soak has several: give a store that they can share")
+        raise UrlInvalid(f"a soak needs a store that several processes can share, got {redact(url)}")
     for power in ("management", "purging", "exact_counts"):
         if not driver.declared.claim(power):
             raise open_backend(url).unsupported(power)
@@ -152,7 +152,8 @@ def _remove_file(path: Path | None) -> None:
 
 
 def _held(backend: Backend, queues: Sequence[str]) -> Held:
-    """All jobs, by the library's own listing. A store without one has its ready jobs taken, then buried ones kicked."""
+    """All jobs, by the library's own listing. In a store without listings the ready jobs are reserved, then the buried
+    ones are kicked and reserved."""
     found: Held = []
     for queue in queues:
         if backend.capabilities.lists_jobs:

@@ -56,7 +56,7 @@ class Claim:
 
 @dataclass(slots=True)
 class Said:
-    """A verdict or an order, with its answer."""
+    """A verdict or an order (a delete, reschedule or kick), with its answer."""
 
     f: str
     asked: int

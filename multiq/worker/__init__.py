@@ -1,4 +1,4 @@
-"""The worker: reserves jobs, runs their tasks, settles what came of them, and keeps their leases alive meanwhile."""
+"""The worker: reserves jobs, runs their tasks, settles their outcomes, and renews their leases meanwhile."""
 
 from .worker import Worker
 

@@ -16,7 +16,7 @@ import msgspec
 from multiq.control.flags import Control
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.logging import log_events
-from multiq.queue_weights import check_policy, read_queues, shares
+from multiq.settings.queue_order import check_policy, read_queues, shares
 from multiq.validation import check_count, check_timeout
 
 from .monitoring.health_file import HealthFile, check_path
@@ -277,7 +277,7 @@ class Worker:
 
     def _make_process(self, assignment: Assignment | None, inbox: SignalInbox) -> WorkerProcess:
         def exit_process(code: int) -> None:
-            """End the process although a job may hold the main thread, or a thread the lock of a stream."""
+            """End the process, even if a job occupies the main thread, or some thread holds the lock of a stream."""
             run_in_thread(_flush).wait(_FLUSH_WAIT)
             if assignment is not None:
                 assignment.table.note_exit(code)

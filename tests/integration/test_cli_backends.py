@@ -147,7 +147,7 @@ def test_conformance_names_what_is_refused_and_why(shell: Shell) -> None:
 HARNESS = """
 from multiq.conformance import UrlHarness
 from multiq.conformance.planted import PlantedBug
-from multiq.conformance.wired import WiredBackend
+from multiq.conformance.memory_server import WiredBackend
 
 wired = PlantedBug("wired", "nothing wrong", "", WiredBackend).harness()
 

@@ -121,9 +121,9 @@ def test_a_store_that_is_not_there_leaves_no_folder_behind(shell: Shell, tempora
         (["sqlite:///a.db", "sqlite:///b.db", "--freeze-pid", "7"], "name one store"),
         (
             ["sqlite:///a.db", "--fault", "fire"],
-            "there is no fault 'fire' to be made there; there are: kill job process",
+            "fault 'fire' cannot be injected here; choose from: kill job process",
         ),
-        (["sqlite:///a.db", "--fault", "cut"], "there is no fault 'cut'"),
+        (["sqlite:///a.db", "--fault", "cut"], "fault 'cut' cannot be injected here"),
         (["sqlite:///a.db", "--flush-scripts"], "no scripts"),
         (["sqlite:///a.db", "--seconds", "0"], "--seconds"),
         (["sqlite:///a.db", "--history", "."], "is there already"),

@@ -143,8 +143,8 @@ async def async_generator() -> AsyncIterator[int]:
 @pytest.mark.parametrize(
     ("function", "complaint"),
     [
-        (generator, "a task must return a list, not be a generator, which does nothing"),
-        (async_generator, "not be a generator"),
+        (generator, "a task must return a list, not yield its items, got the generator function"),
+        (async_generator, "not yield its items"),
         (3, "a task must be a function, got 3"),
         ("mail.reset", "a task must be a function"),
         (type, "the signature of .* cannot be read"),

@@ -165,7 +165,11 @@ def sleeps(_app: BenchApp, go: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize(
     ("function", "last_words"),
-    [(fails, "ArgumentsInvalid: not like this"), (dies, "died in its work"), (sleeps, "nothing came back within 1 s")],
+    [
+        (fails, "ArgumentsInvalid: not like this"),
+        (dies, "ended before it sent its result"),
+        (sleeps, "sent no result within 1 s"),
+    ],
 )
 def test_a_hand_that_cannot_do_its_work_says_why(
     tmp_path: Path, function: Callable[[BenchApp, Callable[[], None]], None], last_words: str

@@ -56,7 +56,7 @@ def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
             backend.pause(target.queue("q"), 60)
             target.remove_queues()
             assert backend.queues() == []
-    with pytest.raises(BackendNotInstalled, match=r"does not say how to start a server.*give the URL"):
+    with pytest.raises(BackendNotInstalled, match=r"cannot start a server for the .*give the URL"):
         open_targets(["memory"], "fast", tmp_path).__enter__()
 
 

@@ -218,7 +218,7 @@ def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
 def test_a_journal_that_is_full_says_so(tmp_path: Path) -> None:
     run_log = RunLog(tmp_path, capacity=1)
     run_log.begin(1, 1)
-    with pytest.raises(RunLogFull, match="1 runs were expected at most, and this is one more: of job 2"):
+    with pytest.raises(RunLogFull, match="at most 1 runs were expected, but job 2 begins one more"):
         run_log.begin(2, 1)
 
 

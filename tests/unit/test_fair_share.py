@@ -13,7 +13,7 @@ from multiq.backend import Ack, NewJob
 from multiq.backend.memory import MemoryBackend
 from multiq.errors import NameInvalid, OptionInvalid
 from multiq.ids import new_id
-from multiq.queue_weights import read_queues
+from multiq.settings.queue_order import read_queues
 from multiq.worker.execution.fair_share import FairShare, FairShareConsumer, fair_share
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import pytest
 from multiq.backend import NewJob
 from multiq.backend.memory import JobQueue, MemoryBackend, MemoryConsumer, Store
 from multiq.conformance import Harness
+from multiq.conformance.memory_server import WiredBackend
 from multiq.conformance.planted import PLANTED, PlantedBug
 from multiq.conformance.runner import run_harness
 from multiq.conformance.stateful.steps import Step, draw_walks
 from multiq.conformance.stateful.walks import take_walks
-from multiq.conformance.wired import WiredBackend
 from multiq.ids import new_id
 
 if TYPE_CHECKING:

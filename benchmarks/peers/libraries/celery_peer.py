@@ -48,7 +48,7 @@ PEER = Peer(
     killed="the running one is lost (acks early, the default), prefetched ones "
     + ("too" if _SQL else "come back after an hour"),
     caveats=[
-        "bulk: kombu's Producer.batch, " + ("which a database is sent one by one" if _SQL else "a pipeline"),
+        "bulk: kombu's Producer.batch, " + ("which sends messages to a database one by one" if _SQL else "a pipeline"),
         "delayed jobs wait in a worker's memory",
         *(["polls once a second", "rows are never removed"] if _SQL else []),
     ],

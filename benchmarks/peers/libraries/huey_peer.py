@@ -38,5 +38,5 @@ PEER = Peer(
     settings="2 processes of 2 threads (default: one thread), no results"
     + (", fsync=True: synchronous=full as multiq (default: as SQLite was built)" if _SCHEME == "sqlite" else ""),
     killed="lost: no ack",
-    caveats=["no bulk", "delays are looked at once a second", *([] if _SCHEME == "redis" else [_POLLS])],
+    caveats=["no bulk", "delays are checked once per second", *([] if _SCHEME == "redis" else [_POLLS])],
 )

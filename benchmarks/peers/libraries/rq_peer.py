@@ -25,7 +25,7 @@ PEER = Peer(
     settings="2 SimpleWorkers (default: Worker, a fork for each job, a fifth as fast), result_ttl=0 (default: 500 s)",
     killed="failed when the heartbeat is missed; run again only with Retry (default: none)",
     caveats=[
-        "delays are looked at once a second, by one more process",
+        "delays are checked once per second, by one more process",
         "due times lose their fractions, so jobs begin early",
     ],
 )

@@ -48,7 +48,7 @@ PEER = Peer(
     killed="the running one is aborted by a sweep, and run again only with more retries (default: none)",
     caveats=[
         "bulk: none of its own, 100 calls gathered",
-        "delays are looked at once a second",
-        "the sweep at a worker's start may take a job that was just fetched for a stuck one, and run it again",
+        "delays are checked once per second",
+        "the sweep at a worker's start may treat a job that was just fetched as stuck, and run it again",
     ],
 )

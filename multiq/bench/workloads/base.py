@@ -86,7 +86,7 @@ class Workload(ABC):
 
     @abstractmethod
     def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
-        """Run one repeat. Raises the error that prevents it."""
+        """Run one repeat. An error that stops it is raised to the caller."""
 
 
 def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
@@ -128,7 +128,10 @@ def first_starts(runs: Sequence[Run]) -> dict[int, int]:
 
 
 def waits(sent: Sequence[Sent], runs: Sequence[Run]) -> list[float]:
-    """ns from when each job was to be enqueued, and due, to its first start; jobs that never ran are left out."""
+    """For each job, the ns from when it should have been due to its first start; without jobs that never ran.
+
+    It should have been due at its planned time of enqueue plus its delay.
+    """
     starts = first_starts(runs)
     return [
         starts[call.first] - (call.intended or call.called) - call.delay * 1e9 for call in sent if call.first in starts

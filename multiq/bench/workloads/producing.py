@@ -90,9 +90,9 @@ class Backlog(Workload):
     name = "backlog"
     title = "With a backlog"
     about = (
-        "As many jobs as the variant says wait already. Then one process enqueues single jobs, and takes and acks "
-        "single jobs with `queue.reserve()`: what a call costs should not depend on how many wait. The figures are "
-        "medians of single calls."
+        "The queue already holds as many jobs as the variant says. Then one process enqueues single jobs, and takes "
+        "and acks single jobs with `queue.reserve()`: what a call costs should not depend on how many wait. The "
+        "figures are medians of single calls."
     )
     metrics: ClassVar = [
         Metric("reserve and ack", "us", "lower"),
@@ -130,7 +130,7 @@ class Backlog(Workload):
 
 
 def _fill(scenario: Scenario, waiting: int) -> None:
-    """Enqueue so many jobs. Raises ``Infeasible`` if the time of the first ones shows that it would take too long."""
+    """Enqueue *waiting* jobs. Raises ``Infeasible`` if, at the speed of the first ones, all would take too long."""
     probe = min(waiting, _PROBE)
     if not probe:
         return

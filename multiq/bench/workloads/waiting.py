@@ -66,8 +66,8 @@ class Delayed(Workload):
     title = "Delayed jobs"
     about = (
         "Jobs with fractional delays, while a worker of one process waits. Lateness is from the moment "
-        "at which a job was due (its delay, counted from the call that enqueued it) to its start. A backend that "
-        "rounds delays up, as its capabilities say, is late by that."
+        "at which a job was due (its delay, counted from the call that enqueued it) to its start. If a backend "
+        "rounds delays up (see its capabilities), the rounding counts as lateness."
     )
     metrics: ClassVar = [
         Metric("late by p50", "ms", "lower"),

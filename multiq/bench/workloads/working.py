@@ -201,12 +201,12 @@ class Settle(Workload):
     about = (
         "One process with a raw consumer, below the worker: what a job costs in calls of `reserve` and `settle` "
         "with 20 jobs each, and in a `settle` of one job. The figure is the tenth percentile of the "
-        "calls, and each turn has several repeats: no other workload varies less."
+        "calls, and each turn has several repeats: the figures of this workload vary least."
     )
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),
         Metric("reserve", "us", "lower"),
-        # one reply at a time takes twice as long with client and server on different cores, whatever the build
+        # not judged: a call of one job takes twice as long if client and server are on different cores, in any version
         Metric("ack of one", "us", "lower", counts=False),
     ]
 
@@ -227,9 +227,9 @@ class Settle(Workload):
 
 
 def _kill_one(running: RunningWorker, after: int) -> tuple[Run, int]:
-    """Kill a worker's process in the middle of a job, after *after* runs have ended. Returns the run, and when, in ns.
+    """Kill a worker's process in the middle of a job, after *after* runs have ended.
 
-    Raises ``NobodyToKill``.
+    Returns the run that was killed, and the time of the kill in ns. Raises ``NobodyToKill``.
     """
     running.wait_until_ended(after)
     give_up_at = time.monotonic() + _HUNT

@@ -40,7 +40,7 @@ PAGE = 3  # jobs: small, so that listings have pages
 
 
 class Side:
-    """A backend, its consumers, and its ids of the jobs. Jobs and leases are numbered in the order of their coming."""
+    """A backend, its consumers, and its ids of the jobs. Jobs and leases are numbered as they are made."""
 
     def __init__(self, backend: Backend, queues: Sequence[str], time: Pace) -> None:
         self.backend = backend
@@ -233,8 +233,9 @@ class Pace:
         if self.is_real:
             self.step = 2 * max(can.delay_resolution, 0.3)  # the backend can tell half of it from no delay
         else:
-            # not a round number, if the backend can tell others, so that one that cuts or rounds delays fails; its
-            # denominator is a power of two, so that sums of ticks are exact, and it is a whole number of microseconds
+            # not a round number, where the backend can tell it from one, so that a backend that cuts or rounds delays
+            # fails; the denominator is a power of two, so that sums of ticks are exact; the step is a whole number of
+            # microseconds
             self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 
@@ -247,6 +248,6 @@ class Pace:
         return self._length(ticks)
 
     def _length(self, ticks: int) -> float:
-        """The seconds of *ticks*. In real time they end halfway between two ticks, so that no step comes near it."""
+        """The seconds of *ticks*. In real time a length ends halfway between two ticks: no step is near its end."""
         # rounded: a store that counts microseconds cannot give 1.2000000000000002 back
         return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step

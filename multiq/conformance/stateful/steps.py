@@ -58,7 +58,7 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """From now on give a consumer's calls the reverse order of its queues; or no order any more."""
+    """From now on give a consumer's calls its queues in reverse order; or no order, if they are reversed already."""
 
     consumer: int
 
@@ -171,7 +171,7 @@ class _EnoughError(Exception):
 
 
 def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step]]:
-    """Walks of steps that the backend can take: stretches of steps with ticks between them, fewer in real time."""
+    """Walks of steps that the backend can take: groups of steps with ticks between them; in real time fewer of both."""
     stretches, ticks = (4, [1, 1, 2]) if real_time else (10, [1, 1, 1, 2, 3])
     queue = st.sampled_from([0, 0, 0, 1])  # mostly one queue, so that several steps concern the same jobs
     consumer = st.integers(0, len(WAYS) - 1)

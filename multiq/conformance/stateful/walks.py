@@ -92,7 +92,7 @@ class Walk:
 
     def _take(self, step: Step) -> None:
         verb = _VERBS[type(step)]
-        # recorded before it is taken, so that the story of an exception has the step that raised it
+        # recorded before the call, so that the steps noted in an exception include the step that raised it
         self._steps.append(f"{step}")
         try:
             real = getattr(self._real, verb)(step)
@@ -187,7 +187,7 @@ def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[
 
 
 def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answer]:
-    """Two listings, with jobs of the same due time in the model sorted by number: the contract orders them nohow."""
+    """Two listings, with jobs of one due time in the model sorted by number: the contract does not order them."""
     if state not in {State.DELAYED, State.RESERVED} or len(real) != len(model):
         return real, model
     real_sorted: list[Answer] = []
@@ -208,7 +208,7 @@ def run_walks(harness: Harness, backend: Backend, can: Capabilities) -> int:
 def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Sequence[list[Step]]) -> int:
     """Take these walks. Returns how many were finished in time.
 
-    Raises at the first difference, with the story of a shortened walk if time is not real.
+    Raises at the first difference, with the steps and answers of a shortened walk if time is not real.
     """
     taker = _Taker(harness, backend, can)
     if harness.real_time:

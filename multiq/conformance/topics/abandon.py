@@ -85,7 +85,7 @@ class AbandonTests(Topic):
         # Given a lease that another consumer knows
         job_id = self.enqueue()
         lease = self.take()
-        # When the other consumer settles it, then it is refused, and the holder still can
+        # When the other consumer settles it, then the verdict is refused, and the holder can still settle the lease
         self.refused(Ack(lease), by=self.another_consumer())
         assert self.stands(job_id, State.RESERVED)
         self.settle(Ack(lease))

@@ -37,7 +37,7 @@ class CapabilitiesTests(Topic):
     def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
         # Given the capabilities that the driver declares without a server, and those with one
         declared, live = type(self.backend).declared, self.backend.capabilities
-        # Then the server may sharpen a measure or lack a power, but adds none that were denied
+        # Then the live capabilities may have other measures or lack a power, but have no power that was not declared
         assert live.backend == declared.backend
         gained = [power for power in POWERS if live.claim(power) and not declared.claim(power)]
         assert gained == []
@@ -110,7 +110,7 @@ class CapabilitiesTests(Topic):
         # Given a store that is in use
         self.enqueue()
         schema = self.backend.schema()
-        # Then its tables are ready, there is nothing to bring up, and there is a script that makes them
+        # Then its tables are ready, no migration is missing, and there is a script that makes the tables
         assert schema.check().state == "ready"
         assert schema.up() == []
         assert schema.sql(0).strip()
@@ -128,13 +128,13 @@ class CapabilitiesTests(Topic):
 
     @promise("11.8")
     def test_every_claimed_power_has_its_tests_in_this_run(self) -> None:
-        # Given the test classes that this harness is given to, here and in other files of the run
+        # Given the test classes of this harness, in this module and in the other files of the run
         harness_class = type(self).harness_class
         here = vars(self._request.module).values()
         there = (getattr(item, "cls", None) for item in self._request.session.items)
         classes = {cls for cls in (*here, *there) if isinstance(cls, type) and issubclass(cls, Topic)}
         ours = {cls for cls in classes if getattr(cls, "harness_class", None) is harness_class}
-        # When their tests are asked what they are about
+        # When the powers that their tests require are collected
         tests = [getattr(cls, name) for cls in ours for name in dir(cls) if name.startswith("test_")]
         proved = {power for test in (*ours, *tests) for power in declared(test, REQUIRES)}
         # Then no claim is left without a test: a topic that was left out would leave its powers unproved

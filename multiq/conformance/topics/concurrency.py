@@ -146,7 +146,7 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given a ready job
             job_id = self.enqueue(ttr=LONG)
-            # When it is deleted and reserved at once
+            # When it is deleted and reserved at the same moment
             deleted, taken = together([lambda: self._delete(job_id), lambda: len(self.reserve(1, by=consumer)) == 1])  # noqa: B023
             # Then one of the two has happened
             assert deleted is not taken
@@ -172,7 +172,7 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given a ready job
             job_id = self.enqueue(ttr=LONG)
-            # When it is put off and reserved at once
+            # When it is rescheduled and reserved at the same moment
             put_off, taken = together([lambda: self._put_off(job_id), lambda: len(self.reserve(1, by=consumer)) == 1])  # noqa: B023
             # Then one of the two has happened, and there is one job
             assert put_off is not taken
@@ -187,7 +187,7 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given some jobs
             self.enqueue_all(*[b"x"] * 10, ttr=LONG)
-            # When they are purged and reserved at once
+            # When they are purged and reserved at the same moment
             purged, taken = together(
                 [lambda: self.backend.purge(self.queue, [State.READY]), lambda: len(self.reserve(5, by=consumer))]
             )
@@ -270,7 +270,7 @@ class ConcurrencyTests(Topic):
         finally:
             done.set()
         self.woken(looking)
-        # Then their number is always that of whole batches
+        # Then every count is a multiple of 40, the length of a batch
         assert {(count or 0) % 40 for count in seen} <= {0}
         assert self.counts() == (40 * self.harness.rounds, 0, 0, 0)
 
@@ -340,7 +340,7 @@ class ConcurrencyTests(Topic):
         self.enqueue(b"parent")
         # When the child is done
         assert ended_well(child)
-        # Then both have got through, and the parent's connections are whole
+        # Then both processes have enqueued their jobs, and the parent's connections still work
         assert Counter(self.bodies()) == Counter([b"before", b"child", b"child", b"parent"])
 
     # --- internals ---

@@ -83,7 +83,7 @@ class DeleteTests(Topic):
         job_id = self.enqueue()
         other = self.another_queue()
         self.enqueue(queue=other)
-        # When it is deleted there, then it is not found there, and stays here
+        # When it is deleted from the other queue, then it is not found there, and stays in its own
         with pytest.raises(JobNotFound):
             self.backend.delete(other, job_id)
         assert self.stands(job_id, State.READY)
@@ -95,7 +95,7 @@ class DeleteTests(Topic):
         # Given a job that was deleted
         job_id = self.given(state, b"old")
         self.backend.delete(self.queue, job_id)
-        # When its id comes again
+        # When its id is enqueued again
         self.enqueue(b"new", id=job_id, delay=LONG)
         # Then it is a new job
         record = self.peek(job_id)

@@ -63,7 +63,7 @@ class EnqueueTests(Topic):
     @promise("2.1", "4.9")
     @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
     def test_a_body_is_given_back_to_the_byte(self, body: bytes) -> None:
-        # Given a body that some format on the way may not like
+        # Given a body that some format between the caller and the store could damage
         job_id = self.enqueue(body)
         # Then peek and reserve both give it back
         assert self.peek(job_id).body == body
@@ -101,7 +101,7 @@ class EnqueueTests(Topic):
                 self.new(b"high", priority=3, ttr=80),
             ],
         )
-        # Then none takes after its neighbour
+        # Then each job has its own values
         assert self.stands(late, State.DELAYED)
         leases = self.reserve()
         assert self.in_line([(lease.id, lease.priority, lease.ttr) for lease in leases], [(high, 3, 80), (low, 9, 70)])
@@ -129,7 +129,7 @@ class EnqueueTests(Topic):
 
     @promise("1.3")
     def test_no_two_jobs_have_one_id(self) -> None:
-        # Given many jobs, alike in all but the moment
+        # Given many jobs that differ only in the time of their enqueue
         ids = [job_id for _ in range(5) for job_id in self.enqueue_all(*[b"same"] * 20)]
         # Then each has an id of its own
         assert len(set(ids)) == len(ids)
@@ -139,7 +139,7 @@ class EnqueueTests(Topic):
     def test_the_callers_id_is_the_jobs_id(self) -> None:
         # Given an id that the caller made
         job_id = new_id()
-        # When a job is enqueued under it, then that is what the job is called everywhere
+        # When a job is enqueued with it, then every answer has the job under this id
         assert self.enqueue(id=job_id) == job_id
         assert self.peek(job_id).id == job_id
         assert self.take().id == job_id
@@ -147,7 +147,7 @@ class EnqueueTests(Topic):
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
     def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
-        # Given ids that are not UUIDs, or are written in another form, and that some table could take for one another
+        # Given ids that are not UUIDs, or are written in another form, and that a table could take for equal
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
@@ -171,7 +171,7 @@ class EnqueueTests(Topic):
 
     @promise("2.2")
     def test_a_thousand_jobs_in_one_call_all_arrive_in_order(self) -> None:
-        # Given a batch longer than any round number of a driver's
+        # Given a batch of 1,000 jobs, more than a driver may send at a time
         bodies = [b"%04d" % number for number in range(1000)]
         ids = self.enqueue_all(*bodies)
         # Then all are there, in order
@@ -185,7 +185,7 @@ class EnqueueTests(Topic):
     @promise("2.4")
     @requires("client_ids")
     def test_a_repeated_enqueue_makes_no_second_job(self) -> None:
-        # Given a job whose reply was lost
+        # Given an enqueue whose reply was lost
         job = self.new(b"once")
         self.backend.enqueue(self.queue, [job])
         # When the call is repeated
@@ -200,9 +200,9 @@ class EnqueueTests(Topic):
         # Given a job, and one after it
         job_id = self.enqueue(b"first", priority=5, ttr=90)
         self.enqueue(b"second", priority=5)
-        # When its id comes again with everything changed
+        # When its id is enqueued again with everything changed
         self.enqueue(b"other", id=job_id, priority=0, delay=LONG, ttr=120)
-        # Then it is as it was, where it was
+        # Then its values and its place are unchanged
         record = self.peek(job_id)
         assert (record.body, record.priority, record.ttr, record.state) == (b"first", 5, 90, State.READY)
         assert self.bodies() == [b"first", b"second"]
@@ -230,7 +230,7 @@ class EnqueueTests(Topic):
         # When its id is enqueued again with another delay, a shorter, a longer or none, and another priority and ttr
         for delay in (0.0, LONG / 4, 4 * LONG):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
-            # Then it is due when it was, and as it was
+            # Then its due time and its values are unchanged
             record = self.peek(job_id)
             assert record.state is State.DELAYED
             assert self.about(record.due_in, LONG)
@@ -277,7 +277,7 @@ class EnqueueTests(Topic):
         # Given a job that is done
         job_id = self.enqueue(b"old")
         self.settle(Ack(self.take()))
-        # When its id comes again
+        # When its id is enqueued again
         self.enqueue(b"new", id=job_id)
         # Then it is a new job
         lease = self.take()
@@ -290,7 +290,7 @@ class EnqueueTests(Topic):
         # Given a job that is enqueued twice under one id of the caller's
         job = self.new(b"twice")
         one, other = (self.backend.enqueue(self.queue, [job])[0] for _ in range(2))
-        # Then there are two jobs, and each goes by the id that was returned
+        # Then there are two jobs, and each is found by the id that was returned
         assert one != other
         self.backend.delete(self.queue, one)
         assert self.peek(other).body == b"twice"
@@ -352,7 +352,7 @@ class EnqueueTests(Topic):
         # When almost all of it has passed, then nothing is handed out
         self.harness.nearly(moment)
         self.nothing_before(moment)
-        # And when the delay is over, rounded up to the backend's resolution, it is
+        # And when the delay is over, rounded up to the backend's resolution, the job is handed out
         self.harness.past(over)
         assert self.worker.held or self.take()
 
@@ -375,7 +375,7 @@ class EnqueueTests(Topic):
                 self.backend.reschedule(self.queue, job_id, delay)
             else:
                 self.enqueue(delay=delay)
-            # When it is handed out, then all of that has passed
+            # When it is handed out, then the whole delay has passed
             leases: list[Lease] = []
             give_up_at = self.in_(delay + self.can.delay_resolution + self.harness.patience)
             while not leases:

@@ -79,7 +79,7 @@ class ErrorsTests(Topic):
     @promise("11.2")
     @requires("management")
     def test_an_error_leaves_the_backend_usable(self) -> None:
-        # Given a backend of which much was asked that it could not do
+        # Given a backend that has refused several calls
         for _ in range(5):
             with pytest.raises(MultiqError):
                 self.backend.delete(self.queue, "no-such-job")
@@ -143,7 +143,7 @@ class NamesTests(Topic):
         assert set(self.backend.queues()) >= {first, second}
 
     def _alike(self, one: str, other: str) -> str:
-        """The name of the last queue with the ending *other* in place of *one*, noted for the harness to empty."""
+        """The last queue's name, ending in *other* instead of *one*; the harness will empty this queue, too."""
         name = self.harness.handed_out[-1].removesuffix(one) + other
         self.harness.handed_out.append(name)
         return name

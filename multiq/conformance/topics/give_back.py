@@ -38,7 +38,7 @@ class GiveBackTests(Topic):
         job_id = self.enqueue()
         for _ in range(2):
             self.settle(GiveBack(self.take()))
-        # Then its next reservation is the first
+        # Then its next reservation counts as the first attempt
         assert self.peek(job_id).attempt == 0
         lease = self.take()
         assert (lease.attempt, lease.crashes) == (1, 0)
@@ -51,7 +51,7 @@ class GiveBackTests(Topic):
         for _ in range(2):
             self.settle(Release(self.take()))
         self.settle(GiveBack(self.take()))
-        # Then its next one is the third again
+        # Then the attempt after the give-back is the third again
         assert self.take().attempt == 3
 
     @promise("5.5", "4.5")
@@ -60,7 +60,7 @@ class GiveBackTests(Topic):
         # Given a backend that cannot take a reservation back
         self.enqueue()
         self.settle(GiveBack(self.take()))
-        # Then it counts honestly, and calls it no crash
+        # Then the reservation counts as an attempt, and not as a crash
         lease = self.take()
         assert (lease.attempt, lease.crashes) == (2, 0)
 

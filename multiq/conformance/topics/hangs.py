@@ -76,7 +76,7 @@ class HangsTests(Topic):
         job = self.new(delay=LONG)
         with self._hanging(proxy), pytest.raises(EnqueueUncertain) as caught:
             far.enqueue(self.queue, [job])
-        # Then the error names its job, as the server may have it
+        # Then the error names its job, because the server may have stored it
         assert caught.value.ids == (job.id,)
         assert isinstance(caught.value.__cause__, BackendTimeout)
         # When it is sent again to a server that answers, then it is there, once
@@ -92,7 +92,7 @@ class HangsTests(Topic):
         consumer = self.another_consumer(backend=far)
         (lease,) = consumer.reserve(1, 0)
         with self._hanging(proxy):
-            # When it is exchanged, then the two calls in one have no more time than one
+            # When it is exchanged, then settling and reserving together take no longer than one call may
             self._all_time_out({"exchange": lambda: consumer.exchange([Ack(lease)], 1, 0)})
 
     @promise("11.10", "11.9", "5.1")
@@ -169,7 +169,7 @@ class HangsTests(Topic):
 
     @staticmethod
     def _timed(call: Callable[[], object]) -> tuple[float, object]:
-        """Seconds that a call took, without those in which this machine ran nothing, and its answer or error."""
+        """The seconds that a call took, without this machine's own lag (``Lag``), and its answer or error."""
         with Lag() as lag:
             started = time.monotonic()
             try:

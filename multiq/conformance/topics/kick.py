@@ -31,7 +31,7 @@ class KickTests(Topic):
     @promise("6.1")
     @requires("total_order", "priorities")
     def test_the_longest_buried_job_is_kicked_first(self) -> None:
-        # Given jobs that are buried against their age and their priority
+        # Given jobs that are buried in the opposite order of their age and their priority
         self.enqueue(b"1", priority=1)
         self.enqueue(b"2", priority=2)
         self.enqueue(b"3", priority=3)

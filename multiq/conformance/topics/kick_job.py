@@ -91,7 +91,7 @@ class KickJobTests(Topic):
     def test_kicking_a_delayed_job_does_not_count_as_a_kick(self) -> None:
         # Given a delayed job that was never buried
         job_id = self.given(State.DELAYED)
-        # When it is kicked, then it has not come back from being buried
+        # When it is kicked, then its lease counts no kick
         self.backend.kick_job(self.queue, job_id)
         assert self.take().kicks == 0
 

@@ -120,7 +120,7 @@ class LeaseTests(Topic):
         # Given an ended lease, and a consumer that never saw when it began
         lease = self.abandoned()
         stranger = self.another_consumer(backend=self.another_backend())
-        # When that one passes the verdict on, then the store refuses it
+        # When that consumer sends the verdict, then the store refuses it
         self.refused(Ack(lease), by=stranger)
         assert self.stands(lease.id, State.READY)
 

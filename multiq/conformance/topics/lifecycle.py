@@ -52,7 +52,7 @@ class LifecycleTests(Topic):
     def test_a_backend_that_was_never_used_can_be_closed(self) -> None:
         # Given a new backend
         backend = self.another_backend()
-        # When it is closed at once, then it is still good for something
+        # When it is closed at once, then it can still be used
         backend.close()
         assert backend.stats(self.queue).ready == 0
 
@@ -69,7 +69,7 @@ class LifecycleTests(Topic):
         # Given a consumer without leases
         with self.another_consumer() as consumer:
             assert consumer.reserve(1, 0) == []
-        # Then closing it once more does no harm, and neither does never having used it
+        # Then a second close raises no error, and neither does closing a consumer that was never used
         consumer.close()
         self.another_consumer().close()
 

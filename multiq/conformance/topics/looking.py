@@ -33,10 +33,10 @@ class PeekTests(Topic):
     @promise("9.1")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_peek_returns_when_a_job_is_due(self, state: State) -> None:
-        # Given a job in some state, half an hour from its delay or twice that from its lease's end
+        # Given a job in some state, with LONG as its delay or 2 * LONG as its ttr
         job_id = self.given(state, ttr=2 * LONG)
         due_in = self.peek(job_id).due_in
-        # Then a ready job is due, a buried one never, and the others in time
+        # Then a ready job is due now, a buried one never, and the others after the delay or the ttr
         if state is State.BURIED:
             assert due_in is None
         else:
@@ -99,7 +99,7 @@ class PeekTests(Topic):
         self.settle(Release(self.take()))
         self.settle(Bury(self.take()))
         self.backend.kick(self.queue, 1)
-        # Then peek has counted along
+        # Then peek shows its attempts and its kicks
         record = self.peek(job_id)
         assert self.tells(record.attempt, 2, "durable_attempts")
         assert self.tells(record.kicks, 1, "durable_attempts")
@@ -126,7 +126,7 @@ class JobsTests(Topic):
         for number, priority in enumerate((5, 1, 5, 0, 1)):
             self.enqueue(b"%d" % number, priority=priority)
         self.settle(Release(self.take()))
-        # Then the listing is the order of being handed out
+        # Then they are listed in the order in which they would be reserved
         listed = self._list(State.READY)
         assert listed == [b"3", b"1", b"4", b"0", b"2"]
         assert self.bodies() == listed
@@ -134,7 +134,7 @@ class JobsTests(Topic):
     @promise("9.2")
     @requires("lists_jobs", "total_order", "priorities")
     def test_delayed_jobs_are_listed_by_due_time(self) -> None:
-        # Given delays against age and priority
+        # Given delayed jobs that were enqueued in another order than they become due
         for number in (4, 2, 3, 1):
             self.enqueue(b"%d" % number, delay=number * LONG, priority=number)
         # Then the next due is the first
@@ -166,11 +166,11 @@ class JobsTests(Topic):
     @promise("9.2", "6.1")
     @requires("lists_jobs", "total_order")
     def test_buried_jobs_are_listed_as_they_would_be_kicked(self) -> None:
-        # Given jobs that are buried against their age
+        # Given jobs that were buried youngest first
         self.enqueue_all(b"1", b"2", b"3")
         for lease in reversed(self.reserve()):
             self.settle(Bury(lease))
-        # Then the listing is the order of being kicked
+        # Then they are listed in the order in which they would be kicked
         assert self._list(State.BURIED) == [b"3", b"2", b"1"]
 
     @promise("9.2")
@@ -215,7 +215,7 @@ class JobsTests(Topic):
         # Given a queue without jobs
         for state in STORED_STATES:
             page = self.backend.jobs(self.queue, state)
-            # Then the first page is empty and the last
+            # Then the first page is empty, and there is no next page
             assert (page.jobs, page.after) == ([], None)
 
     @promise("9.3")
@@ -359,7 +359,7 @@ class StatsTests(Topic):
     @promise("9.5", "5.7")
     @requires("management")
     def test_the_counts_follow_every_verb(self) -> None:
-        # Given a queue that lives through all of them
+        # Given a queue on which one verb after the other is called
         self.enqueue_all(*[b"x"] * 6, ttr=LONG)
         seen = [self.counts()]
         leases = self.reserve(5)
@@ -373,7 +373,7 @@ class StatsTests(Topic):
         self.backend.reschedule(self.queue, ids[4], LONG)
         self.backend.kick_job(self.queue, ids[2])
         seen.append(self.counts())
-        # Then they are right after each
+        # Then the counts are right after each of these verbs
         assert seen == [(6, 0, 0, 0), (1, 0, 5, 0), (3, 1, 0, 1), (3, 1, 0, 0), (3, 1, 0, 0)]
 
     @promise("1.2", "9.5")
@@ -394,7 +394,7 @@ class StatsTests(Topic):
         # When time passes, then less is left
         self.harness.advance(self.short_delay)
         assert self.about(self.backend.stats(self.queue).paused_for, LONG - self.short_delay)
-        # And after a resume, nothing is
+        # And after a resume, the queue is not paused
         self.backend.resume(self.queue)
         assert self.backend.stats(self.queue).paused_for is None
 

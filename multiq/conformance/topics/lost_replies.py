@@ -86,7 +86,7 @@ class LostRepliesTests(Topic):
     def test_an_enqueue_whose_replies_are_all_lost_names_the_jobs_whose_outcome_is_unknown(self) -> None:
         is_uncertain = False
         for cut in self._cuts():
-            # Given a batch whose reply is lost, and so are those to all that is tried then
+            # Given a batch whose reply is lost, as are the replies to all repetitions
             jobs = [self.new(b"a"), self.new(b"b"), self.new(b"late", delay=LONG)]
             error: BackendError | None = None
             try:
@@ -102,7 +102,7 @@ class LostRepliesTests(Topic):
                 assert sorted(named) == sorted(job.id for job in jobs), "each job is in one of the three lists"
             elif error is not None:
                 assert self.counts() == (0, 0, 0, 0), "the error says that nothing was stored, but jobs are there"
-            # And the same batch again adds those that are missing, and no other
+            # And when the same batch is enqueued again, then only the missing jobs are added
             assert self._insist(cut.far.enqueue, self.queue, jobs) == [job.id for job in jobs]
             assert self.counts() == (2, 1, 0, 0)
         assert is_uncertain, "no enqueue raised EnqueueUncertain"
@@ -266,7 +266,7 @@ class LostRepliesTests(Topic):
             carried_out += 1
             theirs = self.take(by=rival)
             (answer,) = self._insist(consumer.settle, [Release(lease)])
-            # Then it is answered as it was carried out, and leaves the other one's lease alone
+            # Then the answer says that it was carried out, and the other consumer keeps its lease
             assert answer is None, "a verdict that was carried out is called lost"
             self.settle(Ack(theirs), by=rival)
         assert carried_out, "no release of which the reply was lost was carried out"
@@ -361,7 +361,8 @@ class LostRepliesTests(Topic):
     # --- internals ---
 
     def _cuts(self) -> Iterator[Cut]:
-        """Yield one cut after another, each with its own queue: first none, then the reply cut at several bytes."""
+        """Yield one cut after another, each with its own queue: first one without a fault, then cuts of the reply at
+        several bytes, then cuts of the request."""
         proxy, far = self.proxied()
         whole = Cut(proxy, far, None)
         yield whole
@@ -378,7 +379,7 @@ class LostRepliesTests(Topic):
 
     @staticmethod
     def _insist(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call it as a caller does that repeats calls which raise ``BackendUnavailable``."""
+        """Make a call, and repeat it if it raises ``BackendUnavailable`` or ``EnqueueUncertain``."""
         for _ in range(TRIES - 1):
             try:
                 return call(*arguments, **options)
@@ -388,7 +389,7 @@ class LostRepliesTests(Topic):
 
     @contextlib.contextmanager
     def _consumer(self, cut: Cut) -> Iterator[TrackedConsumer]:
-        """A consumer behind the proxy that is connected already, as a working one is."""
+        """A consumer behind the proxy that is connected already, as in a running worker."""
         consumer = self.another_consumer(backend=cut.far)
         consumer.reserve(1, 0)
         yield consumer

@@ -36,10 +36,10 @@ class PauseTests(Topic):
         moment = self.in_(self.short_delay)
         self.backend.pause(self.queue, self.short_delay)
         over = self.in_(self.short_delay)
-        # When almost all of it has passed, then it holds
+        # When almost all of it has passed, then the queue is still paused
         self.harness.nearly(moment)
         self.nothing_before(moment)
-        # And when all of it has, it does not
+        # And when all of it has passed, the queue is not paused any more
         self.harness.past(over)
         assert self.worker.held or self.take()
         assert self.backend.stats(self.queue).paused_for is None
@@ -49,7 +49,7 @@ class PauseTests(Topic):
         # Given a long pause
         self.enqueue()
         self.backend.pause(self.queue, LONG)
-        # When it is paused for less, then that is what counts
+        # When it is paused for a shorter time, then the shorter time counts
         self.backend.pause(self.queue, self.short_delay)
         self.harness.past(self.in_(self.short_delay))
         assert self.take()
@@ -59,7 +59,7 @@ class PauseTests(Topic):
         # Given a short pause
         self.enqueue()
         self.backend.pause(self.queue, self.short_delay)
-        # When it is paused for longer, then the end of the first means nothing
+        # When it is paused for a longer time, then it is still paused after the end of the first pause
         self.backend.pause(self.queue, LONG)
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
@@ -99,7 +99,7 @@ class PauseTests(Topic):
         self.enqueue_all(b"a", b"b", b"c")
         leases = self.reserve()
         self.backend.pause(self.queue, LONG)
-        # When they are settled, then that is taken
+        # When they are settled, then the verdicts are accepted
         self.settle(Ack(leases[0]), Release(leases[1]), Bury(leases[2]))
         assert self.counts() == (1, 0, 0, 1)
         assert self.reserve() == []
@@ -135,7 +135,7 @@ class PauseTests(Topic):
         delayed = self.enqueue(delay=LONG)
         ready = self.enqueue()
         self.backend.pause(self.queue, LONG)
-        # When the jobs are kicked, deleted and rescheduled, then they are
+        # When the jobs are kicked, deleted and rescheduled, then each call has its effect
         assert self.backend.kick(self.queue, 1) == 1
         assert self.stands(buried, State.READY)
         self.backend.delete(self.queue, delayed)
@@ -185,11 +185,11 @@ class PauseTests(Topic):
         # When the first is exchanged, then its verdict is taken, and nothing is handed out
         assert self.worker.exchange([Ack(lease)], 2, 0) == ([None], [])
         assert self.counts() == (1, 0, 0, 0)
-        # And neither is a job that was released by it
+        # And a job that the exchange itself releases is not handed out either
         self.backend.resume(self.queue)
         lease = self.take()
         self.backend.pause(self.queue, LONG)
         assert self.worker.exchange([Release(lease)], 2, 0) == ([None], [])
-        # And when the queue is resumed, it is
+        # And when the queue is resumed, that job is handed out
         self.backend.resume(self.queue)
         assert self.take().id == lease.id

@@ -41,7 +41,7 @@ class PurgeTests(Topic):
         # Given a job that is reserved
         self.enqueue()
         lease = self.take()
-        # When every state is purged, the reserved ones by name
+        # When every state is purged, RESERVED included
         assert self.backend.purge(self.queue, list(STORED_STATES)) == 0
         # Then its holder goes on
         assert self.counts() == (0, 0, 1, 0)
@@ -69,7 +69,7 @@ class PurgeTests(Topic):
         later = self.enqueue(delay=2 * LONG)
         self.abandoned()
         self.harness.past(self.in_(self.short_delay))
-        # When the ready ones are purged, then those two go
+        # When the ready ones are purged, then the due job and the job of the ended lease are deleted
         assert self.backend.purge(self.queue, [State.READY]) == 2
         assert self.counts() == (0, 1, 0, 0)
         assert self.stands(later, State.DELAYED)
@@ -82,7 +82,7 @@ class PurgeTests(Topic):
     def test_a_purge_of_no_states_does_nothing(self) -> None:
         # Given a job
         self.enqueue()
-        # When nothing is purged, then it stays
+        # When no state is purged, then the job stays
         assert self.backend.purge(self.queue, []) == 0
         assert self.counts() == (1, 0, 0, 0)
 
@@ -120,7 +120,7 @@ class PurgeTests(Topic):
         # Given a job that was purged
         job_id = self.enqueue(b"old")
         self.backend.purge(self.queue, [State.READY])
-        # When its id comes again, then it is a new job
+        # When its id is enqueued again, then it is a new job
         self.enqueue(b"new", id=job_id)
         assert self.bodies() == [b"new"]
 

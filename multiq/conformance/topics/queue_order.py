@@ -27,7 +27,7 @@ class QueueOrderTests(Topic):
         for queue, priority in zip((first, second, third), priorities, strict=True):
             self.enqueue_all(*[queue.encode()] * 4, queue=queue, priority=priority)
         consumer = self.another_consumer(first, second, third)
-        # When each reserve is given another order, then that one holds, whatever the priorities
+        # When each reserve is given another order, then it follows that order, whatever the priorities
         for order in ((third, first, second), (second, third, first), (third, second, first), (first, second, third)):
             assert [lease.queue for lease in consumer.reserve(1, 0, order)] == [order[0]]
             assert consumer.queues == (first, second, third)
@@ -55,7 +55,7 @@ class QueueOrderTests(Topic):
         self.enqueue_all(b"a", b"b")
         self.enqueue_all(b"c", b"d", queue=other)
         consumer = self.another_consumer(self.queue, other)
-        # When more is asked for than the first one of the order has, then the other one fills up
+        # When a reserve asks for more jobs than its first queue has, then the rest come from the other queue
         leases = consumer.reserve(3, 0, [other, self.queue])
         assert [lease.queue for lease in leases] == [other, other, self.queue]
 
@@ -81,7 +81,7 @@ class QueueOrderTests(Topic):
         consumer = self.another_consumer(*queues)
         assert self.reserve(by=consumer) == []
         waiting = self.background(lambda: consumer.reserve(1, 3 * self.harness.patience, queues[::-1]))
-        # When a job comes in one of them, then it wakes
+        # When a job comes into either queue, then the consumer wakes
         self.enqueue(b"late", queue=queues[at])
         assert [lease.queue for lease in self.woken(waiting)] == [queues[at]]
 

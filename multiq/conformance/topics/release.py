@@ -39,7 +39,7 @@ class ReleaseTests(Topic):
         # When almost all of the delay has passed, then it is not handed out
         self.harness.nearly(moment)
         self.nothing_before(moment)
-        # And when all of it has, it is
+        # And when all of the delay has passed, it is handed out
         self.harness.past(over)
         assert job_id in {held.id for held in self.worker.held.values()} or self.take().id == job_id
 
@@ -65,10 +65,10 @@ class ReleaseTests(Topic):
     @promise("5.2")
     @requires("total_order", "priorities")
     def test_a_release_can_change_the_priority(self) -> None:
-        # Given the better of two jobs
+        # Given the more urgent of two jobs
         self.enqueue(b"demoted", priority=1)
         self.enqueue(b"other", priority=5)
-        # When it is released with a worse priority, then the other one goes first
+        # When it is released with a less urgent priority, then the other job is reserved first
         self.settle(Release(self.take(), priority=9))
         leases = self.reserve()
         assert [(lease.body, lease.priority) for lease in leases] == [(b"other", 5), (b"demoted", 9)]
@@ -122,7 +122,7 @@ class ReleaseTests(Topic):
         for reason in ("first", "second"):
             self.settle(Release(self.take(), reason=reason))
         assert self.peek(job_id).reason == "second"
-        # When it is released without any, then the old one no longer stands there as if it were new
+        # When it is released without a reason, then peek shows none, and not the old one
         self.settle(Release(self.take()))
         assert self.peek(job_id).reason is None
 

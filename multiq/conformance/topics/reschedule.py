@@ -47,7 +47,7 @@ class RescheduleTests(Topic):
         moment = self.in_(self.short_delay)
         job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
         over = self.in_(self.short_delay)
-        # Then it is not there before, and there after
+        # Then it is not handed out before its new due time, and is handed out after it
         self.harness.nearly(moment)
         self.nothing_before(moment)
         self.harness.past(over)
@@ -59,14 +59,14 @@ class RescheduleTests(Topic):
         job_id = self.enqueue(delay=self.short_delay)
         # When it is rescheduled to later
         job_id = self.backend.reschedule(self.queue, job_id, LONG)
-        # Then its old time passes
+        # Then it is not handed out at its old due time
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
         assert self.stands(job_id, State.DELAYED)
 
     @promise("7.1")
     def test_a_job_can_be_rescheduled_again_and_again(self) -> None:
-        # Given a job that cannot be decided about
+        # Given a job that is rescheduled several times
         job_id = self.enqueue(delay=LONG)
         for delay in (2 * LONG, 0, LONG, 0):
             job_id = self.backend.reschedule(self.queue, job_id, delay)
@@ -95,7 +95,7 @@ class RescheduleTests(Topic):
         lease = self.take()
         assert (lease.attempt, lease.crashes, lease.kicks) == (3, 1, 1)
         self.settle(Release(lease))
-        # When it is rescheduled, then it has no past
+        # When it is rescheduled, then its attempts, crashes and kicks start over
         self.backend.reschedule(self.queue, lease.id, 0)
         lease = self.take()
         assert (lease.attempt, lease.crashes, lease.kicks) == (1, 0, 0)
@@ -106,7 +106,7 @@ class RescheduleTests(Topic):
         # Given a job that was buried for a reason
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="why"))
-        # When it is rescheduled, then it has failed at nothing yet
+        # When it is rescheduled, then it has no reason any more
         job_id = self.backend.reschedule(self.queue, job_id, LONG)
         assert self.peek(job_id).reason is None
 
@@ -115,7 +115,7 @@ class RescheduleTests(Topic):
         # Given a job that has waited
         job_id = self.enqueue()
         self.harness.advance(3 * self.short_delay)
-        # When it is rescheduled, then it is new
+        # When it is rescheduled, then its age starts over
         rescheduled = self.harness.now()
         job_id = self.backend.reschedule(self.queue, job_id, 0)
         assert self.about(self.peek(job_id).age, self.harness.now() - rescheduled)
@@ -136,7 +136,7 @@ class RescheduleTests(Topic):
     def test_the_id_stays(self) -> None:
         # Given a job
         job_id = self.enqueue()
-        # When it is rescheduled, then it goes by the same name
+        # When it is rescheduled, then it keeps its id
         assert self.backend.reschedule(self.queue, job_id, 0) == job_id
         assert self.take().id == job_id
 
@@ -170,7 +170,7 @@ class RescheduleTests(Topic):
         for missing in (job_id, new_id()):
             with pytest.raises(JobNotFound):
                 self.backend.reschedule(self.queue, missing, 0)
-        # Then none was made up
+        # Then no job was created
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("1.2", "7.1")

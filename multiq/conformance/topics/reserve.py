@@ -32,7 +32,7 @@ class ReserveTests(Topic):
 
     @promise("3.2")
     def test_fewer_jobs_than_the_limit_are_handed_out_without_waiting_for_more(self) -> None:
-        # Given fewer jobs than are asked for, and all the time in the world
+        # Given fewer jobs than are asked for, and a long timeout
         self.enqueue_all(b"a", b"b")
         waiting = self.background(lambda: self.worker.reserve(10, 3 * self.harness.patience))
         # Then the few come at once
@@ -42,7 +42,7 @@ class ReserveTests(Topic):
     def test_a_wait_for_nothing_lasts_its_timeout(self) -> None:
         # Given an empty queue
         started = time.monotonic()
-        # When a consumer waits, then it is for the timeout
+        # When a consumer waits, then it waits for its whole timeout
         assert self.worker.reserve(1, 0.25) == []
         assert time.monotonic() - started >= 0.25
 
@@ -88,7 +88,7 @@ class ReserveTests(Topic):
     @promise("3.4")
     @requires("total_order", "priorities")
     def test_priorities_next_to_each_other_are_distinguished_over_the_whole_range(self) -> None:
-        # Given neighbours where a driver's numbers may get coarse or change their sign
+        # Given neighbouring priorities where a driver's numbers may lose precision or change their sign
         edges = (0, 1, 1023, 1024, 1025, 2**21 - 1, 2**21, 2**31 - 1, 2**31, 2**31 + 1, PRIORITY_MAX - 1, PRIORITY_MAX)
         for priority in reversed(edges):
             self.enqueue(b"%d" % priority, priority=priority)
@@ -107,7 +107,7 @@ class ReserveTests(Topic):
     @promise("3.4")
     @requires("total_order")
     def test_jobs_go_oldest_first_past_the_hundredth(self) -> None:
-        # Given jobs enough for a third digit
+        # Given more than a hundred jobs
         numbers = [b"%d" % number for number in range(1, 121)]
         for at in range(0, 120, 40):
             self.enqueue_all(*numbers[at : at + 40])
@@ -126,10 +126,10 @@ class ReserveTests(Topic):
     @promise("3.4")
     @requires("total_order", "priorities")
     def test_a_limit_takes_the_best_jobs_and_leaves_the_rest(self) -> None:
-        # Given a worse job before a better one
+        # Given a less urgent job, and a more urgent one enqueued after it
         worse = self.enqueue(b"worse", priority=2)
         self.enqueue(b"better", priority=1)
-        # When one is reserved, then it is the better one
+        # When one is reserved, then it is the more urgent one
         assert self.take().body == b"better"
         assert self.stands(worse, State.READY)
 
@@ -149,7 +149,7 @@ class ReserveTests(Topic):
         # Given a consumer that has begun with a queue
         self.enqueue_all(b"1", b"2")
         assert self.take().body == b"1"
-        # When a better job comes, then it is next
+        # When a more urgent job comes, then it is reserved next
         self.enqueue(b"urgent", priority=0)
         assert self.bodies() == [b"urgent", b"2"]
 
@@ -166,7 +166,7 @@ class ReserveTests(Topic):
         (lease,) = self.woken(waiting) if waits else self.reserve(1)
         asked_at = self.worker.asked_at
         left, looked = self.peek(job_id).due_in, time.monotonic()
-        # Then that was during the call, and before the lease began; or it does not know
+        # Then asked_at is during the call and before the lease began; or 0, if the consumer does not know it
         assert lease.id == job_id
         assert asked_at == 0.0 or began <= asked_at <= looked
         assert left is not None
@@ -212,10 +212,10 @@ class ReserveTests(Topic):
     @promise("3.4", "3.5")
     @requires("total_order", "priorities")
     def test_jobs_that_are_due_go_by_priority_not_by_due_time(self) -> None:
-        # Given delayed jobs of which the worse is due first
+        # Given delayed jobs of which the less urgent one is due first
         self.enqueue(b"worse", priority=2, delay=self.short_delay)
         self.enqueue(b"better", priority=1, delay=2 * self.short_delay)
-        # When both are due, then the better one is first
+        # When both are due, then the more urgent one is first
         self.harness.past(self.in_(2 * self.short_delay))
         assert self.bodies() == [b"better", b"worse"]
 
@@ -275,7 +275,7 @@ class ReserveTests(Topic):
         other = self.another_queue()
         self.enqueue_all(b"a", b"b", priority=900)
         self.enqueue_all(b"c", b"d", queue=other, priority=1)
-        # When more jobs are asked for than the first queue has, then the second one fills up
+        # When more jobs are asked for than the first queue has, then the rest come from the second one
         first, second, third = self.reserve(3, by=self.another_consumer(self.queue, other))
         assert [lease.queue for lease in (first, second, third)] == [self.queue, self.queue, other]
         assert self.in_line([first.body, second.body], [b"a", b"b"])
@@ -283,7 +283,7 @@ class ReserveTests(Topic):
 
     @promise("3.3")
     def test_each_consumer_has_its_own_order_of_queues(self) -> None:
-        # Given two queues, and consumers that see them the other way round
+        # Given two queues, and two consumers that name them in opposite orders
         other = self.another_queue()
         for _ in range(2):
             self.enqueue(b"here")

@@ -27,7 +27,7 @@ class SettleTests(Topic):
         self.settle(
             Ack(acked), Release(released), Release(delayed, LONG), Bury(buried), Touch(touched), GiveBack(given_back)
         )
-        # Then each went its own way
+        # Then each job is in the state that its verdict leads to
         assert self.counts() == (2, 1, 1, 1)
         assert [self.state(job_id) for job_id in ids[1:]] == [
             State.READY, State.DELAYED, State.BURIED, State.RESERVED, State.READY,
@@ -51,7 +51,7 @@ class SettleTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Release(lease))
-        # When it settles again, then the refusal names the job
+        # When its old holder settles once more, then the refusal names the job
         (refusal,) = self.worker.settle([Ack(lease)])
         assert isinstance(refusal, LeaseLost)
         assert (refusal.queue, refusal.job_id) == (self.queue, job_id)
@@ -64,7 +64,7 @@ class SettleTests(Topic):
             self.enqueue_all(b"a", b"b", queue=queue)
         consumer = self.another_consumer(*queues)
         leases = self.reserve(by=consumer)
-        # When it settles them in a mixed order, then each queue has its own
+        # When it settles them in a mixed order, then each verdict counts in its job's queue
         verdicts = [Ack(lease) if lease.body == b"a" else Bury(lease) for lease in leases]
         self.settle(*reversed(verdicts), by=consumer)
         assert [self.counts(queue) for queue in queues] == [(0, 0, 0, 1)] * 3
@@ -85,7 +85,7 @@ class SettleTests(Topic):
         self.enqueue_all(*[b"x"] * 300, ttr=LONG)
         leases = self.reserve()
         assert len(leases) == 300
-        # When all are settled in one call, every third in another way, then all are
+        # When all are settled in one call, with three kinds of verdicts in turn, then each is carried out
         kinds = [Ack, Bury, Release]
         self.settle(*(kinds[number % 3](lease) for number, lease in enumerate(leases)))
         assert self.counts() == (100, 0, 0, 100)
@@ -108,9 +108,9 @@ class SettleTests(Topic):
         # Given two jobs, one of them held
         self.enqueue_all(b"first", b"second")
         lease = self.take()
-        # When it is exchanged for the next
+        # When an exchange acks the held job and asks for the next one
         answers, leases = self.worker.exchange([Ack(lease)], 1, 0)
-        # Then the one is gone and the other is here
+        # Then the first job is gone, and the second one is held
         assert answers == [None]
         assert self.in_line([lease.body, *(held.body for held in leases)], [b"first", b"second"])
         assert self.counts() == (0, 0, 1, 0)
@@ -128,11 +128,11 @@ class SettleTests(Topic):
     @promise("5.9", "3.5")
     @requires("total_order", "priorities")
     def test_exchange_sees_the_order_after_its_own_verdicts(self) -> None:
-        # Given a held job that is better than the ready one
+        # Given a held job that is more urgent than the ready one
         self.enqueue(b"best", priority=1)
         lease = self.take()
         self.enqueue(b"good", priority=2)
-        # When it is released and one is asked for, then it is the best again
+        # When an exchange releases it and asks for one job, then the same job comes again
         _, leases = self.worker.exchange([Release(lease)], 1, 0)
         assert [held.body for held in leases] == [b"best"]
 
@@ -176,7 +176,7 @@ class SettleTests(Topic):
         consumer = self.worker
         patience = 3 * self.harness.patience
         waiting = self.background(lambda: consumer.exchange([Bury(lease)], 1, patience))
-        # When nothing is there yet, then the verdict already is
+        # When no job has come yet, then the verdict is carried out already
         self.eventually(lambda: self.stands(job_id, State.BURIED))
         # And the next job ends the wait
         self.enqueue(b"next")

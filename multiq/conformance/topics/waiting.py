@@ -52,7 +52,7 @@ class WaitingTests(Topic):
     def test_a_delayed_job_enqueued_during_the_wait_wakes_when_it_is_due(self) -> None:
         # Given a consumer that waits at an empty queue
         waiting = self.waiting(self.worker)
-        # When a delayed job comes, and its time with it
+        # When a delayed job is enqueued, and becomes due
         job_id = self.enqueue(delay=self.short_delay)
         self.harness.past(self.in_(self.short_delay))
         # Then the consumer wakes with it
@@ -128,7 +128,7 @@ class WaitingTests(Topic):
         # When it is rescheduled to soon, and that time comes
         job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
         self.harness.past(self.in_(self.short_delay))
-        # Then the consumer gets it, though it fell asleep with the later time in mind
+        # Then the consumer gets it, although it began to wait when the job was due much later
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "10.2")
@@ -248,7 +248,7 @@ class WaitingTests(Topic):
             # When it waits for a while
             started, spent = time.monotonic(), time.thread_time()
             assert consumer.reserve(1, seconds) == []
-            # Then it is asleep in the server: it asks when it begins and when it ends, and costs next to nothing
+            # Then it waits in the server: it sends requests only as its wait begins and ends, and uses little CPU time
             seen.append((asked() or 0) - (before or 0))
             assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
@@ -278,7 +278,7 @@ class WaitingTests(Topic):
     def test_an_interrupt_before_the_wait_ends_the_next_one(self) -> None:
         # Given a consumer that is interrupted just before it falls asleep
         self.worker.interrupt()
-        # When it wants to wait, then it comes back at once
+        # When it begins to wait, then the call returns at once
         waiting = self.background(lambda: self.worker.reserve(1, 3 * self.harness.patience))
         assert self.woken(waiting) == []
 
@@ -307,7 +307,7 @@ class WaitingTests(Topic):
 
     @promise("3.8", "11.1")
     def test_nothing_is_lost_by_interrupts(self) -> None:
-        # Given a consumer that is interrupted at every turn while jobs come in
+        # Given a consumer that is interrupted again and again while jobs come in
         total = 20
         consumer = self.worker
         done: list[str] = []
@@ -346,7 +346,7 @@ class WaitingTests(Topic):
         holder = self.another_consumer()
         lease = self.take(by=holder)
         waiting = self.waiting(self.worker)
-        # When it is buried, then the other one waits on, until there is a job for it
+        # When the held job is buried, then the waiting consumer waits on, until there is a job for it
         self.settle(Bury(lease), by=holder)
         time.sleep(SLEEP_GRACE)
         assert waiting.is_alive()

@@ -1,4 +1,4 @@
-"""Waking in time: a waiting consumer has the job soon after it is there, and not at its next look now and then."""
+"""Waking in time: a waiting consumer has the job soon after it is there, and not only at an occasional poll."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WakingTests(Topic):
     @promise("3.10", "3.7")
     @pytest.mark.parametrize("verb", VERBS)
     def test_a_waiting_consumer_has_the_job_in_time(self, verb: str) -> None:
-        # Given a consumer that waits, when a verb of another caller gives it a job, then it has it in time
+        # Given a consumer that waits, when another caller's verb gives it a job, then the consumer has the job in time
         if verb == "give_back" and not self.can.give_back:
             self.does_not_apply("this backend has no give_back")
         if verb == "abandon" and not self.can.portable_leases:
@@ -55,14 +55,14 @@ class WakingTests(Topic):
     @requires("shared")
     @pytest.mark.parametrize("verb", ["enqueue", "kick", "kick_job", "reschedule", "resume"])
     def test_a_waiting_consumer_has_another_process_s_job_in_time(self, verb: str) -> None:
-        # Given a consumer that waits, when another process gives it a job, then it has it in time
+        # Given a consumer that waits, when another process gives it a job, then the consumer has the job in time
         self._in_time(lambda: self._wakes(partial(self._given_for, verb), elsewhere=True))
 
     @promise("3.10", "3.7", "5.9")
     @pytest.mark.parametrize("how", ["reserve", "exchange"])
     def test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues(self, how: str) -> None:
         # Given a consumer of two queues that waits, in a reserve or in an exchange, and was woken before
-        # When a job comes into one or the other of them, then it has it in time
+        # When a job comes into one or the other of them, then the consumer has the job in time
         for at in (1, 0):
             self._in_time(partial(self._wakes_again, how, at))
 
@@ -76,7 +76,7 @@ class WakingTests(Topic):
     def test_a_waiting_consumer_has_a_job_in_time_once_it_is_due(self, what: str) -> None:
         if not self.harness.real_time:
             self.does_not_apply("its clock is moved by hand")
-        # Given a consumer that waits, when a job becomes due during its wait, then it has it in time
+        # Given a consumer that waits, when a job becomes due during its wait, then the consumer has the job in time
         delay = self.short_delay
         later = delay + self.can.delay_resolution  # rounded up
         self._in_time(lambda: self._wakes(partial(self._given_soon, what, delay), after=later), good=1)
@@ -202,7 +202,7 @@ class WakingTests(Topic):
         return promised + BASELINES * baseline + lag.seconds
 
     def _baseline(self, consumer: TrackedConsumer) -> float:
-        """Seconds in which a job passes from one thread to another that the backend does not have to wake."""
+        """The seconds that a job takes to reach another thread that needs no wake-up from the backend."""
         started = time.monotonic()
         self.enqueue(queue=consumer.queues[-1])
         assert self.background(lambda: consumer.reserve(1, 0)).result(self.harness.patience + WITHIN)
@@ -276,7 +276,7 @@ class WakingTests(Topic):
     def _late(
         self, consumer: TrackedConsumer, waiting: Background[Any], there_at: float, most: Callable[[], float]
     ) -> float:
-        """Seconds from *there_at* until the consumer had its job. Does not wait much longer than that may take."""
+        """Seconds from *there_at* until the consumer had its job. Waits little longer than *most* allows."""
         while waiting.is_alive() and time.monotonic() < there_at + most():
             waiting.join(0.01)
         if waiting.is_alive():

@@ -33,8 +33,8 @@ class _Call(NamedTuple):
 class DaemonThreads(ThreadPoolExecutor):
     """Starts threads as they are needed, up to *most*. A subclass because event loops accept no other executors.
 
-    Each thread calls *at_end* before it ends. A thread that still runs a call of a job that has ended does not count
-    once other calls wait for a thread (``write_off``).
+    Each thread calls *at_end* before it ends. After a job's end, its calls may still occupy threads. Once other calls
+    wait for a thread, these threads no longer count towards *most* (``write_off``).
     """
 
     def __init__(self, most: int, name: str, at_end: Callable[[], None] | None = None) -> None:
@@ -62,7 +62,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def write_off(self) -> None:
-        """A job has ended: allow one more thread for each that it has left occupied, if other calls wait."""
+        """A job has ended: if other calls wait, allow one more thread for each thread that ended jobs still occupy."""
         if self._unfinished <= self._most:
             return
         with self._lock:
@@ -81,7 +81,7 @@ class DaemonThreads(ThreadPoolExecutor):
         _cancel(waiting)
 
     def _write_off(self) -> list[_Call]:
-        """Uncount threads that ended jobs occupy. Returns waiting calls of ended jobs, to be cancelled."""
+        """Stop counting threads that ended jobs occupy. Returns waiting calls of such jobs, to be cancelled."""
         if self._unfinished <= self._most or self._count < self._most or self._is_shut:
             return []
         left = [future for future, job in self._running.items() if job is not None and job.is_over]

@@ -26,7 +26,7 @@ _THREADS = min(32, (os.cpu_count() or 1) + 4)  # of a loop, for ``asyncio.to_thr
 def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
     """A loop for one thread; the caller closes it. Its executor has daemon threads: *threads*, or a new pool.
 
-    It is asyncio's own whatever the policy says: timeouts look into its handles (``CoroutineExecutor``).
+    It is asyncio's own loop whatever event loop policy is set, as timeouts read its handles (``CoroutineExecutor``).
     """
     loop = asyncio.SelectorEventLoop()
     loop.set_default_executor(threads or threads_of_loop())

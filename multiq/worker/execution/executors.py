@@ -41,7 +41,7 @@ _THREAD_BRAKE = 1.0  # seconds until the next attempt to start a thread that the
 class Executor(ABC):
     """Runs the jobs of held leases and collects their verdicts. Calls *on_done* after each, in the job's thread.
 
-    With *inflight*, those outside of the process can see which jobs have begun.
+    With *inflight*, the supervisor and the sidecar can see which jobs have begun.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
@@ -62,7 +62,7 @@ class Executor(ABC):
         self._counting = threading.Lock()
 
     def start(self, jobs: Sequence[Held]) -> None:
-        """Run these jobs: inline before returning, elsewhere soon."""
+        """Run these jobs. An inline executor returns after they have run; the others return at once."""
         self._count(len(jobs))
         self._start(jobs)
 
@@ -138,7 +138,7 @@ class Executor(ABC):
                 self._held += change
 
     def _begin(self, held: Held) -> bool:
-        """The job begins. False: it must not, because the process ends, or was stopped until the lease was over."""
+        """Note that the job begins. False: it must not, as the process aborts, or its lease ended in a suspension."""
         held.began_at = now = time.monotonic()
         self._running[held] = None  # first: an abort sees it there, or this thread sees the abort
         if now >= held.ends_at or self.is_aborted:
@@ -361,7 +361,11 @@ class CoroutineExecutor(Executor):
 
     @property
     def capacity(self) -> int:
-        """After plain functions were given back because the pool is full: no more until a thread of it is free."""
+        """How many jobs can run at a time now.
+
+        No job begins while another one holds the loop, or, after plain functions were given back because the pool is
+        full, until one of its threads is free.
+        """
         return self._at_work if self._is_pool_short or self._is_loop_held else self._concurrency
 
     @property
@@ -414,9 +418,9 @@ class CoroutineExecutor(Executor):
         return stack_of(frame_of(self._thread.ident))
 
     def _tasks_of_callback(self) -> JobTasks | None:
-        """The tasks of the job in whose context the loop's present callback, or step of a task, was made.
+        """The tasks of the job to which the loop's current callback (or step of a task) belongs, by its context.
 
-        None: there is none, or it was made outside of any job's context: by a thread, or with a context of its own.
+        None: no callback runs, or it was created outside of any job's context: by a thread, or with its own context.
         """
         frame = frame_of(self._thread.ident)
         while frame is not None:

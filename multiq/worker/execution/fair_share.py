@@ -25,8 +25,8 @@ class FairShare:
 
     A job that a queue gave is charged to it as 1 / weight, and the queue that was charged least is asked first. So the
     shares are of jobs, whatever the size of batches, and hold to within one batch. A queue without jobs leaves its
-    share to the others, and gets no more later. The charges begin at random (*rng*): else, of many workers that take
-    one job each, none would ever take one of the last queue.
+    share to the others, and gets no more later. The charges begin at random (*rng*): else, if each of many workers
+    takes only one job, no worker would ever take a job of the last queue.
     """
 
     def __init__(self, weights: Mapping[str, int], rng: random.Random | None = None) -> None:
@@ -54,8 +54,8 @@ class FairShare:
             self._charged[queue] = max(self._charged[queue], least)
 
     def _reset(self) -> None:
-        # A random moment of an endless round: the next job is each queue's with the probability of its weight, and each
-        # other queue is somewhere between two of its jobs
+        # As at a random moment of a long run: a queue is the next with the probability of its weight, and each other
+        # queue is at a random point between two of its jobs
         (first,) = self._rng.choices(list(self._weights), list(self._weights.values()))
         self._charged = {queue: self._rng.uniform(0, 1 / weight) for queue, weight in self._weights.items()}
         self._charged[first] = 0.0

@@ -111,7 +111,7 @@ class Fetcher:
         return is_settled
 
     def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
-        """Settle what *take* returns, unless another thread is in a call: after that one, the loop settles in time."""
+        """Settle what *take* returns. Does nothing while another thread is in a call: the loop settles after it."""
         if self._lock.acquire(blocking=False):
             try:
                 self._settle(take())
@@ -196,7 +196,7 @@ class Fetcher:
         return True
 
     def _reserve_elsewhere(self, limit: int) -> list[Held]:
-        """Reserve from the servers that answer, while another one has not answered about verdicts."""
+        """Reserve from the other servers, while one server does not answer a call that settles verdicts."""
         try:
             leases = self._consumer.reserve(limit, 0) if limit > 0 else []
         except BackendError:
@@ -286,7 +286,7 @@ class Fetcher:
                 self._pending_events.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
 
     def _note_answer(self) -> None:
-        """The backend has answered a call. If it was down, and no verdict waits for another part of it, it is back."""
+        """Note that the backend has answered: it is not down, unless verdicts still wait for another part of it."""
         if self._failures and not self._unsettled:
             self._failures = 0
             self._is_partial = False

@@ -40,7 +40,7 @@ class Recycling:
             self._warn_of_little(settings.memory)
 
     def is_reached(self, jobs: int) -> bool:
-        """Whether the process should end now, having run so many *jobs*."""
+        """Whether the process should end now, after it has run *jobs* jobs."""
         now = time.monotonic()
         if now >= self._end_at:
             self.reason = "its time is over"
@@ -54,7 +54,10 @@ class Recycling:
         return bool(self.reason)
 
     def is_memory_used_up(self) -> bool:
-        """Whether the process uses more memory than it may. Cheap enough for every job: it reads now and then."""
+        """Whether the process uses more memory than it may.
+
+        Cheap enough to call for every job: it measures the memory only every ``_LOOK`` seconds.
+        """
         if self._memory is None:
             return False
         now = time.monotonic()

@@ -131,7 +131,7 @@ class Runner:
     def timed_out(self, lease: Lease, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
         """The verdict on a job that is ended from outside because it ran longer than its timeout.
 
-        Emits no event: the second result does, and is to be called once the backend has accepted the verdict.
+        Returns it with a function that emits its events: call it once the backend has accepted the verdict.
         """
         call = self._prepare(lease)
         if not isinstance(call, TaskCall):
@@ -263,7 +263,7 @@ class Runner:
         return loop
 
     async def _await(self, call: TaskCall, held: Held, *, thread: int | None) -> Any:
-        """*thread*: whose loop runs this job alone; None: the loop that jobs share."""
+        """*thread*: the thread whose event loop runs only this job; None: the job runs on the shared loop."""
         timed = None if call.timeout is None else self._timeouts.begin(call, held, thread=thread)
         try:
             with ExitInForks():
@@ -319,7 +319,7 @@ class Runner:
     def _judge_safely(
         self, call: TaskCall, exc: BaseException, seconds: float, stack: str | None = None
     ) -> tuple[Verdict, Callable[[], None]]:
-        """The verdict on a failed run, and what emits its events."""
+        """The verdict on a failed run, and a function that emits its events."""
         try:
             return self._judge(call, exc, seconds, stack)
         except BaseException:  # noqa: BLE001 - the user's backoff function: its error is logged, and the job retried

@@ -1,9 +1,10 @@
 """Safe points: call back from a job's own code where it jumps back in a loop or calls a function.
 
-A signal handler mostly runs when a thread comes back from waiting, so a job that logs or waits for a queue is found
-inside these libraries every time, and could never be interrupted. Tracing sees when it is back in its own code. The
-safe points are those where the interpreter itself handles signals: there, an exception cannot get between a lock and
-its ``with`` block. Tracing slows the job down, so it is used only for jobs that are to end.
+A signal handler mostly runs when a thread comes back from waiting. If a job often logs, or waits for a queue, the
+handler finds it inside these libraries every time, and could never interrupt it. With tracing, this module is called as
+soon as the job is back in its own code. The safe points are those where the interpreter itself handles signals: there,
+an exception cannot get between a lock and its ``with`` block. Tracing slows the job down, so it is used only for jobs
+that are to end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Steps:
         self._is_on = False
 
     def begin(self, frames: Iterable[FrameType]) -> None:
-        """Trace these frames, and all that are called from now on. Not beside a debugger or a coverage tool."""
+        """Trace these frames, and all that are called from now on. Does nothing beside another tracer (a debugger)."""
         if self._is_on or sys.gettrace() is not None:
             return
         self._is_on = True

@@ -190,10 +190,10 @@ class Timeouts:
             self._steps.end()
 
     def mark_notified(self, timed: TimedJob) -> None:
-        """Its loop has just cancelled it."""
+        """Note that the job is notified: its event loop has just cancelled it."""
         with self._lock:
-            # first: the heartbeat ends the process for a job that is notified and beyond its ``kill_at``, as that of
-            # before may be after the process was suspended
+            # first, because the heartbeat ends the process for a notified job that is past its ``kill_at``: after the
+            # process was suspended, the job may be past the old one
             self._set_kill_at(timed, time.monotonic() + self._kill_after)
             timed.is_notified = True
             self._take_back_notice(timed)
@@ -208,7 +208,7 @@ class Timeouts:
         return lost_time if self._checked_at >= since else max(lost_time, time.monotonic() - since)
 
     def postpone(self, timed: TimedJob, seconds: float) -> None:
-        """Give it so many seconds from now on, and publish that for the supervisor."""
+        """Notify the job only after *seconds* seconds from now, and write the new ``kill_at`` for the supervisor."""
         timed.notify_at = time.monotonic() + seconds
         with self._lock:
             self._set_kill_at(timed, timed.notify_at + self._kill_after)
@@ -232,10 +232,10 @@ class Timeouts:
         return [timed for timed in running if self._is_overdue(timed, now, holder)]
 
     def is_loop_stuck(self) -> bool:
-        """Whether code that belongs to no running job has held the shared loop for longer than any of them may.
+        """Whether code of no running job holds the shared loop for too long: their longest timeout plus ``kill_after``.
 
-        Call it after ``check``. A job without a timeout may hold the loop forever: beside one, the loop is not stuck,
-        unless it is known whose code holds it.
+        Call it after ``check``. A job without a timeout may hold the loop forever: while one runs, the loop counts as
+        stuck only if the code is known to be that of an ended job.
         """
         shared = self._shared
         if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:

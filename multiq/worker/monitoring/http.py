@@ -48,7 +48,7 @@ _CONNECTION_SECONDS = 3.0  # for a connection, from its start to the last byte o
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _HEADER_ROOM = 8192  # bytes
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-#: zones in which no stranger can register a name: a browser that uses another name was led here by a web page
+#: zones in which an attacker cannot register a name; any other name may come from a web page by DNS rebinding
 _PRIVATE_ZONES = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".test")
 
 
@@ -145,7 +145,7 @@ class Pages:
         return Reply("200 OK", _TEXT, self._metrics())
 
     def _is_own(self, host: str) -> bool:
-        """Whether a ``Host`` names this server. A web page whose name leads here (DNS rebinding) sends its own name."""
+        """Whether a ``Host`` names this server. With DNS rebinding, it names an attacker's web page."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower().removesuffix(".")
         except ValueError:
@@ -219,7 +219,7 @@ class Server:
                 sock.close()
 
     def _poll(self) -> None:
-        # all have the same time: the oldest's is over first
+        # all connections get the same number of seconds, so those of the oldest are over first
         ends_at = next((connection.ends_at for connection in self._connections.values()), None)
         timeout = None if ends_at is None else max(0.0, ends_at - time.monotonic())
         for key, events in self._selector.select(timeout):
@@ -268,7 +268,7 @@ class Server:
             self._proceed(connection, selectors.EVENT_READ)  # most requests have arrived already
 
     def _make_room(self, newcomer: _Connection) -> bool:
-        """Close the oldest connection if there are too many. One of this host is closed only for one of this host."""
+        """Close the oldest connection if there are too many; one from this host only if the new one is, too."""
         return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 
     def _close_oldest(self, *, even_local: bool) -> bool:

@@ -56,7 +56,7 @@ class Counts:
 
 
 class Metrics:
-    """The shared memory of so many processes, made before they are forked."""
+    """The shared memory of a number of *processes*, made before they are forked."""
 
     def __init__(self, tasks: Iterable[str], processes: int) -> None:
         self._tasks = [*sorted(set(tasks) - {OTHER}), OTHER]
@@ -65,7 +65,7 @@ class Metrics:
         self._rows = [cells[at : at + room] for at in range(0, len(cells), room)]
 
     def count(self, events: Events, process: int) -> None:
-        """Count the events of this process, which has that number."""
+        """Count the events of this process; *process* is its number."""
         places = {task: _COMMON + _TASK_ROOM * number for number, task in enumerate(self._tasks)}
         _ProcessMetrics(self._rows[process], places).listen(events)
 

@@ -132,7 +132,7 @@ class Status:
         if not rows and not worker.stops:
             faults.append("no process works: each died soon after its start and waits to be replaced")
         for row, held in zip(rows, entries, strict=True):
-            # a child that runs a job inline makes no turn meanwhile; the job's timeout limits that
+            # while a child runs a job inline, its loop makes no turn (``WorkerProcess``); the job's timeout limits that
             if now - row.beat > _CHILD_LIMIT and not any(entry.is_running for entry in held):
                 faults.append(f"process {int(row.pid)} has made no turn for {now - row.beat:.0f} s")
         silence = now - (worker.contact or worker.started_at)

@@ -53,8 +53,9 @@ def folders_of(module: str) -> list[Path]:
 @contextlib.contextmanager
 def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
     """While the block lasts, this process gets a SIGHUP when a file of code or settings in *folders* has changed."""
-    # Blocked until the supervisor takes signals; the handler does nothing once it has given them back. SIG_IGN instead
-    # would discard a SIGHUP that is pending while a reloaded program starts: POSIX, sigaction(2)
+    # SIGHUP is blocked until the supervisor installs its handler. After the supervisor has restored the one before, a
+    # SIGHUP has no effect. SIG_IGN instead would discard a SIGHUP that is pending while a reloaded program starts
+    # (POSIX, sigaction(2): a pending signal that is set to SIG_IGN is discarded)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     watcher = _running_watcher() or _start(folders)

@@ -1,4 +1,4 @@
-"""Processes that a job forks do not belong to the worker: in them, signals are restored to what they were before it.
+"""Processes that a job forks do not belong to the worker: in them, signals act as before the worker started.
 
 A forked process inherits handlers, blocked signals and the wake-up socket. With those of a worker,
 ``Process.terminate()`` would stop the worker instead of the process. So after a fork by anything but the worker itself,
@@ -36,7 +36,7 @@ handler_of = import_module("_signal").getsignal
 
 
 class _ForkState(threading.local):
-    """What a thread remembers across a fork."""
+    """A thread's state before a fork, for the hooks that run after the fork."""
 
     mask: set[Any] | None = None
     is_own = False
@@ -57,7 +57,7 @@ def take_signal(number: int, handler: Callable[[int, Any], object]) -> Any:
 
 
 def restore_signal(number: int, token: Any) -> None:
-    """Restore the handler of before ``take_signal``, which returned *token*."""
+    """Restore the handler that ``take_signal`` has replaced; *token* is what it returned."""
     old, known = token
     signal.signal(number, signal.SIG_DFL if old is None else old)
     if not known:

@@ -34,7 +34,7 @@ class LifecycleEvents:
         self._events.emit(WorkerStarted(worker=self._worker, queues=queues))
 
     def expect_stopping(self) -> None:
-        """``stopping`` follows: until it has emitted its event, ``wait_stopping`` waits."""
+        """Have ``wait_stopping`` wait until ``stopping``, which follows, has emitted its event."""
         self._stopping_emitted.clear()
 
     def stopping(self, reason: str) -> None:
@@ -48,7 +48,7 @@ class LifecycleEvents:
     def stopped(self, code: int, patience: float | None) -> None:
         """Emit ``WorkerStopped``, and wait up to *patience* seconds for its subscribers; None: emit it right here.
 
-        Once only: if another thread emits it already, and hangs in it, this waits for that one.
+        The event is emitted once only: if another thread already does it, this call only waits for that thread.
         """
         with self._stopped_lock:
             is_begun, self._is_stopped_begun = self._is_stopped_begun, True
@@ -65,7 +65,7 @@ class LifecycleEvents:
             self._session.finish(patience)
 
     def close(self, patience: float) -> None:
-        """As ``finish``, and the last: no event of this process follows."""
+        """As ``finish``, but call it last: this process emits no event afterwards."""
         if self._session is not None:
             self._session.close(patience)
 

@@ -8,7 +8,7 @@ that handles signals or ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resum
 3. ``abort`` skips or ends that wait: a second signal, the end of the grace.
 4. ``_exit_for`` ends the process for an overdue job or a stuck event loop, ``_exit_hung`` when the end itself hangs.
 
-Steps 3 and 4 settle what is held without waiting for what runs (``forced_settlement``).
+Steps 3 and 4 settle what is held without waiting for what runs (``abort``).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
+from .abort import ForcedSettlement
 from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
-from .forced_settlement import ForcedSettlement
 from .inflight import NEVER
 from .lifecycle_events import LifecycleEvents
 from .shared_state import SharedState
@@ -69,7 +69,7 @@ _CUT_EVENTS = 0.25  # ...or this, in an abort: the supervisor kills a process th
 _STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get in an abort
 _ABORT_WAIT = 2.0  # seconds that an abort waits for the loop at most
 
-# A process that multiq owns exits even if its end hangs, in a subscriber, say: so many seconds...
+# If the end of a process that multiq owns hangs (in a subscriber, say), the process exits this many seconds...
 _EXIT_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
 _EXIT_AFTER_ABORT = 4.0  # ...after a second signal
 _EXIT_AFTER_JOBS = 1.0  # ...after a second signal when there are no more jobs to be given back
@@ -280,7 +280,7 @@ class WorkerProcess:
         return self._stopped()
 
     def _goes_on(self) -> bool:
-        """Whether there is another turn. A change from now on ends that turn's wait."""
+        """Whether there is another turn. Any change from this moment on ends the wait in the next turn."""
         self._changed.clear()
         return self._stopping is None
 
@@ -353,7 +353,7 @@ class WorkerProcess:
 
     @property
     def _is_down(self) -> bool:
-        """By the flag that the sidecar read last; before it has read one, by what this process read at its start."""
+        """Whether the connection is down, as the sidecar read last or, before, as this process read at its start."""
         if self._was_down_at is not None and self._worker_row.asked_at < self._was_down_at:
             return True
         return bool(self._worker_row.is_down)
@@ -363,14 +363,14 @@ class WorkerProcess:
         self._was_down_at = asked_at if self._asks_down is not None and self._asks_down() else None
 
     def _follow_shared_state(self) -> None:
-        """Stop or abort by the shared state, for supervisor signals that a job has taken for itself."""
+        """Stop or abort if the shared state says so: a job may have replaced the handlers of these signals."""
         if self._worker_row.stops > 1 and not self._aborted:
             self.abort()
         elif self._worker_row.stops and not self._stop_requested:
             self.stop()
 
     def _emit_pause_change(self) -> None:
-        """Emit ``WorkerPaused`` or ``WorkerResumed`` from the loop, at the moment from which it holds."""
+        """Emit ``WorkerPaused`` or ``WorkerResumed`` from the loop, in the turn in which it takes effect."""
         is_paused = self._is_paused
         if is_paused != self._was_paused:
             self._was_paused = is_paused
@@ -393,7 +393,7 @@ class WorkerProcess:
         return NEVER if most is None else most - self._taken_before - self._taken
 
     def _may_fetch(self) -> bool:
-        """Whether no ``before_fetch`` hook returns False."""
+        """Whether all ``before_fetch`` hooks allow it: False from one of them is a veto."""
         for hook in self._app.fetch_hooks:
             try:
                 if hook(self.name) is False:
@@ -492,7 +492,7 @@ class WorkerProcess:
         self._exit_process(code)
 
     def _exit_at(self, deadline: float) -> None:
-        """Have the watchdog end the process then, if it still runs and may be ended."""
+        """Have the watchdog end the process at *deadline*. There is no watchdog if the process must not be ended."""
         if self._watchdog is not None:
             self._watchdog.set_deadline(deadline)
 

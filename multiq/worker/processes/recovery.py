@@ -76,7 +76,7 @@ class Recovery:
         self._settle_outage, self._touch_outage = Outage(), Outage()
 
     def forget(self, child: tuple[int, float]) -> None:
-        """Drop what is remembered of a child that has ended, named by its table's number and life."""
+        """Drop what is stored about a child that has ended. *child*: its table's ``number`` and ``life``."""
         self._touched = {lease: at for lease, at in self._touched.items() if lease[:2] != child}
         self._lost = {lease for lease in self._lost if lease[:2] != child}
 
@@ -112,7 +112,7 @@ class Recovery:
                 emit()
 
     def _verdict(self, table: InflightTable, entry: Entry, entries: list[Entry]) -> tuple[Verdict, Callable[[], None]]:
-        """The verdict on a lease, and what emits its events once the backend has accepted it."""
+        """The verdict on a lease, and a function that emits its events: call it once the backend has accepted it."""
         lease = _lease(entry.held)
         if not entry.is_running:
             return _pending_verdict(lease, entry), _no_event

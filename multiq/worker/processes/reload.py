@@ -37,7 +37,7 @@ _tokens: dict[signal.Signals, Any] = {}  # what gives back the handlers that not
 def reload_environment(
     lifeline: int, children: Iterable[int], sidecars: Iterable[int] = (), *, is_paused: bool = False
 ) -> dict[str, str]:
-    """The environment for the re-executed program. Until that takes over, the children notice nothing."""
+    """The environment for the re-executed program. Until that program takes over, the children work on."""
     pids = [*children, *(-pid for pid in sidecars)]
     return {**os.environ, _RELOADED: " ".join(map(str, [os.getpid(), lifeline, int(is_paused), *pids]))}
 
@@ -57,7 +57,7 @@ def note_signals() -> None:
 
 
 def note_signal(number: int, _frame: object = None) -> bool:
-    """The handler; code that takes these signals meanwhile calls it, too. False: no reload is going on."""
+    """The handler of ``note_signals``; handlers that replace it for a time call it. False: no reload is going on."""
     if _tokens:
         _noted_signals.append(signal.Signals(number))
     return bool(_tokens)
@@ -93,7 +93,7 @@ class PreviousGeneration:
 
     @classmethod
     def take(cls) -> PreviousGeneration:
-        """The previous generation, empty without a reload. Closes its lifeline, by which it stops."""
+        """The previous generation, empty without a reload. Closes the lifeline of its children, so that they stop."""
         is_ours = was_reloaded()
         words = [int(word) for word in os.environ.pop(_RELOADED, "").split()]
         if not is_ours:

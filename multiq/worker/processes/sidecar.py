@@ -152,14 +152,15 @@ class Sidecar:
         return not poll.poll(_POLL * 1000) or bool(self._notifications.recv(64))
 
     def _is_lifeline_closed(self) -> bool:
-        """Whether the children are to end. In a reload, that is once the new program works."""
+        """Whether the children are to end. In a reload, the new program closes the lifeline when it takes over."""
         poll = select.poll()
         poll.register(self._lifeline, select.POLLIN)
         return bool(poll.poll(0))
 
     def _watch_children(self) -> None:
         """Open a handle on each living child before its pid can be reused; drop those of children that ended."""
-        # read once, and after the life: the table may be assigned to a new child meanwhile, with 0 for a pid at first
+        # read the pid once, and after the life: in between, the table may be assigned to a new child, whose pid is 0
+        # at first
         pids = {(table.number, table.life): table.pid for table in self._tables if table.state == LIVE}
         living = {key: pid for key, pid in pids.items() if pid}
         for key in self._children.keys() - living.keys():

@@ -82,13 +82,14 @@ class SignalInbox:
         received = self._reader.recv(64)
         if not received:
             raise EOFError
-        # a job's own handlers have their signals written here, too; real-time ones have no name
+        # the socket also gets signals for which a job has installed handlers; of these, real-time signals have no name
         return [signal.Signals(number) for number in received if number in self._numbers]
 
     def reclaim_signals(self, *, also_wakeups: bool = False) -> None:
         """Take back the handlers and the wake-up socket that a job may have taken. Call it in the main thread.
 
-        With its own handlers, the inbox receives signals without the socket, too, but not while C code runs.
+        Without *also_wakeups*, it takes back only the handlers: with them, signals arrive here, too, but not while C
+        code runs.
         """
         if not self.installed:
             return

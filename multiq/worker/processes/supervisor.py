@@ -159,7 +159,7 @@ class Supervisor:
         return max(self._codes, key=(EXIT_OK, EXIT_CRASHED, EXIT_CUT_SHORT).index, default=EXIT_OK)
 
     def stop(self) -> None:
-        """From any thread: as SIGTERM does; a second time: now."""
+        """Do as SIGTERM does; called again, as a second SIGTERM. From any thread."""
         self._inbox.put(signal.SIGTERM)
 
     def _handle(self, number: signal.Signals) -> None:
@@ -182,7 +182,10 @@ class Supervisor:
             self._begin_reload()
 
     def _note_round(self) -> None:
-        """After the process group was suspended, timeouts are over at once: notify jobs before killing any process."""
+        """Note the time of this round. If the worker was suspended before it, kill no process yet.
+
+        Many timeouts may be over then, and the children need time to notify their jobs first.
+        """
         now = time.monotonic()
         if now - self._round_at > _SUSPENDED:
             self._kill_none_before = now + _RESUME_DELAY
@@ -432,7 +435,7 @@ class Supervisor:
             self._sidecar_notifier.send(b"\0")
 
     def _kill_overdue(self) -> None:
-        """Kill children that outlast the grace, or that did not end themselves for an overdue job; a stuck sidecar."""
+        """Kill children that outlast the grace, or did not end themselves for an overdue job, and a stuck sidecar."""
         now = time.monotonic()
         if now >= self._kill_at:
             self._kill_at = now + _YOUNG  # and again, if some are still there then

@@ -1,7 +1,8 @@
 """Power loss, by a model: the log is cut back to what had reached the disk, according to a trace.
 
-``kill -9`` proves nothing about disks, because the kernel writes on. Here the server runs under strace; it is killed at
-some moment, and of its log all is blanked that was written after the beginning of the last sync that had completed.
+``kill -9`` proves nothing about disks, because the kernel still writes what the process has handed to it. Here the
+server runs under strace; it is killed at some moment, and everything that was written to its log after the beginning of
+the last sync that had completed is overwritten with zeros.
 """
 
 from __future__ import annotations

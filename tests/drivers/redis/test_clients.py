@@ -232,6 +232,21 @@ def test_client_of_sentinels_follows_a_failover(guarded_trio: SentinelTrio) -> N
         one.close()
 
 
+def test_provider_that_fails_is_not_asked_again_by_the_same_call(redis_sentinel: SentinelTrio) -> None:
+    asked: list[str] = []
+
+    class Broken(redis.CredentialProvider):
+        def get_credentials(self) -> tuple[str, str]:
+            asked.append("once")
+            raise RuntimeError("no token")
+
+    sentinel = Sentinel([(HOST, one.port) for one in redis_sentinel.sentinels])
+    client = sentinel.master_for(SERVICE, credential_provider=Broken())
+    with RedisBackend(client=client) as backend, pytest.raises(BackendUnavailable, match="Broken raised RuntimeError"):
+        backend.enqueue(QUEUE, [new()])
+    assert asked == ["once"]
+
+
 def test_url_has_the_user_of_the_sentinels(guarded_trio: SentinelTrio) -> None:
     where = ",".join(f"{HOST}:{one.port}" for one in guarded_trio.sentinels)
     options = f"sentinel_username=guard&sentinel_password={PASSWORD}-2"
@@ -277,6 +292,32 @@ def test_client_of_a_cluster_follows_a_slot(redis_cluster: RedisCluster) -> None
         for node in redis_cluster.nodes:
             named = [one["user"] for one in clients_of(node) if one["name"] == "shop"]
             assert set(named) == {"ann"}
+
+
+def test_connect_function_of_a_cluster_is_called_after_the_login(redis_cluster: RedisCluster) -> None:
+    for node in redis_cluster.nodes:
+        node.ask("ACL", "SETUSER", "ann", "on", f">{PASSWORD}", "~*", "+@all")
+    greeted: list[object] = []
+
+    def greet(connection: Any) -> None:
+        connection.send_command("ECHO", "hello")
+        greeted.append(connection.read_response())
+
+    client = redis.RedisCluster(
+        HOST,
+        redis_cluster.nodes[0].port,
+        username="ann",
+        password=PASSWORD,
+        client_name="shop",
+        redis_connect_func=greet,
+    )
+    client.close()
+    with RedisBackend(client=client) as backend:
+        greeted.clear()
+        works(backend)
+        ours = [one for node in redis_cluster.nodes for one in clients_of(node) if one["cmd"].startswith("eval")]
+    assert {(one["user"], one["name"]) for one in ours} == {("ann", "shop")}
+    assert set(greeted) == {b"hello"}
 
 
 def test_addresses_of_a_cluster_are_remapped(redis_cluster: RedisCluster) -> None:
@@ -328,6 +369,8 @@ class Foreign(redis.Connection):
         (lambda: redis.ConnectionPool(connection_class=Foreign), "got .*Foreign"),
         (lambda: Redis(ssl=True, ssl_validate_ocsp=True), "ssl_validate_ocsp"),
         (lambda: Redis(ssl=True, ssl_ca_certs="/nowhere"), "TLS settings"),
+        (lambda: Redis(db="jobs"), "db of client must be a number, got 'jobs'"),
+        (lambda: Redis(port="redis"), "port of client must be a number, got 'redis'"),
     ],
 )
 def test_client_that_cannot_be_used_is_refused(make: Callable[[], Any], named: str) -> None:

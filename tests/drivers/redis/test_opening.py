@@ -308,8 +308,14 @@ def test_login_with_a_malformed_reply_is_a_typed_error(reply: bytes) -> None:
 
 
 def everything_said(error: BaseException) -> str:
-    """The texts of an error, and of all that it was raised from or beside."""
+    """The texts of an error, and of all that it was raised from or beside, with the driver's variables.
+
+    Tools that collect errors show the variables of each frame.
+    """
     texts = [*traceback.format_exception_only(error), repr(error)]
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_globals["__name__"].startswith("multiq_redis."):
+            texts += [f"{frame.f_code.co_name}: {name} = {value!r}" for name, value in frame.f_locals.items()]
     texts += [everything_said(other) for other in (error.__cause__, error.__context__) if other is not None]
     return "\n".join(texts)
 
@@ -426,14 +432,26 @@ def test_old_password_is_refused_without_showing_it(
     assert CANARY not in everything_said(caught.value)
 
 
-@pytest.mark.parametrize("given", [None, (), "ann", ("a", "b", "c")])
+@pytest.mark.parametrize("given", [None, (), "ann", ("a", "b", "c"), ["ann", CANARY]])
 def test_provider_that_returns_something_else_is_named(
     rotating: tuple[Rotating, RedisBackend], monkeypatch: pytest.MonkeyPatch, given: object
 ) -> None:
     _, backend = rotating
     monkeypatch.setattr(Rotating, "get_credentials", lambda _self: given)
-    with pytest.raises(BackendUnavailable, match=r"credential provider Rotating must return"):
+    with pytest.raises(BackendUnavailable, match=r"credential provider Rotating must return") as caught:
         backend.enqueue(QUEUE, [new()])
+    assert CANARY not in everything_said(caught.value)
+
+
+@pytest.mark.parametrize("given", [("ann", [CANARY]), ("ann", f"{CANARY}\ud800")])
+def test_password_that_cannot_be_sent_is_reported_as_that(
+    rotating: tuple[Rotating, RedisBackend], monkeypatch: pytest.MonkeyPatch, given: object
+) -> None:
+    _, backend = rotating
+    monkeypatch.setattr(Rotating, "get_credentials", lambda _self: given)
+    with pytest.raises(BackendUnavailable, match=r"cannot be logged in to: .*the password") as caught:
+        backend.enqueue(QUEUE, [new()])
+    assert CANARY not in everything_said(caught.value)
 
 
 def test_provider_that_fails_is_named_and_its_error_is_the_cause(

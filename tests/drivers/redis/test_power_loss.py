@@ -2,8 +2,9 @@
 
 The power failure is a model: the log is cut back to what had reached the disk, as a trace shows it.
 
-``kill -9`` proves nothing about disks, because the kernel writes on. Here the server runs under strace; it is killed at
-some moment, and its log loses all that was written after the beginning of the last sync that had completed.
+``kill -9`` proves nothing about disks, because the kernel still writes what the process has handed to it. Here the
+server runs under strace; it is killed at some moment, and its log loses all that was written after the beginning of the
+last sync that had completed.
 """
 
 from __future__ import annotations

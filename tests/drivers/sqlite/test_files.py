@@ -235,7 +235,7 @@ def test_new_file_is_accessible_to_its_owner_only(path: Path, backend: SqliteBac
 
 def test_dangling_link_creates_no_file(path: Path, tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(path)
-    with pytest.raises(UrlInvalid, match=rf"a symbolic link to {path}, which is not there"):
+    with pytest.raises(UrlInvalid, match=rf"a symbolic link to {path}, which does not exist"):
         SqliteBackend(str(tmp_path / "link.db")).enqueue("q", [NewJob(b"x", "1")])
     assert not path.exists()
     path.touch(0o600)

@@ -85,6 +85,41 @@ os.waitpid(fork(child), 0)
     assert line(process) == "child 2"
 
 
+def test_fork_that_a_signal_interrupts_leaves_nothing_locked(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+    # Given a fork that waits for another thread's call, and a signal handler that raises meanwhile
+    process = spawn(
+        FORKS
+        + """
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda _: None  # Python prints what a hook raises, and forks
+backend.enqueue("q", [NewJob(b"x", "1")])
+idle = [SqliteBackend(f"{sys.argv[1]}-{number}") for number in range(8)]  # the fork closes some before the busy one
+for one in idle:
+    one.enqueue("q", [NewJob(b"x", "1")])
+lock = sqlite3.connect(sys.argv[1], isolation_level=None)
+lock.execute("BEGIN IMMEDIATE")
+thread = threading.Thread(target=backend.enqueue, args=("q", [NewJob(b"x", "2")]))
+thread.start()
+while not any(connection._lock.locked() for connection in backend._pool._connections):
+    time.sleep(0.01)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+os.waitpid(fork(lambda: SqliteBackend(f"{sys.argv[1]}-new").enqueue("q", [NewJob(b"x", "1")])), 0)
+lock.execute("ROLLBACK")
+lock.close()
+thread.join()
+# Then all connections work, and so does the next fork
+say("parent", backend.stats("q").ready, sum(one.stats("q").ready for one in idle))
+os.waitpid(fork(lambda: say("child", backend.stats("q").ready)), 0)
+    """,
+        backend.path,
+    )
+    assert line(process) == "parent 2 8"
+    assert line(process) == "child 2"
+
+
 @pytest.mark.long
 def test_fork_while_other_threads_work(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
     process = spawn(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import OptionInvalid
-from .formatting import shown
-from .validation import check_name
+from multiq.errors import OptionInvalid
+from multiq.formatting import shown
+from multiq.validation import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ WEIGHT_MAX = 1000
 
 
 def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
-    """Each queue with its weight, in order: from names, of which any may say it (``high=3``), or from a mapping.
+    """Each queue with its weight, in order: from names, each with or without a weight (``high=3``), or from a mapping.
 
     The default weight is 1. Raises ``NameInvalid``, ``OptionInvalid``.
     """

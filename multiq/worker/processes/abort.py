@@ -23,7 +23,7 @@ _WAIT = 2.0  # seconds to wait for the backend at most
 class ForcedSettlement:
     """Settles what has ended, what has not begun, and what is overdue.
 
-    - *take_back*: takes the jobs that have not begun, with give-back for a verdict.
+    - *take_back*: takes the jobs that have not begun; their verdict is give-back.
     - *has_sidecar*: running jobs are left to the sidecar, which gives them back once this process is gone: given back
       earlier, they would run in two processes at a time. Without one, they are given back here, and their results
       will not count.

@@ -95,7 +95,7 @@ def _read(connection: socket.socket) -> bytes:
 
 
 class WiredBackend(MemoryBackend):
-    """Sends its calls to a ``WireServer`` after ``connect``, and calls the store directly before."""
+    """Sends its calls to a ``WireServer`` once ``connect`` was called; until then, calls the store directly."""
 
     on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
     on_silence: ClassVar[Mapping[str, Any]] = {}
@@ -145,7 +145,7 @@ class WiredBackend(MemoryBackend):
             else:
                 if said:
                     self._unconfirmed[said] = number
-                raise _outcome_unknown(BackendUnavailable("the reply was lost, and so was that to its repetition"))
+                raise _outcome_unknown(BackendUnavailable("the reply was lost, and so was that of the repeated call"))
         except TimeoutError as exc:
             if verb in self.on_silence:
                 return self.on_silence[verb]

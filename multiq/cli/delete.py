@@ -1,0 +1,22 @@
+"""``multiq delete`` deletes one job that is not running."""
+
+from __future__ import annotations
+
+import click
+
+from .options import JobId, common_options, queue_option
+from .output import say
+
+
+@click.command(short_help="Delete a job that is not running.")
+@click.argument("job_id", type=JobId(), metavar="ID")
+@queue_option
+@common_options
+def delete(job_id: str, queue: str | None, as_json: bool) -> None:
+    """Delete one job that is not running: it never starts."""
+    from .apps import find_queue, open_app
+
+    with open_app() as app:
+        place = find_queue(app, job_id, queue)
+        app.queue(place).delete(job_id)
+    say(as_json, f"deleted job {job_id} of queue {place}", queue=place, id=job_id, deleted=1)

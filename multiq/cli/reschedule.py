@@ -1,0 +1,42 @@
+"""``multiq reschedule`` changes when a job is due."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from multiq.formatting import duration, safe
+
+from .options import JobId, common_options, due_options, queue_option
+from .output import say
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+
+@click.command(short_help="Change when a job is due.")
+@click.argument("job_id", type=JobId(), metavar="ID")
+@due_options
+@queue_option
+@common_options
+def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: str | None, as_json: bool) -> None:
+    """Make a job that is not running due at another time, earlier or later, as if it were enqueued now.
+
+    \b
+      multiq reschedule 019b7c2e-... --delay 10m
+      multiq reschedule 019b7c2e-... --at 2027-01-31T09:00+02:00
+    """
+    from multiq.validation import check_delay
+
+    from .apps import find_queue, open_app
+
+    if delay is None and at is None:
+        raise click.UsageError("say when it is due: --delay 10m (0: now), or --at 2027-01-31T09:00Z")
+    due_in = check_delay(delay, at)
+    with open_app() as app:
+        place = find_queue(app, job_id, queue)
+        new_id = app.queue(place).reschedule(job_id, due_in).id
+    when = f"due in {duration(due_in)}" if due_in else "due now"
+    renamed = "" if new_id == job_id else f"; its id is {safe(new_id)} from now on"
+    say(as_json, f"job {job_id} of queue {place} is {when}{renamed}", queue=place, id=new_id, due_in=due_in)

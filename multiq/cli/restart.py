@@ -1,0 +1,24 @@
+"""``multiq restart`` has all workers of a connection end, so that they are started again."""
+
+from __future__ import annotations
+
+import click
+
+from .options import common_options
+from .output import say
+
+
+@click.command(short_help="Tell all workers to end, so that they are started again.")
+@common_options
+def restart(as_json: bool) -> None:
+    """Have each worker of the connection finish what it runs and exit with 0, within some seconds.
+
+    What keeps them running (systemd, supervisord, Kubernetes) starts them again, with the current code.
+    """
+    from multiq.control.flags import Control
+
+    from .apps import open_app
+
+    with open_app() as app:
+        Control(app.backend).restart()
+    say(as_json, "all workers that run now end after what they run", restarted=True)
