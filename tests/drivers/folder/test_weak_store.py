@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
+from multiq_folder import FolderBackend
 
 import multiq
-from multiq.backend import Ack, Release
+from multiq.backend import Ack, Gap, QueueStats, Release
 
 if TYPE_CHECKING:
     from shell import Shell
@@ -59,6 +61,20 @@ def test_commands_of_the_minimum_work(shell: Shell) -> None:
     assert shell("top", "--once").code == 0
     assert shell("doctor", "--json").code in {0, 1}
     assert shell("backends", "folder").code == 0
+
+
+def test_a_kick_does_not_rely_on_estimates(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a store whose counts are estimates, and lag behind
+    estimates = msgspec.structs.replace(FolderBackend.declared, exact_counts=Gap("never", "it estimates"))
+    zero: Any = {"ready": 0, "delayed": 0, "reserved": 0, "buried": 0, "paused_for": None}
+    monkeypatch.setattr(FolderBackend, "declared", estimates)
+    monkeypatch.setattr(FolderBackend, "stats", lambda _, queue: QueueStats(queue=queue, **zero))
+    queue = shell.app.queue("mail")
+    queue.enqueue_many([b"a", b"b"])
+    for _ in range(2):
+        queue.reserve().bury()
+    # When all buried jobs are kicked, then they are
+    assert shell("kick", "mail", "all", "--json").json["kicked"] == 2
 
 
 @pytest.mark.parametrize("command", ["stats", "top --once", "kick mail all", "doctor"])
