@@ -164,10 +164,11 @@ class LeaseTimer:
     """Sleeps until the next unsettled lease ends. Its thread starts with the first lease."""
 
     def __init__(self) -> None:
-        self._reset()
+        self.start_over_in_child()
+        forks.watch(self)
 
-    def _reset(self) -> None:
-        self._generation = forks.generation
+    def start_over_in_child(self) -> None:
+        """Begin with no leases and no thread: a forked child has neither."""
         self._consumers: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._next_at = math.inf
@@ -175,16 +176,14 @@ class LeaseTimer:
 
     def schedule(self, held_leases: HeldLeases, ends_at: float) -> None:
         """Check this consumer's leases at *ends_at*, or before."""
-        if self._generation != forks.generation:
-            self._reset()  # a forked child has no copies of threads
-        if held_leases in self._consumers and ends_at >= self._next_at:
+        if held_leases in self._consumers and ends_at >= self._next_at and self._is_running:
             return
         with self._changed:
             self._consumers.add(held_leases)
             self._next_at = min(self._next_at, ends_at)
             if not self._is_running:
-                self._is_running = True
                 threading.Thread(target=self._run, name="multiq-beanstalk-lease-timer", daemon=True).start()
+                self._is_running = True  # not before: the system may refuse a thread
             self._changed.notify()
 
     def _run(self) -> None:

@@ -23,12 +23,11 @@ class PausedTubes:
         self._pool = pool
         self._connection: Connection | None = None
         self._until: dict[str, float] = {}  # tube -> when its pause is over; monotonic
-        self._generation = -1
         self._lock = threading.Lock()
+        forks.watch(self)
 
     def pause(self, queue: str, seconds: float) -> None:
         """Pause a tube, and watch it until the pause ends. Raises ``BackendError``."""
-        self._check_generation()
         tube, whole = queue.encode(), max(1, whole_seconds(seconds))
         with self._lock:
             now = time.monotonic()
@@ -50,14 +49,12 @@ class PausedTubes:
 
     def forget(self, queue: str) -> None:
         """Stop watching a tube that is not paused any more, at the next pause."""
-        self._check_generation()
         with self._lock:
             if queue in self._until:
                 self._until[queue] = 0.0
 
     def close(self) -> None:
         """Close the connection, and with it the watches."""
-        self._check_generation()
         with self._lock:
             connection, self._connection = self._connection, None
             self._until.clear()
@@ -70,9 +67,7 @@ class PausedTubes:
             self._connection = self._pool.open(deadline)
         return self._connection
 
-    def _check_generation(self) -> None:
-        """Start over in a forked child: the connection is the parent's, and the lock may be locked for ever."""
-        if self._generation != forks.generation:
-            self._generation = forks.generation
-            self._lock = threading.Lock()
-            self._connection, self._until = None, {}
+    def start_over_in_child(self) -> None:
+        """After a fork: the connection is the parent's, and the lock may be locked for ever."""
+        self._lock = threading.Lock()
+        self._connection, self._until = None, {}

@@ -35,8 +35,8 @@ class Pool:
         self.timeout = timeout
         """Seconds that a call may take."""
         self._idle: list[Connection] = []
-        self._generation = forks.generation
         self._kept: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
+        forks.watch(self)
 
     @property
     def server_name(self) -> str:
@@ -49,7 +49,6 @@ class Pool:
 
     def take(self, deadline: float) -> Connection:
         """Return an idle connection that is still alive, or a new one. Raises ``BackendError``."""
-        self._discard_inherited()
         while True:
             try:
                 connection = self._idle.pop()
@@ -60,10 +59,10 @@ class Pool:
                 return connection
 
     def release(self, connection: Connection) -> None:
-        """Keep the connection for later calls, or close it if there are enough, or after a fork."""
+        """Keep the connection for later calls, or close it if there are enough."""
         if connection.is_closed:
             return
-        if len(self._idle) < _MAX_IDLE and self._generation == forks.generation:
+        if len(self._idle) < _MAX_IDLE:
             self._idle.append(connection)
         else:
             connection.close()
@@ -130,7 +129,6 @@ class Pool:
 
     def close(self) -> None:
         """Close all connections, including those of consumers."""
-        self._discard_inherited()
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
@@ -139,14 +137,10 @@ class Pool:
             if connection is not None:
                 connection.hang_up()
 
-    def _discard_inherited(self) -> None:
-        """Discard the parent's connections in a forked child: their replies belong to the parent."""
-        if self._generation != forks.generation:
-            self._generation = forks.generation
-            self._idle, idle = [], self._idle
-            for connection in idle:
-                connection.close()
-            self._kept = weakref.WeakKeyDictionary()
+    def start_over_in_child(self) -> None:
+        """After a fork: forget the parent's connections, whose copies are closed in the child."""
+        self._idle = []
+        self._kept = weakref.WeakKeyDictionary()
 
 
 class Session:

@@ -134,6 +134,9 @@ class Waiter:
     def _deadline(self) -> float:
         return self._servers.attempt_deadline(time.monotonic() + self._servers.timeout)
 
+    def _marker_deadline(self) -> float:
+        return min(time.monotonic() + _MARKER_WITHIN, self._deadline())
+
     def _marker_key(self, partition: str) -> bytes:
         return keys.hint(keys.base(self._pool.prefix, partition)).encode()
 
@@ -241,9 +244,13 @@ class Waiter:
             return self._leave_marker(client, point.partition, point.wakeup, _WAKEUP_LASTS)
 
     def _leave_marker(self, client: Client, partition: str, key: bytes, lasts: int) -> bool:
-        deadline = min(time.monotonic() + _MARKER_WITHIN, self._deadline())
+        deadline = self._marker_deadline()
         with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
-            connection = client.connection(partition, deadline)
+            if self._servers.settings.credential_provider is None:
+                connection = client.connection(partition, deadline)
+            else:  # a provider may take longer; else each wait would end without a connection, and ask it again
+                connection = client.connection(partition, self._deadline())
+                deadline = self._marker_deadline()
             jobs = keys.jobs(keys.base(self._pool.prefix, partition))
             connection.ask(
                 pack(("EVAL", script("notify", before_7=connection.is_before_7).text, 2, key, jobs, lasts)), deadline

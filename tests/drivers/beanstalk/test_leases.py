@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import LeaseLost
 from multiq.ids import new_id
 from multiq_beanstalk.clock import now
-from multiq_beanstalk.leases import NOOP_DELAYS
+from multiq_beanstalk.leases import NOOP_DELAYS, HeldLeases, LeaseTimer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -260,3 +262,45 @@ def test_consumer_with_an_ended_lease_waits_and_can_be_interrupted(
                 assert came.id == job_id
                 assert consumer.settle([Ack(came)]) == [None]
         assert consumer.settle([Ack(held)]) == [None]
+
+
+# --- the lease timer's thread --------------------------------------------------------------------------------
+
+
+def timer_threads() -> int:
+    return sum(thread.name == "multiq-beanstalk-lease-timer" for thread in threading.enumerate())
+
+
+def test_lease_timer_starts_after_the_system_has_refused_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    timer, held_leases, before = LeaseTimer(), HeldLeases(), timer_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            timer.schedule(held_leases, now() + 60)
+    timer.schedule(held_leases, now() + 60)
+    assert timer_threads() == before + 1
+
+
+def test_lease_timer_serves_all_threads_of_a_child_that_begin_at_once() -> None:
+    timer = LeaseTimer()
+    timer.schedule(HeldLeases(), now() + 60)
+
+    def begin() -> None:
+        sys.setswitchinterval(1e-6)
+        held = [HeldLeases() for _ in range(4)]
+        barrier = threading.Barrier(len(held))
+
+        def schedule(one: HeldLeases) -> None:
+            barrier.wait()
+            timer.schedule(one, now() + 60)
+
+        with ThreadPoolExecutor(len(held)) as executor:
+            list(executor.map(schedule, held))
+        assert timer_threads() == 1
+        assert all(one in timer._consumers for one in held)
+
+    for _ in range(20):
+        assert ended_well(fork(begin))

@@ -491,6 +491,26 @@ def test_provider_that_takes_too_long_is_a_timeout(
             backend.enqueue(QUEUE, [new()])
 
 
+def test_provider_that_takes_a_while_is_asked_once_for_each_connection(
+    rotating: tuple[Rotating, RedisBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a provider that takes longer than the marker may take by which a consumer ends its wait at the server
+    provider, backend = rotating
+
+    def take_a_while(self: Rotating) -> tuple[str, str]:
+        time.sleep(0.7)
+        self.asked += 1
+        return "ann", self.password
+
+    monkeypatch.setattr(Rotating, "get_credentials", take_a_while)
+    # When the consumer waits several times
+    with backend.consumer([QUEUE]) as consumer:
+        for _ in range(3):
+            assert consumer.reserve(1, 0.1) == []
+    # Then it keeps its connection, and the one that leaves the marker is kept as well
+    assert provider.asked == 2
+
+
 def test_backend_shows_no_password(rotating: tuple[Rotating, RedisBackend]) -> None:
     _, backend = rotating
     settings = ConnectionSettings(credential_provider=Rotating(CANARY))
