@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import tempfile
 
+import pytest
 from multiq_folder import FolderBackend
 
 from multiq.conformance import ManualHarness, suite
+
+pytestmark = pytest.mark.long  # a file for each job is slow
 
 
 class FolderHarness(ManualHarness):

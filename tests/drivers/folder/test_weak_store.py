@@ -214,6 +214,7 @@ def test_the_conformance_suite_certifies_it_by_its_url(shell: Shell) -> None:
     assert "without proof" not in last
 
 
+@pytest.mark.long
 def test_the_suite_proves_its_refusals_by_its_url(shell: Shell) -> None:
     done = shell.run("conformance", shell.url, "-k", "capabilities,ack,peek")
     assert done.code == 0, done.out + done.err
