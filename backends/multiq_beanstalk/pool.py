@@ -60,7 +60,7 @@ class Pool:
                 return connection
 
     def release(self, connection: Connection) -> None:
-        """Keep the connection for later calls, or close it if there are enough, or after a fork."""
+        """Keep the connection for later calls; close it after a fork, or if the pool has enough idle ones."""
         if connection.is_closed:
             return
         if len(self._idle) < _MAX_IDLE and self._generation == forks.generation:

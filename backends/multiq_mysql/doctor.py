@@ -1,6 +1,7 @@
 """Checks how a MySQL or MariaDB server is set up for jobs: durability, speed, limits and access.
 
-It only reads, with statements that an account may be refused. A refused check is reported as unknown, never as ok.
+Only reads. The server may refuse a statement to an account that lacks a privilege. That check is then reported as
+unknown, never as ok.
 """
 
 from __future__ import annotations

@@ -138,7 +138,10 @@ class Pool:
         return int((self._server_began + time.monotonic()) // 60)
 
     def is_cleanup_due(self) -> bool:
-        """Whether old receipts were last deleted over an hour ago. True once, for the caller that then deletes them."""
+        """Whether old receipts were last deleted over an hour ago.
+
+        True for one caller only, which then deletes them.
+        """
         now = time.monotonic()
         if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
             return False

@@ -50,7 +50,7 @@ def fence_of(verdict: Verdict) -> Fence:
 class UnconfirmedVerdicts:
     """Verdicts of transactions whose COMMIT had no reply, kept until the caller has repeated them and has the answers.
 
-    Other calls of the same consumer may come between a lost reply and its repetition.
+    Other calls of the same consumer may come between the call whose reply was lost and its repetition.
     """
 
     def __init__(self) -> None:
@@ -65,11 +65,14 @@ class UnconfirmedVerdicts:
         return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
 
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
-        """The answers to this verdict by transactions whose proofs were *found*; a call may name the verdict twice."""
+        """The answers that transactions whose proofs were *found* gave to this verdict.
+
+        There may be two, as a call may name the verdict twice.
+        """
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
     def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
-        """Keep a transaction whose reply was lost; with *proof* None, a committed one whose answers were not returned.
+        """Keep a transaction whose reply was lost. *proof* None: it was committed, but its answers were not returned.
 
         Touches are not kept: they can just be repeated.
         """
@@ -106,7 +109,9 @@ class Batch:
         )
 
     def acks(self, ticket: Ticket) -> list[str]:
-        """The statements of the short way, one for each reserve that the jobs are of. The first deletes the ticket."""
+        """The statements of the short way: one for each reserve that handed out some of the jobs. The first deletes the
+        ticket.
+        """
         now = self._pool.now
         if len(self.fences) == 1:
             ((seq, token),) = self.fences
@@ -182,7 +187,9 @@ class Batch:
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
-    """The statement's verb and values, by which jobs are grouped into statements. *longest*: of a reason, in bytes."""
+    """The statement's verb and values, by which jobs are grouped into statements. *longest*: the greatest length of a
+    reason, in bytes.
+    """
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
             return (
