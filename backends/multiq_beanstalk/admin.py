@@ -2,8 +2,8 @@
 
 A job's tube never changes. The server gives out no id a second time while it runs, and no connection outlives it. So
 each call first reads the job's tube, and later commands on the same connection are about the same job. On a new
-connection the same id may belong to another job: the server was restarted, or its name leads to another server now. So
-commands that follow such a read are never repeated on a new connection.
+connection the same id may belong to another job, if the server was restarted or if its name leads to another server
+now. So commands that follow such a read are never repeated on a new connection.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ class Admin:
     def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
         """Return the job's stats.
 
-        *is_safe*: the command may be repeated on a new connection, as the first one of a call: nothing was read by this
-        id yet.
+        *is_safe*: the command may be repeated on a new connection, as the id comes from the caller and nothing was read
+        about its job yet.
         """
         return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 

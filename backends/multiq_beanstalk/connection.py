@@ -181,7 +181,7 @@ class Connection:
             raise
 
     def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
-        """Return the next *count* replies. The first *lines* of them answer slow commands and have no body.
+        """Return the next *count* replies. The first *lines* of these replies answer slow commands and have no body.
 
         After an error, the exception's ``partly_read`` has the replies that arrived before it.
         """
@@ -353,8 +353,9 @@ class Connection:
         self._buffer, self._at = self._buffer[self._at :] + self._receive_some(deadline, sure), 0
 
     def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
-        """Wait for data and receive what has arrived. *sure*: so many bytes are to come at least, and one call receives
-        them.
+        """Wait for data and receive what has arrived.
+
+        *sure*: so many bytes are to come at least, and one call receives them.
 
         The server sends each reply by itself, and slowly if it syncs its log for each. Waking up for every one of them
         costs more than all other work for a job.

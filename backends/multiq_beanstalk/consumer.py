@@ -437,8 +437,9 @@ class BeanstalkConsumer(Consumer):
         probed: Sequence[str],
         deadline: float,
     ) -> tuple[bool, list[Reply]]:
-        """Reserve one packet's jobs of one tube. Returns whether the tube is empty now, and the replies about the tubes
-        *probed*.
+        """Reserve one packet's jobs of one tube.
+
+        Returns whether the tube is empty now, and the replies about the tubes *probed*.
         """
         asked = min(exchange.wanted, self._expected.get(tube, 1), _SLICE)
         packet, count = connection.watch((tube,))

@@ -87,7 +87,7 @@ class _Batch:
         return list(self._accepted.values())
 
     def refuse(self, connection: Connection, refused: dict[int, bytes]) -> NoReturn:
-        """Raise for jobs that the server refused; *refused* has their reply lines by index."""
+        """Raise for jobs that the server refused. *refused*: their reply lines by the job's index."""
         self._refused = refused
         if all(line.startswith(_REFUSALS) for line in refused.values()):
             self._delete_buried(connection)

@@ -76,7 +76,7 @@ def reply_error(line: bytes, address: Address) -> BackendError:
 
 
 def is_refusal(line: bytes) -> bool:
-    """Whether a reply says that the server did not carry out the command."""
+    """Whether a reply says that the server did not carry the command out."""
     word, *_ = line.split() or [b""]
     return word in _ERRORS or word in greenstalk.ERROR_RESPONSES
 

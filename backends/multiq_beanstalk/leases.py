@@ -40,7 +40,7 @@ _RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked agai
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease: its connection, its end, and its job's stats when it began."""
+    """A lease: its connection, its end, and the job's stats when the lease began."""
 
     connection: Connection
     ends_at: float

@@ -58,8 +58,7 @@ class JobStats(NamedTuple):
     def crashes(self) -> int:
         """Reservations that ended without a verdict; the current one is not counted.
 
-        The server does not count these. It counts reservations, releases and burials, and these are the reservations
-        that are left.
+        The server does not count these: they are the count of reservations less the counts of releases and burials.
         """
         if self.reserves <= 1 and self.state == b"reserved":  # the common case
             return 0
@@ -86,7 +85,7 @@ class TubeStats(NamedTuple):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it holds a job or is paused."""
+        """Whether the tube holds a job or is paused."""
         return bool(self.ready or self.delayed or self.reserved or self.buried or self.pause)
 
 

@@ -248,7 +248,9 @@ class Connection:
                 return result
 
     def _clean_up_receipts(self, session: Session) -> bool:
-        """Delete old receipts if that is due. Runs before a call's work: an interrupt here loses no answer of the call.
+        """Delete old receipts if that is due.
+
+        Runs before a call's work, when an interrupt can lose no answer of the call.
 
         False: the session is lost.
         """
@@ -269,7 +271,7 @@ class Connection:
         return self.run(lambda session: session.execute(text))[0].rows
 
     def close(self) -> None:
-        """Close until the next use. If another thread is in a call, that call ends first."""
+        """Close until the next use. If another thread is in a call, that call ends before the connection is closed."""
         if self._lock.acquire(blocking=False):
             try:
                 self._drop()
@@ -305,7 +307,8 @@ class Connection:
 
         An account may kill its own sessions without any privilege.
 
-        They are killed only on the same server without a restart since: else another session may have the id. Ids rise.
+        Does so only on the same server, if it was not restarted since: else another session may have the lost one's id.
+        Ids rise.
         """
         lost, self._lost_session = self._lost_session, None
         before, self._server_identity = self._server_identity, self._pool.server_identity

@@ -398,7 +398,7 @@ def survives(settings: Mapping[str, str]) -> Survives:
 
 
 def _durability_summary(settings: Mapping[str, str]) -> Finding:
-    """The column of ``docs/durability.md`` that these settings amount to."""
+    """The column of ``docs/durability.md`` that these settings lead to."""
     if "innodb_flush_log_at_trx_commit" not in settings:
         return Finding(
             "unknown",

@@ -98,7 +98,7 @@ class _Connection(_PyMySQL):
     def _auth_plugin_name(self) -> str:
         """The plugin that the greeting names.
 
-        "" if PyMySQL would begin with the password itself, over TLS that does not show who the server is.
+        "" if PyMySQL would begin with the password itself, over TLS without a checked certificate.
         """
         is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
         return "" if is_too_open else self._greeted_with
@@ -243,14 +243,15 @@ class Dsn(NamedTuple):
 
     @property
     def _may_send_password(self) -> bool:
-        """Whether the password itself may be sent, because only the server can read it."""
+        """Whether the password itself may be sent: only if nobody but the server can read it."""
         if self.unix_socket is not None:
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, deadline: float) -> socket.socket:
-        """Connect. PyMySQL would leave open a socket that fails to connect, and would resolve a name without a time
-        limit.
+        """Connect.
+
+        PyMySQL would leave open a socket that fails to connect, and would resolve a name without a time limit.
         """
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:

@@ -127,7 +127,7 @@ def code_of(exc: BaseException) -> int | None:
 def is_lost(exc: BaseException) -> bool:
     """Whether the connection cannot be used after this error.
 
-    It is then unknown whether the server has carried out the request.
+    If so, it is unknown whether the server has carried out the request.
     """
     number = code_of(exc)
     return isinstance(exc, OSError) or number is None or number in _LOST

@@ -64,7 +64,7 @@ class ExternalTransaction:
 
     @contextlib.contextmanager
     def _whole(self, statements: int) -> Iterator[None]:
-        """Run several statements, all of them or none, also if the caller catches the error and commits."""
+        """Run several statements: all of them or none, even if the caller catches the error and commits."""
         if statements <= 1:
             yield
             return

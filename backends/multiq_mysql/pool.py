@@ -149,7 +149,7 @@ class Pool:
         return True
 
     def clean_up_again_soon(self) -> None:
-        """More old receipts are left: delete again soon, and not in an hour."""
+        """Have old receipts deleted again soon, and not only in an hour: more of them are left."""
         self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
 
     def connection(self) -> Connection:

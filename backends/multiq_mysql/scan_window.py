@@ -136,7 +136,10 @@ class ScanWindow:
         return self._locked_until > time.monotonic()
 
     def mark_due_locked(self) -> None:
-        """Record that another transaction has locked the due jobs: for ``LOCKED`` seconds they do not count as work."""
+        """Record that another transaction has locked the due jobs.
+
+        For ``LOCKED`` seconds these jobs do not count as work.
+        """
         self._locked_until = time.monotonic() + LOCKED
 
     def taken(self, jobs: int) -> None:

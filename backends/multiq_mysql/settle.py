@@ -1,4 +1,4 @@
-"""Verdicts as statements: which of them may be carried out, and how.
+"""Verdicts as statements: which verdicts may be carried out, and how.
 
 The short way is for acks, which are nearly all verdicts: their jobs are deleted under the condition that the lease is
 live, and the row count shows whether all were. For any other batch the jobs are locked and read first.
@@ -57,7 +57,7 @@ class UnconfirmedVerdicts:
         self._pending: dict[Key, list[tuple[Proof | None, LeaseLost | None]]] = {}
 
     def about(self, batch: Batch) -> bool:
-        """Whether any of these verdicts may have been carried out by an earlier call."""
+        """Whether an earlier call may have carried out any of these verdicts."""
         return bool(self._pending) and not self._pending.keys().isdisjoint(batch.named())
 
     def proofs(self, batch: Batch) -> list[Proof]:
@@ -67,7 +67,7 @@ class UnconfirmedVerdicts:
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
         """The answers that transactions whose proofs were *found* gave to this verdict.
 
-        There may be two, as a call may name the verdict twice.
+        There may be several, as a call may name the verdict twice.
         """
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
@@ -109,8 +109,9 @@ class Batch:
         )
 
     def acks(self, ticket: Ticket) -> list[str]:
-        """The statements of the short way: one for each reserve that handed out some of the jobs. The first deletes the
-        ticket.
+        """The statements of the short way: one for each reserve that handed out some of the jobs.
+
+        The first statement deletes the ticket.
         """
         now = self._pool.now
         if len(self.fences) == 1:
@@ -187,8 +188,9 @@ class Batch:
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
-    """The statement's verb and values, by which jobs are grouped into statements. *longest*: the greatest length of a
-    reason, in bytes.
+    """The statement's verb and values, by which jobs are grouped into statements.
+
+    *longest*: the greatest length of a reason, in bytes.
     """
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
