@@ -1,9 +1,9 @@
 """Admin: inspects and changes jobs and queues, on connections that hold no lease.
 
-A job's tube never changes, its id is not given out again while the server runs, and a connection does not outlive the
-server. So each call first reads the job's tube, and later commands on the same connection are about the same job. On
-another connection the id may be another job's, after a restart of the server or on another server behind the same
-name. So commands that follow such a read are never repeated on a new connection.
+A job's tube never changes. The server gives out no id a second time while it runs, and no connection outlives it. So
+each call first reads the job's tube, and later commands on the same connection are about the same job. On a new
+connection the same id may belong to another job, if the server was restarted or if its name leads to another server
+now. So commands that follow such a read are never repeated on a new connection.
 """
 
 from __future__ import annotations
@@ -251,7 +251,11 @@ class Admin:
         return stats
 
     def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
-        """Return the job's stats. *is_safe*: it may be asked again on a new connection, as the id is the caller's."""
+        """Return the job's stats.
+
+        *is_safe*: the command may be repeated on a new connection, as the id comes from the caller and nothing was read
+        about its job yet.
+        """
         return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
     def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:

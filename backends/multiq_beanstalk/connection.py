@@ -133,7 +133,10 @@ class Connection:
             raise
 
     def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
-        """Send *packet* and return its *count* replies. Raises ``OSError``, ``ProtocolError``, and closes then."""
+        """Send *packet* and return its *count* replies.
+
+        Any exception, such as ``OSError`` or ``ProtocolError``, closes the connection.
+        """
         try:
             self.send(packet, deadline)
             return self.read_many(count, deadline)
@@ -178,9 +181,9 @@ class Connection:
             raise
 
     def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
-        """Return the next *count* replies. The first *lines* of them answer slow commands and have no body.
+        """Return the next *count* replies. The first *lines* of these replies answer slow commands and have no body.
 
-        The replies that arrived before an error are on the exception, as ``partly_read``.
+        After an error, the exception's ``partly_read`` has the replies that arrived before it.
         """
         replies: list[Reply] = []
         if self._noops_pending:
@@ -238,7 +241,7 @@ class Connection:
             return rest
 
     def read_nowait(self, count: int) -> list[Reply]:
-        """Return up to *count* of the next replies, without bodies, that have arrived already.
+        """Return those of the next *count* replies, without bodies, that have arrived already.
 
         Raises ``OSError``, ``ProtocolError``.
         """
@@ -275,7 +278,7 @@ class Connection:
         self.sock.close()
 
     def hang_up(self) -> None:
-        """End the connection from another thread: the thread that waits on it sees its end."""
+        """End the connection from another thread: a thread that waits for data sees the end of the stream."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -350,7 +353,9 @@ class Connection:
         self._buffer, self._at = self._buffer[self._at :] + self._receive_some(deadline, sure), 0
 
     def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
-        """Wait for data and receive what has arrived; or *sure* bytes in one call, if at least so many are to come.
+        """Wait for data and receive what has arrived.
+
+        *sure*: so many bytes are to come at least, and one call receives them.
 
         The server sends each reply by itself, and slowly if it syncs its log for each. Waking up for every one of them
         costs more than all other work for a job.
@@ -380,10 +385,10 @@ class Connection:
         return data
 
     def _set_receive_timeout(self, left: float) -> None:
-        """Set the timeout of the next receive to *left* seconds, unless it differs by less than a sixteenth.
+        """Set the timeout of the next receive to *left* seconds, unless the present one is less than a sixteenth off.
 
-        Call it when data has arrived already: Python repeats a receive that a signal interrupts before any data, and
-        the kernel would then allow the whole time again.
+        Call this only when data has arrived already: Python repeats a receive that a signal interrupts before any data,
+        and the kernel would then allow the whole time again.
         """
         if abs(left - self._receive_timeout) <= left / 16:
             return

@@ -72,7 +72,7 @@ class BeanstalkConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # without effect on waits, which watch all tubes at once
+        # this order does not affect waits, which watch all tubes at once
         self._tubes = self._own_order if queues is None else tuple(dict.fromkeys(self.in_order(queues)))
         give_up_at = time.monotonic() + timeout
         answers, leases = self._exchange(verdicts, limit)
@@ -113,9 +113,9 @@ class BeanstalkConsumer(Consumer):
             held_leases.release()
 
     def _acquire(self, held_leases: HeldLeases) -> None:
-        """Lock the connections. Raises ``BackendTimeout`` if another thread keeps them for half of the timeout.
+        """Lock the connections. Raises ``BackendTimeout`` if another thread holds the lock for half of the timeout.
 
-        With less time left, this call's own deadline might cut off a connection that works.
+        The other half is for this call: with less time, its own deadline might cut off a connection that works.
         """
         at_most = self._pool.timeout / 2
         if not held_leases.acquire(at_most):
@@ -181,7 +181,10 @@ class BeanstalkConsumer(Consumer):
             self._record_error(exchange, exc)
 
     def _by_connection(self, exchange: Exchange) -> dict[Connection, list[PendingVerdict]]:
-        """Group the verdicts by the connection to send them on. Verdicts on lost leases are refused at once."""
+        """Group the verdicts by the connection to send them on.
+
+        A verdict on a lost lease is answered with ``LeaseLost`` at once.
+        """
         pending: dict[Connection, list[PendingVerdict]] = {}
         settled: set[str] = set()
         moment = now()
@@ -227,7 +230,7 @@ class BeanstalkConsumer(Consumer):
         """Touch leases whose acks might arrive after their end; drop from *pending* what must not be sent any more.
 
         The server refuses a touch after the end of the lease, but not a delete. A round of touches takes time, in which
-        other leases come near their end, so it repeats.
+        other leases come near their end, so rounds follow until none is near it.
         """
         while expiring := self._expiring(pending):
             touched_at = now()
@@ -305,7 +308,7 @@ class BeanstalkConsumer(Consumer):
         return replies[len(pending) :]
 
     def _verdict_packet(self, pending: Sequence[PendingVerdict]) -> bytes:
-        """Return the commands of these verdicts, and end their leases, except those that are touched."""
+        """Return the commands of these verdicts, and end the verdicts' leases; a touch ends none."""
         for _, verdict, held in pending:
             if not isinstance(verdict, Touch):
                 self._held_leases.end(verdict.lease.token, held)
@@ -321,8 +324,8 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         """Apply the replies that arrived before the connection ended, and refuse the other verdicts.
 
-        They are refused whether or not the server has carried them out: if a job is gone, or ready, another consumer
-        that had it afterwards may have done that.
+        They are refused whether or not the server has carried them out. That a job is gone, or ready, proves nothing:
+        another consumer may have had the job afterwards, and acked or released it.
         """
         self._apply_replies(exchange, connection, pending, replies, sent_at)
         for at, _, _ in pending[len(replies) :]:
@@ -434,7 +437,10 @@ class BeanstalkConsumer(Consumer):
         probed: Sequence[str],
         deadline: float,
     ) -> tuple[bool, list[Reply]]:
-        """Reserve one packet's jobs of one tube. Returns whether it is empty now, and the replies about *probed*."""
+        """Reserve one packet's jobs of one tube.
+
+        Returns whether the tube is empty now, and the replies about the tubes *probed*.
+        """
         asked = min(exchange.wanted, self._expected.get(tube, 1), _SLICE)
         packet, count = connection.watch((tube,))
         packet += RESERVE * asked

@@ -60,7 +60,7 @@ def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
 
 
 def read_server(ask: Ask, address: tuple[str, int] | str, stats: Mapping[str, str]) -> Server:
-    """Read the server at *address* once more; *stats* are from before. Raises ``BackendError``."""
+    """Read the server at *address* once more; *stats* are those of the first read. Raises ``BackendError``."""
     options = None
     if isinstance(address, str) or is_loopback(address[0]):
         options = options_of_process(_number(stats, "pid"), stats.get("hostname"))
@@ -194,10 +194,10 @@ def _sync_ms(server: Server) -> int | None:
 def _log(server: Server) -> Finding:
     """Whether the log is still written: after one failed write the server turns it off until a restart, silently.
 
-    The server counts records, and each job put and each job deleted is one. So there are never fewer than that, unless
-    the log is off (or a job was buried by its put, for lack of memory). Delayed releases, burials and kicks are records
-    as well, which the server does not count exactly. After N of them a failed log shows only once
-    N more changes are missing from it.
+    The server counts the records of its log, and each job put and each job deleted is one record. So there are never
+    fewer records than such jobs, unless the log is off (or a job was buried by its put, for lack of memory). Delayed
+    releases, burials and kicks are records as well, which the server does not count exactly. After N of these, a failed
+    log shows only when N more changes are missing from it.
     """
     missing = max(_missing(server.stats), _missing(server.later), _missing_since(server.stats, server.later))
     if missing > 0:
@@ -220,7 +220,7 @@ def _missing(stats: Mapping[str, str]) -> int:
 
 
 def _missing_since(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    """The same for jobs put between the two reads of the stats."""
+    """Return how many of the jobs put between two reads of the stats are certainly not in the server's log."""
     put = _number(after, "total-jobs") - _number(before, "total-jobs")
     return put - (_records(after) - _records(before))
 

@@ -87,7 +87,7 @@ class _Batch:
         return list(self._accepted.values())
 
     def refuse(self, connection: Connection, refused: dict[int, bytes]) -> NoReturn:
-        """Raise for jobs that the server refused; *refused* has their reply lines by index."""
+        """Raise for jobs that the server refused. *refused*: their reply lines by the job's index."""
         self._refused = refused
         if all(line.startswith(_REFUSALS) for line in refused.values()):
             self._delete_buried(connection)
@@ -127,8 +127,8 @@ class _Batch:
     def _error(self, exc: Exception, unsent: int) -> BackendError:
         """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
 
-        Jobs without a reply are uncertain. So are those that were buried: this call could not delete them, and the
-        server may have lost them in a restart.
+        Jobs without a reply are uncertain. Jobs that the server buried are uncertain, too: this call could not delete
+        them, and the server may have lost them in a restart.
         """
         error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
@@ -149,10 +149,10 @@ class _Batch:
         return error
 
     def _delete_buried(self, connection: Connection) -> None:
-        """Delete jobs that the server buried instead of putting, as the call reports them as refused.
+        """Delete jobs that the server buried when they were put: the call reports these jobs as refused.
 
-        With a log they must stay. The log does not have them, and a record that deletes an unknown job ends the reading
-        of the log at the next start: all jobs after it would be lost.
+        A server with a log must keep them. The log does not have them, and a record that deletes an unknown job ends
+        the reading of the log at the next start: all jobs after it would be lost.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._server_info.has_log:

@@ -39,7 +39,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 
 
 def classify(exc: Exception) -> Failure:
-    """The class of a connection error of a command that may be repeated.
+    """The class of a connection error, for a command that may be repeated.
 
     The driver keeps no receipts, so it repeats only commands that may be carried out twice: reads and ``pause-tube``.
     """
@@ -76,7 +76,7 @@ def reply_error(line: bytes, address: Address) -> BackendError:
 
 
 def is_refusal(line: bytes) -> bool:
-    """Whether a reply says that the server did not carry out the command."""
+    """Whether a reply says that the server did not carry the command out."""
     word, *_ = line.split() or [b""]
     return word in _ERRORS or word in greenstalk.ERROR_RESPONSES
 

@@ -40,7 +40,7 @@ _RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked agai
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease: its connection, its end, and its job's stats when it began."""
+    """A lease: its connection, its end, and the job's stats when the lease began."""
 
     connection: Connection
     ends_at: float
@@ -63,14 +63,14 @@ class HeldLeases:
         self._count = 0
 
     def acquire(self, timeout: float) -> bool:
-        """Take the lock. Returns False if other threads kept it for *timeout* seconds."""
+        """Take the lock. Returns False if other threads kept the lock for *timeout* seconds."""
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
         """Release the lock, if this thread has it.
 
-        So this can stand in a ``finally`` whose ``try`` begins before ``acquire``: a signal handler may raise just
-        after it.
+        So this can stand in a ``finally`` whose ``try`` begins before ``acquire``. It has to begin there, as a signal
+        handler may raise just after ``acquire``.
         """
         try:  # noqa: SIM105 - for every call, and suppress costs as much as the rest of it
             self._lock.release()
@@ -154,8 +154,8 @@ class HeldLeases:
         for token, held in due:
             held.noops_sent += 1
             if held.noops_sent == len(NOOP_DELAYS):
-                # no verdict came in all that time: forget the lease. A wait may use the connection then, so no more
-                # no-ops are sent
+                # no verdict came in all that time: forget the lease. From then on a wait may use the connection, so no
+                # more no-ops are sent
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)
 

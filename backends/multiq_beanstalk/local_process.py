@@ -19,8 +19,8 @@ _LISTENS = "0A"  # the state of a socket, as /proc/net/tcp writes it
 def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
     """Return the options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``; None if it cannot be read.
 
-    *hostname* is the server's name of its machine. If it differs from this one's, the process ids differ, too: the
-    server runs in a container, for instance.
+    *hostname* is the name that the server reports for its machine. If this machine has another name, the server's
+    process id means nothing here: the server runs in a container, for instance.
     """
     if hostname not in {None, socket.gethostname()}:
         return None

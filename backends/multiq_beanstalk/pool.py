@@ -202,7 +202,9 @@ class Session:
         self.deadline = self.pool.deadline()
 
     def server_info(self, *, is_safe: bool = False) -> ServerInfo:
-        """Return the server info, asked once per connection. With *is_safe*, a broken connection is replaced.
+        """Return the server info.
+
+        The server is asked for it once per connection. With *is_safe*, a broken connection is replaced.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """

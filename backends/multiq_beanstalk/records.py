@@ -53,7 +53,7 @@ def put(job: NewJob) -> bytes:
 
 
 def id_of(job_id: str) -> bytes | None:
-    """Return an id as the server writes it; None if it cannot be one of its ids."""
+    """Return an id as the server writes it; None if the server cannot have given out this id."""
     if job_id.isdecimal() and job_id.isascii() and job_id[0] != "0" and len(job_id) <= 20 and int(job_id) <= _MOST_ID:
         return job_id.encode()
     return None

@@ -41,7 +41,7 @@ class JobStats(NamedTuple):
     """Including kicks of the job while it was delayed."""
 
     def is_unchanged_since(self, before: JobStats) -> bool:
-        """Whether the job has changed in nothing but its times since the earlier stats *before*."""
+        """Whether nothing of the job but its times has changed since *before*, the job's earlier stats."""
         return self[:3] == before[:3] and self[7:] == before[7:]
 
     @property
@@ -58,7 +58,7 @@ class JobStats(NamedTuple):
     def crashes(self) -> int:
         """Reservations that ended without a verdict; the current one is not counted.
 
-        The server does not count them, so they are the reservations less the releases and burials, which it counts.
+        The server does not count these: they are the count of reservations less the counts of releases and burials.
         """
         if self.reserves <= 1 and self.state == b"reserved":  # the common case
             return 0
@@ -85,7 +85,7 @@ class TubeStats(NamedTuple):
 
     @property
     def is_in_use(self) -> bool:
-        """Whether it holds a job or is paused."""
+        """Whether the tube holds a job or is paused."""
         return bool(self.ready or self.delayed or self.reserved or self.buried or self.pause)
 
 

@@ -38,7 +38,10 @@ class Waiter:
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
-        """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
+        """Wait for the next job.
+
+        Returns the job and the connection that reserved it, *main* if possible. Raises ``BackendError``.
+        """
         wakeup_fd = self._wakeup.open()
         attempts: Attempts | None = None
         while not self.is_interrupted and (left := give_up_at - time.monotonic()) > 0:

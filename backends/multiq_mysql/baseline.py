@@ -46,7 +46,7 @@ class MysqlBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def put_in_batches(self, count: int) -> float:
-        """One INSERT per batch, with the text of each row in it, as rows that differ would need."""
+        """One INSERT per batch, which has each row's text in full, as it would need for rows that differ."""
         start = time.perf_counter()
         for at in range(0, count, PUT_BATCH):
             rows = ",".join([self._row for _ in range(min(PUT_BATCH, count - at))])

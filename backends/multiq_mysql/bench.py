@@ -141,7 +141,10 @@ class MysqlAdapter(Adapter):
 
     @functools.cached_property
     def _pid(self) -> int | None:
-        """The server's process id; None if it runs on another machine or in a container, whose pids differ."""
+        """The server's process id.
+
+        None if the server runs on another machine, or in a container, where process ids differ.
+        """
         variables = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
         if variables.get("hostname") != socket.gethostname():
             return None

@@ -134,7 +134,7 @@ class Session:
         return self.execute("BEGIN", *texts)[1:]
 
     def take_ticket(self) -> Ticket:
-        """A ticket for the next transaction, whose statements delete it."""
+        """A ticket for the next transaction. The statements of that transaction delete the ticket."""
         ticket = self._book.ticket()
         while ticket is None:
             keys = self._book.new_stock()
@@ -202,8 +202,8 @@ class Connection:
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
         """Run *work* and return its result. multiq.driverkit.call_retry decides when it is run again.
 
-        After a lost reply, *work* finds the earlier attempts' proofs in ``session.unconfirmed``. *deadline*: that of
-        the call that this is part of, if the call has begun before. Raises ``BackendError``, and what *work* raises.
+        After a lost reply, *work* finds the earlier attempts' proofs in ``session.unconfirmed``. *deadline*: the
+        deadline of the whole call, if this work is only a part of it. Raises ``BackendError``, and what *work* raises.
         """
         timeout = self._pool.timeout
         deadline = time.monotonic() + timeout if deadline is None else deadline
@@ -248,7 +248,9 @@ class Connection:
                 return result
 
     def _clean_up_receipts(self, session: Session) -> bool:
-        """Delete old receipts if that is due. Runs before a call's work: an interrupt here loses no answer of the call.
+        """Delete old receipts if that is due.
+
+        Runs before a call's work, when an interrupt can lose no answer of the call.
 
         False: the session is lost.
         """
@@ -269,7 +271,7 @@ class Connection:
         return self.run(lambda session: session.execute(text))[0].rows
 
     def close(self) -> None:
-        """Close until the next use. If another thread is in a call, that call ends first."""
+        """Close until the next use. If another thread is in a call, that call ends before the connection is closed."""
         if self._lock.acquire(blocking=False):
             try:
                 self._drop()
@@ -301,9 +303,12 @@ class Connection:
         return self._opened
 
     def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
-        """Kill the lost session, which needs no privilege: else its locked jobs are skipped until the server notices.
+        """Kill the lost session: else its locked jobs are skipped until the server notices the loss.
 
-        Only on the same server without a restart since: else another session may have its id. Ids rise.
+        An account may kill its own sessions without any privilege.
+
+        Does so only on the same server, if it was not restarted since: else another session may have the lost one's id.
+        Ids rise.
         """
         lost, self._lost_session = self._lost_session, None
         before, self._server_identity = self._server_identity, self._pool.server_identity
@@ -349,5 +354,5 @@ def _session_id(opened: Any) -> int:
 
 
 def _is_same_server(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether it is the same server, and running since the same second or so."""
+    """Whether both identities are of one server, started in the same second or so."""
     return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1

@@ -1,6 +1,6 @@
 """The consumer: settles and reserves in one transaction, and waits without any.
 
-A turn of ``exchange`` is two round trips and one commit: acks, a look and a claim go in the first packet, the leases
+A turn of ``exchange`` is two round trips and one commit: acks, a poll and a claim go in the first packet, the leases
 and the COMMIT in the second. How it waits is in ``waiting``.
 """
 
@@ -210,9 +210,9 @@ class MysqlConsumer(Consumer):
     # --- reserving ---
 
     def _set_order(self, queues: Sequence[str] | None) -> None:
-        """The order of the present call; None: as the queues were given."""
+        """Set the order of the queues for the present call; None: the order in which the consumer was given them."""
         self._order = self.queues if queues is None else self.in_order(queues)
-        # while an earlier queue has jobs, rows of a later one would be locked for nothing
+        # the first queue that may have jobs: rows of a later one would be locked for nothing
         self._likely_queue = next((queue for queue in self._order if queue not in self._without), self._order[0])
 
     def _exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:

@@ -1,6 +1,7 @@
 """Checks how a MySQL or MariaDB server is set up for jobs: durability, speed, limits and access.
 
-It only reads, with statements that an account may be refused. A refused check is reported as unknown, never as ok.
+Only reads. The server may refuse a statement to an account that lacks a privilege. That check is then reported as
+unknown, never as ok.
 """
 
 from __future__ import annotations
@@ -397,7 +398,7 @@ def survives(settings: Mapping[str, str]) -> Survives:
 
 
 def _durability_summary(settings: Mapping[str, str]) -> Finding:
-    """The column of ``docs/durability.md`` that these settings amount to."""
+    """The column of ``docs/durability.md`` that these settings lead to."""
     if "innodb_flush_log_at_trx_commit" not in settings:
         return Finding(
             "unknown",

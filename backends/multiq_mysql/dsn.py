@@ -96,7 +96,10 @@ class _Connection(_PyMySQL):
 
     @property
     def _auth_plugin_name(self) -> str:
-        """The plugin that the greeting names, or "" where PyMySQL would begin with the password itself over TLS."""
+        """The plugin that the greeting names.
+
+        "" if PyMySQL would begin with the password itself, over TLS without a checked certificate.
+        """
         is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
         return "" if is_too_open else self._greeted_with
 
@@ -196,7 +199,8 @@ class Dsn(NamedTuple):
         Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, ``OSError`` for TLS.
         """
         deadline = time.monotonic() + timeout
-        # without a context PyMySQL would try TLS unasked, check nothing, and read all authorities for each connection
+        # without a context PyMySQL would try TLS unasked, check no certificate, and read all authorities for each
+        # connection
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
         connection = _Connection(
             **{
@@ -239,13 +243,16 @@ class Dsn(NamedTuple):
 
     @property
     def _may_send_password(self) -> bool:
-        """Whether the password itself may be sent, because only the server can read it."""
+        """Whether the password itself may be sent: only if nobody but the server can read it."""
         if self.unix_socket is not None:
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, deadline: float) -> socket.socket:
-        """Connect. PyMySQL would leave a socket open that fails to connect, and resolve a name without a time limit."""
+        """Connect.
+
+        PyMySQL would leave open a socket that fails to connect, and would resolve a name without a time limit.
+        """
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
             return connect(address, deadline)

@@ -125,13 +125,19 @@ def code_of(exc: BaseException) -> int | None:
 
 
 def is_lost(exc: BaseException) -> bool:
-    """Whether the connection cannot be used after this error, so that the request may or may not be carried out."""
+    """Whether the connection cannot be used after this error.
+
+    If so, it is unknown whether the server has carried out the request.
+    """
     number = code_of(exc)
     return isinstance(exc, OSError) or number is None or number in _LOST
 
 
 def is_unsent(exc: BaseException) -> bool:
-    """Whether the server cannot have received the whole packet: PyMySQL uses these numbers for nothing else."""
+    """Whether the server cannot have received the whole packet.
+
+    The error's number says so: PyMySQL uses these numbers for nothing else.
+    """
     return code_of(exc) in _UNSENT
 
 

@@ -64,7 +64,7 @@ class ExternalTransaction:
 
     @contextlib.contextmanager
     def _whole(self, statements: int) -> Iterator[None]:
-        """Run several statements, all of them or none, also if the caller catches the error and commits."""
+        """Run several statements: all of them or none, even if the caller catches the error and commits."""
         if statements <= 1:
             yield
             return
@@ -93,7 +93,9 @@ class ExternalTransaction:
     def _check_server(self) -> None:
         """Raises ``OptionInvalid`` for another server than the URL's, where no worker would find the job.
 
-        Asked once for each of the caller's sessions, with statements that read no table: that would begin a snapshot.
+
+        Asked once for each of the caller's sessions. The statements read no table, as reading a table would begin a
+        snapshot.
         """
         session = self._driver.thread_id()
         if _checked.get(self._driver) == (self._pool.dsn, session):
@@ -150,7 +152,10 @@ def _mysqlclients() -> tuple[type, ...]:
 
 
 def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
-    """How to run a statement: through the library around the driver if there is one, as it tracks transactions."""
+    """How to run a statement.
+
+    It goes through the library around the driver, if there is one: the library tracks transactions.
+    """
     driver = theirs.driver
     if isinstance(driver, pymysql.connections.Connection):
         cursor: Any = pymysql.cursors.Cursor  # the connection's own cursor class may return rows in any form

@@ -138,7 +138,10 @@ class Pool:
         return int((self._server_began + time.monotonic()) // 60)
 
     def is_cleanup_due(self) -> bool:
-        """Whether old receipts were last deleted over an hour ago. True once, for the caller that then deletes them."""
+        """Whether old receipts were last deleted over an hour ago.
+
+        True for one caller only, which then deletes them.
+        """
         now = time.monotonic()
         if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
             return False
@@ -146,7 +149,7 @@ class Pool:
         return True
 
     def clean_up_again_soon(self) -> None:
-        """More old receipts are left: delete again soon, and not in an hour."""
+        """Have old receipts deleted again soon, and not only in an hour: more of them are left."""
         self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
 
     def connection(self) -> Connection:

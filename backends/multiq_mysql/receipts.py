@@ -74,7 +74,7 @@ class Ticket(NamedTuple):
         return self.stock, self.writer
 
     def done(self, rows: Mapping[int, tuple[int, int]]) -> int | None:
-        """1 if the ticket is gone and its stock's first row is not; None: the transaction was not committed."""
+        """1 if the ticket's row is gone and its stock's first row is there; None: the transaction was not committed."""
         return 1 if self.stock in rows and self.writer not in rows else None
 
 
@@ -117,7 +117,10 @@ class ReceiptBook:
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
     def rest(self) -> range:
-        """The keys of the stock's unused rows. None of its tickets is unconfirmed: a lost reply closes the stock."""
+        """The keys of the stock's unused rows.
+
+        No ticket of the stock is unconfirmed: a lost reply closes the stock.
+        """
         stock = self._stock
         return range(stock.start - 1, stock.stop) if stock else stock
 
@@ -127,7 +130,10 @@ class ReceiptBook:
         self.is_used = True
 
     def close(self) -> None:
-        """Forget stock and receipt: the next session may be another server's, and must not overwrite that receipt."""
+        """Forget the stock and the last receipt.
+
+        The next session may be on another server, and must not overwrite a receipt of this session.
+        """
         self._last = None
         self._stock, self._used = range(0), 0
         self.is_used = False

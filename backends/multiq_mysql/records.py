@@ -91,7 +91,7 @@ def insert_statements(
 ) -> list[str]:
     """The statements that add jobs in their order: one, unless it would be longer than about *chunk* bytes.
 
-    *ready* is the state of those without a delay.
+    *ready* is the state of the jobs without a delay.
     """
     head, tail = _insert_into(table)
     name = f"x'{queue.encode().hex()}'"
@@ -172,12 +172,12 @@ class Outlook(NamedTuple):
 
     @property
     def has_past_pause(self) -> bool:
-        """Whether the row of a pause that has ended still exists. Without a row the end would be in 1970."""
+        """Whether the row of a pause that has ended still exists. Without a row, the end is read as 0: 1970."""
         return -self.now < self.paused_for <= 0
 
     @property
     def changes_in(self) -> int | None:
-        """Time until a job may become reservable without a call that makes it ready."""
+        """Time until the mere passing of time may make a job reservable; None: it never does."""
         return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)
 
     def _times(self) -> Iterator[int]:

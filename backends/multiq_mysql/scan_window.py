@@ -106,7 +106,10 @@ class ScanCursor:
         self._last = last
 
     def dropped(self, first: tuple[int, int]) -> None:
-        """Record that a scan found this job and did not reserve it: restart if the next scan would not find it."""
+        """Record that a scan found this job and did not reserve it.
+
+        If the next scan would miss the job, that scan restarts.
+        """
         if self._last is not None and (first[0] != self._last[0] or first[1] <= self._last[1]):
             self.restart.request()
 
@@ -133,7 +136,10 @@ class ScanWindow:
         return self._locked_until > time.monotonic()
 
     def mark_due_locked(self) -> None:
-        """Record that another transaction has locked the due jobs: for ``LOCKED`` seconds they do not count as work."""
+        """Record that another transaction has locked the due jobs.
+
+        For ``LOCKED`` seconds these jobs do not count as work.
+        """
         self._locked_until = time.monotonic() + LOCKED
 
     def taken(self, jobs: int) -> None:

@@ -1,9 +1,9 @@
 """The tables: numbered migrations, each run once, also if several processes run them or one is killed meanwhile.
 
 ``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
-programs can work with the tables as they are: a migration that only adds does not change it, one that removes something
-raises it. ``doing`` is the number of the last statement that was begun of the next migration. It is needed because DDL
-commits by itself: a killed migration goes on there.
+programs can work with the tables as they are. A migration that only adds something leaves ``oldest`` as it is; one that
+removes something raises it. ``doing`` is the number of a statement of the next migration: the last one that was begun.
+``doing`` is needed because DDL commits by itself: a migration that was killed goes on at that statement.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def shipped() -> tuple[Migration, ...]:
 def read(folder: Traversable) -> tuple[Migration, ...]:
     """The migrations in a folder, in their order.
 
-    Statements end with a semicolon at the end of a line; a line ``-- oldest: N`` says which programs can stay.
+    Statements end with a semicolon at the end of a line; a line ``-- oldest: N`` names the oldest version whose
+    programs can stay.
     """
     found = [
         _parse(int(match[1]), match[2], entry.read_text(encoding="utf-8"))
@@ -151,9 +152,9 @@ def ensure(
 ) -> None:
     """Check with one query that this multiq can use the tables; create them where there are none at all.
 
-    Older ones are left alone: an upgrade may take long, and an operator decides on it. Without *create* the tables
-    must be there. *connection* autocommits. Raises ``SchemaNotReady``, which says what to do, ``BackendCorrupt`` if
-    this multiq is too old, ``BackendTimeout``, ``pymysql.MySQLError``.
+    Older tables are left alone: an upgrade may take long, so an operator decides on it. Without *create*, the tables
+    must exist. *connection* autocommits. Raises ``SchemaNotReady``, which says what to do, ``BackendCorrupt`` if this
+    multiq is too old, ``BackendTimeout``, ``pymysql.MySQLError``.
     """
     known = shipped() if migrations is None else migrations
     found = look(connection)
@@ -245,7 +246,7 @@ def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, up
 
 
 def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str:
-    """The same as a script, where a program may not create tables. Does no I/O."""
+    """The migrations after version *since* as a script, where a program may not create tables. Does no I/O."""
     known = shipped() if migrations is None else migrations
     lines = [] if since else [f"{text};" for text in _BOOKKEEPING]
     for migration in known[since:]:
@@ -259,7 +260,11 @@ def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str
 
 
 def _migrate(connection: Connection[Any], migration: Migration, doing: int | None) -> None:
-    """Run its statements. *doing*: the one at which an earlier run was killed; it may have taken effect or not."""
+    """Run the migration's statements.
+
+    *doing*: the number of the statement at which an earlier run was killed; this statement may have taken effect or
+    not.
+    """
     for number, text in enumerate(migration.statements):
         if doing is not None and number < doing:
             continue

@@ -1,4 +1,4 @@
-"""Verdicts as statements: which of them may be carried out, and how.
+"""Verdicts as statements: which verdicts may be carried out, and how.
 
 The short way is for acks, which are nearly all verdicts: their jobs are deleted under the condition that the lease is
 live, and the row count shows whether all were. For any other batch the jobs are locked and read first.
@@ -50,14 +50,14 @@ def fence_of(verdict: Verdict) -> Fence:
 class UnconfirmedVerdicts:
     """Verdicts of transactions whose COMMIT had no reply, kept until the caller has repeated them and has the answers.
 
-    Other calls of the same consumer may come between a lost reply and its repetition.
+    Other calls of the same consumer may come between the call whose reply was lost and its repetition.
     """
 
     def __init__(self) -> None:
         self._pending: dict[Key, list[tuple[Proof | None, LeaseLost | None]]] = {}
 
     def about(self, batch: Batch) -> bool:
-        """Whether any of these verdicts may have been carried out by an earlier call."""
+        """Whether an earlier call may have carried out any of these verdicts."""
         return bool(self._pending) and not self._pending.keys().isdisjoint(batch.named())
 
     def proofs(self, batch: Batch) -> list[Proof]:
@@ -65,11 +65,14 @@ class UnconfirmedVerdicts:
         return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
 
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
-        """The answers to this verdict by transactions whose proofs were *found*; a call may name the verdict twice."""
+        """The answers that transactions whose proofs were *found* gave to this verdict.
+
+        There may be several, as a call may name the verdict twice.
+        """
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
     def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
-        """Keep a transaction whose reply was lost; with *proof* None, a committed one whose answers were not returned.
+        """Keep a transaction whose reply was lost. *proof* None: it was committed, but its answers were not returned.
 
         Touches are not kept: they can just be repeated.
         """
@@ -106,7 +109,10 @@ class Batch:
         )
 
     def acks(self, ticket: Ticket) -> list[str]:
-        """The statements of the short way, one for each reserve that the jobs are of. The first deletes the ticket."""
+        """The statements of the short way: one for each reserve that handed out some of the jobs.
+
+        The first statement deletes the ticket.
+        """
         now = self._pool.now
         if len(self.fences) == 1:
             ((seq, token),) = self.fences
@@ -182,7 +188,10 @@ class Batch:
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
-    """The statement's verb and values, by which jobs are grouped into statements. *longest*: of a reason, in bytes."""
+    """The statement's verb and values, by which jobs are grouped into statements.
+
+    *longest*: the greatest length of a reason, in bytes.
+    """
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
             return (

@@ -1,8 +1,8 @@
 """The SQL of each verb, read once from ``sql/<verb>.sql``. Each file begins with a comment that explains its form.
 
-Values are written into the text here and not by PyMySQL: its escaping follows the session's modes and takes longer
-than the server takes for the row. Numbers are written as numbers and bytes as ``x'..'``, which means the same in
-every SQL mode and character set and leaves nothing to escape.
+This module writes values into the text itself: PyMySQL's escaping follows the session's modes, and takes longer than
+the server takes for the row. Numbers are written as numbers and bytes as ``x'..'``, which means the same in every SQL
+mode and character set and leaves nothing to escape.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Retries a call whose first attempt failed: on a new connection, on another server, later, or with the script's text.
 
-All attempts send the same call with the same number, so it has one effect however many of them arrive. When the next
-attempt is made is decided by multiq.driverkit.call_retry; here are only redirections and the script's text.
+All attempts send the same call with the same number, so the call has one effect, however many attempts arrive. When the
+next attempt is made is decided by multiq.driverkit.call_retry; here are only redirections and the script's text.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class CallRetry:
                 raise
 
     def handle(self, exc: Exception) -> None:
-        """Prepare the next attempt after this error, after the policy's pause, or raise ``BackendError``."""
+        """Prepare the next attempt after this error.
+
+        Pauses first if the policy says so. Raises ``BackendError`` if there is no next attempt.
+        """
         if isinstance(exc, hiredis.ReplyError):
             if self._can_go_on(exc):
                 return

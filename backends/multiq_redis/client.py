@@ -73,7 +73,10 @@ class Client:
         """When it was last put back into the pool in excess of those that it always keeps; monotonic."""
 
     def _start_over(self) -> None:
-        """Choose a new name and drop all connections; also in a fork, as its calls must not mix with its parent's."""
+        """Choose a new name and drop all connections.
+
+        Also called in a forked child, whose calls must not mix with its parent's.
+        """
         self.slot = os.urandom(_SLOT_SIZE)
         self._name = self.slot.hex()
         self._number = _FIRST_NUMBER
@@ -155,7 +158,7 @@ class Client:
     def perform_each(self, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
         """Send several calls in one round trip. Returns their replies; for a call that failed, its ``BackendError``.
 
-        No two numbered calls may be for the same partition: the server remembers one per client and partition.
+        No two numbered calls may be for the same partition: the server remembers one call per client and partition.
         """
         if len(calls) > 1:
             return call_pipelined(self, calls, deadline)
@@ -196,7 +199,7 @@ class Client:
         return self.servers.all_addresses(time.monotonic() + self.servers.timeout)
 
     def connection(self, partition: str, deadline: float) -> Connection:
-        """The connection to a partition's server, for what is not a ``Call``.
+        """The connection to a partition's server, for requests that are not a ``Call``.
 
         Raises ``BackendError``, ``OSError``, ``hiredis.ReplyError``.
         """

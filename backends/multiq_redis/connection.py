@@ -1,7 +1,7 @@
 """One connection to a Redis server: RESP over a socket, parsed by hiredis, with one deadline for request and reply.
 
-opening.py opens it, and redis-py logs in. Calls do not go through redis-py: it bounds each read, not the call, repeats
-commands by itself, and costs several times what the command does; see docs/decisions/0006.
+opening.py opens it, and redis-py logs in. Calls do not go through redis-py: it bounds each read and not the whole call,
+repeats commands by itself, and costs several times what the command does; see docs/decisions/0006.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Connection:
     def ask(self, packed: bytes, deadline: float) -> Any:
         """Send one command and return its reply. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``.
 
-        What is raised has a true ``unsent`` if the server cannot have received the whole command.
+        The exception's ``unsent`` is true if the server cannot have received the whole command.
         """
         # hot path: inlined on purpose
         if not self.is_free:
@@ -122,7 +122,7 @@ class Connection:
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
         """Send commands, to be followed by that many ``read``; any failure closes the connection.
 
-        What is raised has ``unsent``, as the server cannot have received the last command.
+        The exception has ``unsent``: the server cannot have received the last command.
         """
         if not self.is_free:
             self._refuse()
@@ -184,7 +184,7 @@ class Connection:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self) -> NoReturn:
-        """Close, as the next reply would be that of an earlier call, and raise."""
+        """Close the connection, as its next reply would be that of an earlier call, and raise."""
         self.close()
         raise _mark_unsent(ConnectionResetError(_NOT_FREE), unsent=True)
 
@@ -224,7 +224,10 @@ class Connection:
         self._reader.feed(data)
 
     def _left(self, deadline: float) -> float:
-        """Seconds. A TLS socket waits no longer than that in its next send or receive. Raises ``TimeoutError``."""
+        """Return the seconds that are left.
+
+        A TLS socket waits at most so long in its next send or receive. Raises ``TimeoutError``.
+        """
         left = time_left(deadline)
         if self._wait is None:
             self.sock.settimeout(left)

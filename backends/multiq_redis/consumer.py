@@ -74,7 +74,7 @@ class _Exchange:
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to ask for; none if it is not positive."""
+        """How many more jobs to ask for; if it is 0 or less, none."""
         return self.limit - len(self.leases)
 
     @property
@@ -130,7 +130,7 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        # after an interrupt, look now: the wait would end at once, without taking a notification
+        # after an interrupt, poll now: the wait would end at once, without taking a notification
         if verdicts or timeout <= 0 or self._interrupted or not self._is_known_empty():
             answers, found = self._exchange(verdicts, limit)
         if not found:
@@ -386,7 +386,7 @@ class RedisConsumer(Consumer):
                 self._succeeded(partition, exchange)
 
     def _deliver_undelivered(self, exchange: _Exchange) -> None:
-        """Return jobs that failed exchanges reserved. They are touched first, as some leases may have ended."""
+        """Return jobs that failed exchanges reserved. Each job is touched first, as its lease may have ended."""
         by_partition: dict[str, list[Lease]] = {}
         for lease in {(lease.queue, lease.id, lease.token): lease for lease in self._undelivered}.values():  # each once
             by_partition.setdefault(partition_of(lease), []).append(lease)
@@ -455,7 +455,7 @@ class RedisConsumer(Consumer):
         exchange.excluded |= self._backoff.excluded(partitions)  # those of the same server
 
     def _deadline_for(self, partitions: Sequence[str], exchange: _Exchange) -> float:
-        """Until when to wait for these partitions' servers, so that time is left for the others."""
+        """Until when to wait for these partitions' servers, so that some time is left for the other partitions."""
         now, timeout = time.monotonic(), self._client.servers.timeout
         if not self._is_cluster or not (len(self.queues) > 1 or self._partitions.has_several(self.queues[0])):
             return now + timeout
@@ -535,7 +535,11 @@ class RedisConsumer(Consumer):
         return []
 
     def _wait_once(self, seconds: float, limit: int, *, exact: bool) -> tuple[bool, list[Lease] | None]:
-        """Wait once. Returns whether to look (notified, or it is unknown), and the jobs found; None: not looked yet."""
+        """Wait once.
+
+        Returns whether to poll the queues (a notification came, or may have come), and the jobs found; None: no poll
+        was made yet.
+        """
         partition = self.queues[0]
         if limit <= 0 or self._uncertain or not self._waiter.can_follow_up(partition):
             partitions = (partition for queue in self.queues for partition in self._partitions.all_of(queue))
@@ -551,7 +555,7 @@ class RedisConsumer(Consumer):
         if self._waiter.follow_up_reply is None:
             return True, None
         self._looked_at, woke_at = -_NEVER, time.monotonic()
-        # this process may have been stopped before it woke up: the server's clock tells when it reserved
+        # this process may have been stopped before it woke up: the server's clock tells when the jobs were reserved
         asked_at, then = self._clocks
         since = (int(self._waiter.follow_up_reply[1]) - then) / MICROSECOND
         self.asked_at = min(woke_at, max(waiting_since, asked_at + since))
@@ -566,21 +570,24 @@ class RedisConsumer(Consumer):
         return notified, found
 
     def _is_known_empty(self) -> bool:
-        """Whether the last look at the queues still holds: jobs that came since have left a marker."""
+        """Whether the last poll of the queues still holds: a job that came since has left a marker."""
         if self._uncertain or self._undelivered or time.monotonic() >= self._backoff.next_end():
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
         return time.monotonic() < min(self._looked_at + self._client.servers.look_every, change_at)
 
     def _pass_on_unvisited(self) -> None:
-        """Notify another consumer of partitions that this one did not ask, as earlier ones gave enough jobs."""
+        """Notify another consumer of partitions that this one did not ask, as earlier partitions gave enough jobs."""
         for partition in self._waiter.notified:
             if partition not in self._asked:
                 self._waiter.notify(partition)
         self._waiter.notified.clear()
 
     def _hand_over_notification(self) -> None:
-        """Notify another consumer of what is due soon, as this one stops waiting. Scripts that gave jobs did so."""
+        """Notify another consumer of what is due soon, as this one stops waiting.
+
+        A script that handed out jobs has notified another consumer already.
+        """
         if not self._is_notified:
             return
         self._is_notified = False

@@ -1,6 +1,6 @@
 """The doctor: checks a Redis server's persistence, eviction, access and replication for the use with jobs.
 
-Only reads, by commands that any account may be refused: what was refused is reported as unknown, never as ok.
+Only reads. The server may refuse a command to an account: what it refuses is reported as unknown, never as ok.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ _IN_SCRIPT = "user_script"
 
 
 def code_of(error: hiredis.ReplyError) -> str:
-    """The error's code, ``OOM`` and the like. Redis 6.2 has it inside of the text of a script's error."""
+    """The error's code, ``OOM`` and the like. Redis 6.2 puts the code inside of the text of a script's error."""
     text = str(error)
     first = _CODE.match(text)
     code = first[1] if first else "ERR"
@@ -85,7 +85,10 @@ def code_of(error: hiredis.ReplyError) -> str:
 
 
 def without_arguments(reply: str) -> str:
-    """An error reply without the arguments, which servers quote if they do not know a command: AUTH's password."""
+    """An error reply without the command's arguments.
+
+    A server that does not know a command quotes the arguments: those of AUTH have the password.
+    """
     return _ARGUMENTS.sub("", reply)
 
 

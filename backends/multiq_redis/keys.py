@@ -78,7 +78,10 @@ def hint(base: str) -> str:
 
 
 def partitions(base: str) -> str:
-    """How many partitions the queue was ever enqueued over, if more than one. Only the first partition has it."""
+    """The largest number of partitions over which the queue was ever enqueued, if more than one.
+
+    Only the first partition has this key.
+    """
     return f"{base}:partitions"
 
 

@@ -88,7 +88,10 @@ def promote_all(pool: Pool, partition: str) -> None:
 
 
 def _make_ready(pool: Pool, partition: str) -> None:
-    """Make ready what is due, so that it is listed in its order; behind the others if the server takes no writes."""
+    """Make due jobs ready, so that they are listed in their order.
+
+    If the server takes no writes, they are listed behind the others.
+    """
     try:
         promote_all(pool, partition)
     except BackendUnavailable as exc:
@@ -97,7 +100,7 @@ def _make_ready(pool: Pool, partition: str) -> None:
 
 
 def _parts(partition: str, state: State) -> list[_Part]:
-    """Where jobs of a state are; what is due and was not made ready yet counts as ready."""
+    """Where jobs of a state are. A job that is due and was not made ready yet counts as ready."""
     if state is State.READY:
         return [
             _Part(partition, state, ""),

@@ -77,7 +77,7 @@ class NodeBackoff:
                 del self.failures[node]
 
     def error_of(self, partition: str) -> BackendError | None:
-        """Why a partition is excluded now; None: it is not."""
+        """Why a partition is excluded now; None: the partition is not excluded."""
         for node in (self._node_of(partition), partition):
             failure = self.failures.get(node)
             if failure is not None and time.monotonic() < failure.until:
@@ -100,7 +100,7 @@ class NodeBackoff:
         return min(_SHORT_TIMEOUT, self._servers.timeout)
 
     def next_end(self) -> float:
-        """When the first excluded one may be asked again; monotonic."""
+        """When the first excluded partition may be asked again, by the monotonic clock."""
         return min((failure.until for failure in self.failures.values()), default=float("inf"))
 
     def _node_of(self, partition: str) -> Address | str:

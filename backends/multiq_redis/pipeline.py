@@ -75,7 +75,7 @@ def _send_pipelined(client: Client, calls: Sequence[Call], deadline: float) -> l
 
 
 def _read_replies(connection: Connection, indexes: Sequence[int], replies: list[Any], deadline: float) -> bool:
-    """Read the replies of one server, as many as come. Returns whether all did."""
+    """Read as many replies of one server as arrive. Returns whether all of them arrived."""
     for at in indexes:
         try:
             replies[at] = connection.read(deadline)

@@ -90,7 +90,7 @@ class Pool:
         self._idle.append(client)
 
     def _thin_out(self, client: Client) -> None:
-        """Close the first client in excess of ``_FEW_IDLE`` if it was idle for long: it was idle for longest.
+        """Close the first client in excess of ``_FEW_IDLE``, which was idle for longest, if it was idle for long.
 
         If another thread does the same at this moment, a different client may be closed, which does no harm.
         """

@@ -129,7 +129,7 @@ def partition_of(lease: Lease) -> str:
 
 
 def fence(lease: Lease) -> bytes:
-    """The token that the job's record must have; for a foreign token one that no record has."""
+    """The token that the job's record must have. For a token of another driver: one that no record has."""
     return _token(lease.token.partition(".")[0])
 
 

@@ -65,7 +65,10 @@ def _cluster(client: Any, timeout: float) -> Servers:
 
 
 def _after_login(connect_func: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """What a cluster's ``redis_connect_func`` means: it is called after the login, a ``redis.Redis``'s in its place."""
+    """Return what a cluster's ``redis_connect_func`` means: the login, then a call of the function.
+
+    For a ``redis.Redis`` the function takes the place of the login.
+    """
     if connect_func is None:
         return None
 
@@ -85,7 +88,7 @@ def _address(pool: Any) -> Address:
 
 
 def _number(options: dict[str, Any], name: str, default: int) -> int:
-    """A number among a client's settings. Raises ``OptionInvalid`` for anything else, which redis-py takes, too."""
+    """A number among a client's settings. Raises ``OptionInvalid`` for anything else, even if redis-py takes it."""
     value = options.get(name)
     try:
         return int(value) if value else default
@@ -110,7 +113,10 @@ def _settings(pool: Any) -> ConnectionSettings:
 
 
 def _is_tls(connection_class: type) -> bool:
-    """Whether the connections of this class use TLS. Raises ``OptionInvalid`` for one that is not redis-py's own."""
+    """Whether the connections of this class use TLS.
+
+    Raises ``OptionInvalid`` for a class that is not redis-py's own.
+    """
     redis = redis_py()
     known: Sequence[type] = (redis.Connection, redis.SSLConnection, redis.UnixDomainSocketConnection)
     with_sentinels = (redis.sentinel.SentinelManagedConnection, redis.sentinel.SentinelManagedSSLConnection)

@@ -1,8 +1,8 @@
 """Loads the Lua scripts, ``lua/<verb>.lua``, each once, and expands their includes.
 
 A line ``--- include <name>`` is replaced by ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
-shebang that Redis 7.0 introduced. Redis 6.2 has no such line: there the first write of a script decides whether it may
-run at maxmemory. In scripts that may, lines that begin with ``--- before 7.0:`` put a harmless write first.
+shebang that Redis 7.0 introduced. Redis 6.2 has no such line: there the first write of a script decides whether the
+script may run at maxmemory. Where it may, lines that begin with ``--- before 7.0:`` put a harmless write first.
 """
 
 from __future__ import annotations

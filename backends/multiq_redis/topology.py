@@ -69,11 +69,11 @@ class Servers(ABC):
         """The addresses of all servers that hold queues."""
 
     def known(self, partition: str) -> Address | None:  # noqa: ARG002
-        """The node that a partition was last on, in a cluster, without asking. None: no cluster, or not known."""
+        """In a cluster, the node that had the partition last; asks no server. None: no cluster, or not known."""
         return None
 
     def suspect(self, address: Address | None) -> None:  # noqa: B027 - OneServer has no other
-        """Ask again before the next call, as a call to *address* failed; None: the address is not known."""
+        """Ask again before the next call. *address*: the server that a call failed on; None: not known."""
 
     def moved(self, partition: str, address: Address) -> None:  # noqa: B027 - only in a cluster
         """Note a MOVED: the partition is at *address* now."""
@@ -342,7 +342,7 @@ def format_address(address: Address) -> str:
 
 
 def _with_deadlines(servers: Sequence[Address], deadline: float) -> Iterator[tuple[Address, float]]:
-    """Each server with a deadline of its own, so that one that hangs leaves time for the others."""
+    """Each server has a deadline of its own, so that one that hangs leaves time for the others."""
     for server in servers:
         now = time.monotonic()
         yield server, now + max((deadline - now) * _SHARE, 0.001)

@@ -78,10 +78,12 @@ class Waiter:
     def wait(
         self, seconds: float, *, exact: bool, follow_up: Call | None = None, excluded: Collection[str] = frozenset()
     ) -> bool:
-        """Wait at most *seconds*. Returns whether to look at the queues: notified, or unknown. Raises ``BackendError``.
+        """Wait at most *seconds*.
 
-        *exact*: to the millisecond, else up to ``_COARSE`` longer. *follow_up*: a call that the server runs when the
-        wait ends. *excluded*: partitions, in a cluster, whose servers are not to be asked.
+        Returns whether to poll the queues: a notification came, or may have come. Raises ``BackendError``.
+
+        *exact*: the wait ends to the millisecond; else up to ``_COARSE`` later. *follow_up*: a call that the server
+        runs when the wait ends. *excluded*: partitions, in a cluster, whose servers are not to be asked.
         """
         until = time.monotonic() + seconds
         self.notified, self.follow_up_reply = [], None
@@ -103,11 +105,11 @@ class Waiter:
         return is_to_look or is_degraded
 
     def pause(self, until: float) -> None:
-        """Wait locally, without the server, until then or until an interrupt."""
+        """Wait locally, without the server, until that time or an interrupt."""
         self._poll((), until)
 
     def can_follow_up(self, partition: str) -> bool:
-        """Whether a follow-up call for this partition is possible: it is the only one that is waited for."""
+        """Whether a follow-up call for this partition is possible: only if the wait is for no other partition."""
         self._find_marker_keys()
         return list(self._marker_keys.values()) == [partition] and not self._servers.is_cluster
 
@@ -144,7 +146,10 @@ class Waiter:
         return keys.wakeup(keys.base(self._pool.prefix, partition), self._name).encode()
 
     def _find_marker_keys(self) -> None:
-        """Find the keys of all partitions that are known by now: their number may have grown, and never shrinks."""
+        """Find the keys of all partitions that are known by now.
+
+        Their number may have grown, and never shrinks.
+        """
         if self._generation != forks.generation:  # a child must not take its parent's markers
             self._generation, self._name = forks.generation, os.urandom(_NAME_SIZE).hex()
             self._marker_keys.clear()
@@ -171,7 +176,7 @@ class Waiter:
     def _start(
         self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], seconds: float, follow_up: Call | None
     ) -> bool:
-        """Send BZPOPMIN. Returns whether that went well everywhere; if not, a look at the queues finds the cause."""
+        """Send BZPOPMIN. Returns whether that went well everywhere; if not, a poll of the queues finds the cause."""
         deadline = self._deadline()
         went_well = True
         for point in points:
@@ -203,7 +208,7 @@ class Waiter:
     def _finish(
         self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], answered: set[int], follow_up: Call | None
     ) -> bool:
-        """End the waits that still go on, and read all replies. Returns whether to look at the queues."""
+        """End the waits that still go on, and read all replies. Returns whether to poll the queues."""
         is_to_look = False
         for point in points:
             connection = waiting.get(point.partition)
@@ -229,7 +234,7 @@ class Waiter:
         return is_to_look
 
     def _failed(self, connection: Connection | None, exc: Exception) -> None:
-        """Close the connection. Raises ``BackendError`` for what a look at the queues might not find."""
+        """Close the connection. Raises ``BackendError`` for what a poll of the queues might not find."""
         if connection is not None:
             connection.close()
         if isinstance(exc, hiredis.ReplyError) and code_of(exc) not in _HARMLESS:
@@ -239,7 +244,10 @@ class Waiter:
             raise explain(exc, "the server", self._servers.timeout) from exc
 
     def _unblock(self, point: _WaitPoint) -> bool:
-        """Make the server end the wait. Returns whether it does in time; else the connection has to be closed."""
+        """Make the server end the wait.
+
+        Returns whether the server does so in time; if not, the connection has to be closed.
+        """
         with self._pool.borrowed() as client:
             return self._leave_marker(client, point.partition, point.wakeup, _WAKEUP_LASTS)
 

@@ -141,7 +141,7 @@ class Connection:
     def write_single(self, statement: Callable[[Transaction], None]) -> None:
         """Run a single *statement*, which SQLite makes a transaction of its own.
 
-        It is repeated while the file is locked: a refused statement has changed nothing.
+        The statement is repeated while the file is locked: refused for a lock, it has changed nothing.
         """
 
         def write(sqlite: sqlite3.Connection) -> None:
@@ -269,7 +269,7 @@ def open_file(
 ) -> tuple[sqlite3.Connection, FileIdentity]:
     """Return a connection to the file, with all tables in place. Without *create*, file and tables must exist.
 
-    Also returns the identity of the file from before it was opened, as it may be replaced meanwhile.
+    Also returns the identity of the file, read before it was opened, as another file may replace it meanwhile.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
@@ -319,7 +319,7 @@ def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> No
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    # even this reads the file, and another process may have it locked while closing it
+    # even this statement reads the file, and another process may have the file locked while closing it
     retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
     (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":

@@ -52,7 +52,8 @@ class ExternalTransaction:
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with explained(self._translate):
-            # first: any statement on the caller's connection may begin a read transaction and fix its snapshot
+            # the tables first: any statement on the caller's connection may begin a read transaction and fix its
+            # snapshot
             has_tables = self._ensure_tables(size_of(jobs))
             self._caller.begin()
             name = self._schema_name()

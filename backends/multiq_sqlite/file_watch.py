@@ -1,7 +1,7 @@
 """The file watch: lets an idle consumer sleep until any process writes to SQLite's log, by inotify on Linux.
 
 An event is only a hint: it arrives when a commit begins to be written, a moment before readers can see it, and other
-systems have none. So a consumer also polls, often after a hint, rarely without. Where hints turn out to be missing
+systems have none. So a consumer also polls, often after a hint, rarely without one. Where hints turn out to be missing
 (some overlay file systems), it stops relying on them.
 """
 

@@ -37,8 +37,8 @@ def write_lock_owner(path: str) -> int | None:
 def refuse_own_lock(path: str) -> None:
     """Raise ``LockedByCaller`` if only this thread could end the transaction that has the write lock.
 
-    That is certain if this process has the lock, and this thread is its only one: the thread is in no transaction of
-    the driver, and cannot end the caller's before this call returns.
+    That is certain if this process has the lock, and this thread is the process's only one: the thread is in no
+    transaction of the driver, and it cannot end the caller's transaction before this call returns.
     """
     if write_lock_owner(path) == os.getpid() and len(sys._current_frames()) == 1:  # noqa: SLF001 - documented; has all threads
         raise LockedByCaller(

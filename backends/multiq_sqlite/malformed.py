@@ -108,7 +108,7 @@ def _change(connection: Connection, seqs: list[int], clock: Clock, *, is_utf8: b
 
 
 def _faults(suspect: _Suspect, is_utf8: bool) -> list[str]:
-    """Return what is wrong with a record; an empty list if it is only unusual."""
+    """Return what is wrong with a record; an empty list if the record is unusual, but can be read."""
     faults = []
     if _text(suspect.queue, suspect.queue_type, is_utf8) is None:
         faults.append(f"queue is not text (x'{suspect.queue[:_SHOWN].hex()}')")

@@ -50,7 +50,7 @@ class Outlook(NamedTuple):
         return self.paused_until <= now and (self.has_ready or self.has_due(now))
 
     def has_past_pause(self, now: int) -> bool:
-        """Whether there still is a row of a pause that has ended."""
+        """Whether the row of a pause that has ended still exists."""
         return 0 < self.paused_until <= now
 
     def has_due(self, now: int) -> bool:
@@ -58,7 +58,7 @@ class Outlook(NamedTuple):
         return any(at <= now for at in self._times())
 
     def next_change_at(self, now: int) -> int | None:
-        """Return when time alone may make a job reservable; None: never."""
+        """Return when the mere passing of time may make a job reservable; None: never."""
         if self.paused_until > now:
             return self.paused_until
         return min(self._times(), default=None)

@@ -61,7 +61,10 @@ class Waiter:
             self._watch = None
 
     def _poll(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> bool:
-        """Poll until something changes or time is up. True: the quiet period has begun, go on by hints."""
+        """Poll until something changes or time is up.
+
+        True: the quiet period has begun, and the wait goes on by hints.
+        """
         notifications, version = seen
         notifier = self._pool.notifier
         listener = threading.Lock()
@@ -92,7 +95,10 @@ class Waiter:
             self.speed_up()
 
     def _file_watch(self) -> FileWatch | None:
-        """Return the watch on the connection's log, a new one after a fork or a reopening; None without hints."""
+        """Return the watch on the connection's log; None without hints.
+
+        After a fork or a reopening, the watch is a new one.
+        """
         key = (forks.generation, self._connection.opened)
         if self._file_watch_key != key:
             self.close()

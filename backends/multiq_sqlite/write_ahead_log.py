@@ -19,9 +19,11 @@ _CHECKPOINT_PAUSE = 0.05  # seconds without another checkpoint after a failed on
 
 
 def restart(connection: sqlite3.Connection) -> float:
-    """Restart the log. Returns the seconds until the next check, more of them after a checkpoint that has failed.
+    """Restart the log.
 
-    So a reader that stays for hours costs the writers next to nothing.
+    Returns the seconds until the next check: more after a checkpoint that has failed.
+
+    So a reader that stays for hours, and makes checkpoints fail, costs the writers next to nothing.
     """
     with contextlib.suppress(sqlite3.Error):  # the commit stands; a later commit tries again
         return _restart(connection)
@@ -35,8 +37,8 @@ def _restart(sqlite: sqlite3.Connection) -> float:
     readers, so it is only used when all frames are moved: a reader that needs one of them may stay for hours.
 
     A file takes one checkpoint at a time, and SQLite does not wait until another connection's checkpoint ends. This
-    loop does, without a lock: with many writers a checkpoint runs at nearly any time, and writers that wait here write
-    nothing.
+    loop waits for that end, without a lock: with many writers a checkpoint runs at nearly any time, and writers that
+    wait here write nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
     (page,) = sqlite.execute("PRAGMA page_size").fetchone()

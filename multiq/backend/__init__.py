@@ -1,4 +1,4 @@
-"""The seam between multiq and a driver. This package is all that is needed to write one.
+"""The interface between multiq and a driver. This package is all that is needed to write one.
 
 A driver deals in bytes, seconds and ids. It owns every atomic state change, its keys or tables, its waiting, its
 connections and its clock, and knows nothing of tasks, JSON, retries or events. Names, ranges and types were
@@ -15,7 +15,7 @@ The states of a job, and the verbs that move it::
                                 '-- kick, kick_job -- BURIED <---'
 
 What each verb promises is in ``docs/contract.md``, paragraph by paragraph; ``multiq.conformance`` proves a driver
-against it; ``multiq.backend.memory`` is the contract as a program; ``docs/writing-a-driver.md`` is the way through.
+against it; ``multiq.backend.memory`` is the contract as a program; ``docs/writing-a-driver.md`` is the guide.
 
 Errors: a driver raises only ``multiq.errors`` (from the client library's exception): a ``BackendUnavailable`` if
 another attempt may succeed, an ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must be

@@ -1,4 +1,4 @@
-"""What a driver implements: a ``Backend``, the optional parts that its store is able to, and a ``Consumer``.
+"""What a driver implements: a ``Backend``, the optional parts that its store makes possible, and a ``Consumer``.
 
 A driver inherits from ``Backend`` if its store can do the minimum only, or from those of ``OPTIONAL_PARTS`` that it
 implements: ``class AcmeBackend(Inspection, Pausing)``. Each part belongs to one power of ``Capabilities``:
@@ -54,7 +54,7 @@ class Backend(ABC):
     def from_url(cls, url: BackendUrl) -> Self:
         """Construct from a parsed URL whose options were checked against ``options``. Does no I/O.
 
-        Without ``url.create`` a driver whose first call makes a file or tables raises ``BackendError`` if they are
+        Without ``url.create``, a driver whose first call makes a file or tables raises ``BackendError`` if these are
         missing.
         """
 
@@ -89,7 +89,7 @@ class Backend(ABC):
             )
 
     def shortened(self, delay: float) -> float:
-        """A delay that the core has chosen, as a retry's backoff: no longer than ``longest_delay``."""
+        """A delay that the core has chosen, as a retry's backoff, cut to ``longest_delay``."""
         longest = self.declared.longest_delay
         return delay if longest is None or delay <= longest else longest
 
@@ -106,8 +106,8 @@ class Backend(ABC):
         exist exactly if the caller commits; the driver neither commits nor rolls back.
 
         Raises ``EnqueueUncertain``, from the error of the connection, for jobs that were sent and not answered. After
-        any other error no job of the call is stored, except those that ``EnqueuePartial`` names: ``PayloadTooLarge``
-        before anything is sent, ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
+        any other error no job of the call is stored, except those that ``EnqueuePartial`` names. Such errors are
+        ``PayloadTooLarge``, before anything is sent, ``Unsupported`` (``transactional_enqueue``), and ``BackendError``.
         """
 
     # --- consuming ---
@@ -140,7 +140,7 @@ class Backend(ABC):
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         """Make a job that is not reserved due in ``delay`` seconds, as if it were enqueued now.
 
-        Its attempts, crashes, kicks, age and place start over. Sleeping consumers notice an earlier time.
+        Its attempts, crashes, kicks, age and place start over. Sleeping consumers notice if the new time is earlier.
         Returns the id to use from now on. Raises ``JobNotFound``, ``JobReserved``.
         """
         raise self.unsupported("management")
@@ -343,8 +343,9 @@ class Consumer(ABC):
         job that was released, became due, or whose lease ended keeps its place by age. Never early by the
         server's clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
 
-        *queues* are this consumer's in another order, for this call (``in_order`` checks them; ``OptionInvalid``).
-        A worker may give another order with every call, so it must not cost a request. None: the consumer's own.
+        *queues* are this consumer's queues in another order, for this call only (``in_order`` checks them, and raises
+        ``OptionInvalid``). A worker may give another order with every call, so a new order must not cost a request to
+        the server. None: the consumer's own order.
         """
 
     @abstractmethod
@@ -357,7 +358,9 @@ class Consumer(ABC):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle these, then reserve: one round trip where the store can do both. *queues* is as in ``reserve``.
+        """Settle these verdicts, then reserve: one round trip where the store can do both.
+
+        *queues* is as in ``reserve``.
 
         Raises only if nothing was settled. If the backend fails after the verdicts, no lease is returned, and the next
         call raises the error.
@@ -378,7 +381,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Drop the connection. What is still reserved is left to its lease's end."""
+        """Drop the connection. A job that is still reserved stays reserved until its lease ends."""
 
     def __enter__(self) -> Self:
         return self

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that ``doctor`` looked at, and whether it is as jobs need it.
+    """One thing that ``doctor`` has checked, and whether it is as jobs need it.
 
     ``ok``; ``warn``: works, with a weakness that the operator should know of; ``bad``: jobs will be lost or stuck;
     ``unknown``: could not be found out, so nothing is promised.
@@ -40,7 +40,7 @@ class Schema(ABC):
 
     @abstractmethod
     def check(self) -> SchemaState:
-        """Look, and change nothing. Raises ``BackendError``."""
+        """Read the state of the tables, and change nothing. Raises ``BackendError``."""
 
     @abstractmethod
     def up(self) -> list[str]:
@@ -51,4 +51,4 @@ class Schema(ABC):
 
     @abstractmethod
     def sql(self, since: int = 0) -> str:
-        """What ``up`` would run for tables of version *since*, as a script. Needs no server."""
+        """The migrations that ``up`` would run for tables of version *since*, as a script. Needs no server."""

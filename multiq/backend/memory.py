@@ -96,7 +96,10 @@ class JobQueue:
     # --- moves ---
 
     def add_all(self, batch: Sequence[NewJob], now: int) -> list[str]:
-        """Add the whole batch; ``mend`` removes the added part if an exception from outside interrupts this."""
+        """Add the whole batch.
+
+        If an exception from outside interrupts this, ``mend`` removes the part that was added.
+        """
         self.is_whole = False
         ids: list[str] = []
         for new in batch:
@@ -126,7 +129,7 @@ class JobQueue:
         return new.id
 
     def promote(self, now: int) -> None:
-        """What is due, or was abandoned by its lease's holder, becomes ready."""
+        """Make those jobs ready that are due, or whose lease has ended."""
         if not self._timed or self._timed[0][0] > now:
             return
         self.is_whole = False
@@ -227,7 +230,10 @@ class JobQueue:
 
 
 def _without_stale(heap: list[tuple[int, int, int, Job]]) -> list[tuple[int, int, int, Job]]:
-    """The heap without entries of jobs that have changed since: such entries keep jobs that are gone in memory."""
+    """The heap without entries of jobs that have changed since.
+
+    Such an entry would keep in memory a job that is gone.
+    """
     live = [entry for entry in heap if entry[2] == entry[3].stamp]
     heapq.heapify(live)
     return live
@@ -524,7 +530,10 @@ class MemoryConsumer(Consumer):
                 queue.make_ready(job, crashed=True)
 
     def _nap(self, now: int) -> float:
-        """Seconds until the next change by the passing of time; any other change is notified."""
+        """Seconds until the next change by the passing of time.
+
+        Consumers that wait are notified of any other change.
+        """
         if self._store.clock is not time.monotonic_ns:
             return _PINNED_SLEEP
         changes = (self._store.queue(name, now).next_change_at(now) for name in self.queues)

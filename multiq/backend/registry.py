@@ -23,7 +23,7 @@ def open_backend(url: str, *, create: bool = True) -> Backend:
     """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``.
 
     Without *create* its calls raise ``BackendError`` for a missing file or missing tables, instead of creating them.
-    That is for commands that only look: with a wrong path, "no jobs" would be the wrong answer.
+    That is for commands that only read: with a wrong path, "no jobs" would be the wrong answer.
     """
     scheme = split(url).scheme
     name = scheme.partition("+")[0]
@@ -82,7 +82,7 @@ def installed(group: str = GROUP) -> list[str]:
 
 
 def backends_with(power: str) -> list[str]:
-    """The installed backends that claim *power*; one that cannot be used is passed over."""
+    """The installed backends that claim *power*; a driver that cannot be loaded is passed over."""
     found = []
     for name in installed():
         try:

@@ -1,4 +1,7 @@
-"""What crosses the seam: jobs, leases, verdicts, records and counts. Bytes, seconds and ids; nothing else."""
+"""What multiq and a driver pass to each other: jobs, leases, verdicts, records and counts.
+
+They have bytes, seconds and ids, and nothing of tasks or JSON.
+"""
 
 from __future__ import annotations
 
@@ -108,8 +111,9 @@ class Touch(msgspec.Struct, frozen=True):
 
 
 class GiveBack(msgspec.Struct, frozen=True):
-    """Ready again, or delayed by ``delay`` seconds, as if it had never been reserved: no attempt is counted where the
-    backend can tell.
+    """Ready again, or delayed by ``delay`` seconds, as if it had never been reserved.
+
+    With ``give_back``, no attempt is counted.
     """
 
     lease: Lease
@@ -131,7 +135,7 @@ Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack | Abandon
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``peek`` and ``jobs`` return for a job. None stands for what this backend cannot know."""
+    """What ``peek`` and ``jobs`` return for a job. A field is None if this backend cannot know it."""
 
     queue: str
     id: str
@@ -162,7 +166,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a queue's jobs by state. None stands for what this backend cannot know."""
+    """Counts of a queue's jobs by state. A count is None if this backend cannot know it."""
 
     queue: str
     ready: int | None

@@ -42,7 +42,7 @@ class ExternalConnection:
         return type(self.driver).__module__.partition(".")[0]
 
     def begin(self) -> None:
-        """Let the library begin its transaction, if it has not. Raises if that cannot be committed."""
+        """Let the library begin its transaction, if it has not. Raises if that transaction cannot be committed."""
         if self.execute is not None:
             self.execute("SELECT 1")
 
@@ -89,8 +89,8 @@ def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> Externa
 def explained(translate: Callable[[BaseException], MultiqError | None]) -> Iterator[None]:
     """Raise multiq's errors in place of those that a use of the application's connection raises in this block.
 
-    *translate* gets the database driver's error. It returns None for an error that does not come from the database, but
-    says that the connection cannot be used: then ``OptionInvalid`` is raised.
+    *translate* gets the database driver's error. *translate* returns None for an error that does not come from the
+    database, but says that the connection cannot be used: then ``OptionInvalid`` is raised.
     """
     try:
         yield
@@ -140,7 +140,7 @@ def _has(thing: Any, *names: str) -> bool:
 
 
 def _is_of(thing: Any, *paths: str) -> bool:
-    """Whether the class of *thing*, or a base of it, is in a package or module of *paths*, or is named there itself."""
+    """Whether *paths* name the class of *thing*, one of its bases, or a package or module that has one of these."""
     names = [f"{base.__module__}.{base.__qualname__}." for base in type(thing).__mro__]
     return any(name.startswith(f"{path}.") for name in names for path in paths)
 

@@ -86,8 +86,9 @@ class Forks:
         in_parent: Callable[[], object] | None = None,
         in_child: Callable[[], object] | None = None,
     ) -> None:
-        """Call these at each fork, for as long as the process lives. What is registered later runs earlier before it,
-        and later after it.
+        """Call these at each fork, for as long as the process lives.
+
+        Before a fork the hooks run in the reverse order of their registration, after it in that order.
         """
         if hasattr(os, "register_at_fork"):  # Windows has no fork
             hooks = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
@@ -108,11 +109,12 @@ forks = Forks()
 class PerProcess(Generic[_T]):
     """One object for each key in this process, for as long as it is in use.
 
-    A forked child gets an object of its own: a lock that another thread held at the fork stays locked in the child.
+    A forked child gets an object of its own: a lock of the parent's object stays locked in the child if another thread
+    held it at the fork.
     """
 
     def __init__(self, make: Callable[[], _T]) -> None:
-        """*make* makes an object. An object may go unused, as when two threads ask for one key at the same time."""
+        """*make* makes an object. An object may go unused: two threads may ask for one key at the same time."""
         self._make = make
         self._objects: weakref.WeakValueDictionary[tuple[int, Hashable], _T] = weakref.WeakValueDictionary()
 

@@ -16,9 +16,9 @@ Address: TypeAlias = "tuple[str, int] | str"
 def connect(address: Address, deadline: float) -> socket.socket:
     """Return a socket connected to the first of the host's addresses that accepts. A forked child closes its copy.
 
-    *deadline* is in ``time.monotonic``'s seconds. The socket's timeout is the time that was left until *deadline*: the
-    caller sets its own. Raises ``OSError``, ``TimeoutError`` at the deadline, and ``NameTimeoutError`` if the host's
-    addresses were not found until then.
+    *deadline* is in ``time.monotonic``'s seconds. The socket keeps as its timeout the time that was left until
+    *deadline*: the caller sets another one. Raises ``OSError``, ``TimeoutError`` at the deadline, and
+    ``NameTimeoutError`` if the host's addresses were not found by then.
     """
     if isinstance(address, str):
         return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)

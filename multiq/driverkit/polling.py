@@ -65,7 +65,7 @@ class Listener(Protocol):
 
 
 class Notifier:
-    """Counts notifications, so that one between a look at the queues and the wait is not missed."""
+    """Counts notifications, so that none is missed between a poll of the queues and the wait."""
 
     def __init__(self) -> None:
         self.notifications = 0
@@ -75,7 +75,8 @@ class Notifier:
     def notify(self) -> None:
         """Release all listeners.
 
-        Holds the lock, so that no listener leaves meanwhile: one that left may be closed, and its file number reused.
+        Holds the lock, so that no listener leaves meanwhile: a listener that has left may be closed, and its file
+        number reused.
         """
         with self._guard:
             self.notifications += 1
@@ -132,7 +133,7 @@ class SharedPoller:
     ) -> None:
         """Sleep until there are more *notifications*, or work in *queues*, or the monotonic clock reaches *until*.
 
-        *poll* looks at the queues that it is given, those of all waiting consumers. It is called in this thread if no
+        *poll* reads the queues that are passed to it, those of all waiting consumers. It is called in this thread if no
         other thread polls already, and its errors are raised here; another consumer then takes over.
         """
         waiter = _Waiter(queues)

@@ -1,4 +1,4 @@
-"""Job records as of now, for stores that keep a due time in a column: they may change a due job's state only later.
+"""Job records as of now, for stores that keep a due time in a column: such a store may change a due job's state later.
 
 A delayed job that is due, and a reserved one whose lease has ended, are ready, whether or not a statement has made them
 so yet. Records and counts show them as ready at once; a lease that ended counts as a crash.
@@ -12,7 +12,7 @@ _ENDS_BY_TIME = frozenset({State.DELAYED, State.RESERVED})
 
 
 def effective_state(stored: State, *, is_due: bool) -> State:
-    """The state of a job now. *is_due*: the time that is stored with it (a delay's or a lease's end) has come."""
+    """The state of a job now. *is_due*: the time that is stored with the job (a delay's or a lease's end) has come."""
     return State.READY if is_due and stored in _ENDS_BY_TIME else stored
 
 

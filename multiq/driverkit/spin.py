@@ -32,7 +32,7 @@ class SpinReader:
 
         Between two reads the loop yields the core, so that other threads, above all the server, can run on it. After
         each miss in a row, twice as many calls return without spinning: the server may be far away, busy, or at a large
-        call. Raises what ``recv`` raises but ``BlockingIOError``. An empty result may also be the end of the
+        call. Raises what ``recv`` raises, except ``BlockingIOError``. An empty result may also be the end of the
         connection, which the blocking read reports.
         """
         if self._skip_calls:

@@ -2,8 +2,8 @@
 
 The timeouts of such libraries, like PyMySQL, are those of one ``recv``: a server that sends a byte now and then holds a
 call for as long as it likes. They read through ``socket.makefile``, which calls ``recv_into``, and write with
-``sendall``. Here both methods look at the deadline. They set the socket's own timeout only if that is off by more than
-a tenth of a second, because setting it is a system call.
+``sendall``. Here both methods look at the deadline. Setting the socket's own timeout is a system call, so they do that
+only if it is off by more than a tenth of a second.
 """
 
 from __future__ import annotations
