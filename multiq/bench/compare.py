@@ -89,7 +89,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def harm(self) -> float:
-        """The ratio, turned so that more is worse."""
+        """The ratio, inverted for figures of which more is better: above 1 is worse for every figure."""
         ratio = self.ratio or 1.0
         return 1 / ratio if self.metric.better == "higher" else ratio
 

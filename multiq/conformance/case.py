@@ -295,7 +295,7 @@ class Topic:
 
     @property
     def short_delay(self) -> float:
-        """Seconds: a delay that a test can wait for, and that the backend can tell from no delay."""
+        """Seconds: a delay that a test can wait for, and that the backend can distinguish from no delay."""
         return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
 
     @property
