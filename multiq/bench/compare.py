@@ -1,8 +1,8 @@
 """Two runs side by side: which figures are worse, which are not, and which are too noisy to say.
 
 Each figure is compared with Welch's test on the logarithms of its repeats, because "slower" means a ratio. With ten
-repeats or more it is Yuen's test: Welch's without the lowest and the highest fifth of the repeats. So a few repeats
-that other programs of the machine have disturbed do not decide the verdict.
+repeats or more it is Yuen's test: Welch's without the lowest and the highest fifth of the repeats. So the verdict does
+not depend on a few repeats that other programs of the machine have disturbed.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class _Verifier:
     def _may_rerun(self, runs: Sequence[Run]) -> int:
         """How many runs beyond the first are explained: one for each that failed, or whose process was killed.
 
-        A killed process may have finished jobs without having settled them: those run again, too.
+        A killed process may have finished jobs without having settled them: such jobs run again, too.
         """
         killed: Collection[int] = self._evidence.killed
         return self._evidence.fails.get(runs[0].number, 0) + sum(run.pid in killed for run in runs)

@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def not_tried(self) -> list[Row]:
         """The tests for which the harness has no hook.
 
-        These tests say nothing of the backend, and do not make a run fail.
+        These tests show nothing about the backend, and do not make a run fail.
         """
         return self._with("not tried")
 

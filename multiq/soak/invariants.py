@@ -444,7 +444,7 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """How many times, beyond once, the job may be done: as a copy, or because it was done before its enqueue ended.
+    """How many more times than once the job may be done: as a copy, or because it was done before its enqueue ended.
 
     The store forgets a job that is done. An enqueue that was sent and not answered is sent again with the same id, and
     stores the job once more if it was done in between: at most once for each run done before the enqueue ended.

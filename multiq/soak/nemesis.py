@@ -210,7 +210,7 @@ class Nemesis:
         self._cut_some(CutReply(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_requests(self) -> None:
-        """Requests do not reach the server, and its clients cannot know that."""
+        """Requests do not reach the server, and the clients cannot know that."""
         self._cut_some(CutRequest(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_acks(self) -> None:

@@ -54,7 +54,7 @@ TOGETHER = 8  # walks that wait for real time side by side
 
 
 class FellBehindError(Exception):
-    """This machine could not keep up with real time, which says nothing of the backend."""
+    """This machine could not keep up with real time, which shows nothing about the backend."""
 
 
 class Walk:

@@ -279,7 +279,10 @@ class WakingTests(Topic):
     def _late(
         self, consumer: TrackedConsumer, waiting: Background[Any], there_at: float, most: Callable[[], float]
     ) -> float:
-        """Seconds from *there_at* until the consumer had its job. Waits only a little longer than *most* seconds."""
+        """Seconds from *there_at* until the consumer had its job.
+
+        Waits only a little longer than ``most()`` seconds.
+        """
         while waiting.is_alive() and time.monotonic() < there_at + most():
             waiting.join(0.01)
         if waiting.is_alive():

@@ -1,9 +1,9 @@
 """Processes that a job forks do not belong to the worker: in them, signals act as before the worker started.
 
-A forked process inherits handlers, blocked signals and the wake-up socket. With the handlers and the socket of a
-worker, ``Process.terminate()`` would stop the worker instead of the process. So after a fork by anything but the worker
-itself, each signal has the handler that it had before, no signal that the worker takes is blocked, and the wake-up
-socket is not written to.
+A forked process inherits handlers, blocked signals and the wake-up socket. With those that it inherits from a worker,
+``Process.terminate()`` would stop the worker instead of the process. So after a fork by anything but the worker itself,
+each signal has the handler that it had before, no signal that the worker takes is blocked, and the wake-up socket is
+not written to.
 
 A job's code may return in a process that it has forked: then that process ends (``ExitInForks``).
 """

@@ -91,7 +91,10 @@ class Recovery:
                 self._settle_table(table, table.entries() if self._can_settle else [])
 
     def _settle_table(self, table: InflightTable, entries: list[Entry]) -> None:
-        """Settle what one dead child held. While the backend is down, and leases may be alive, its table stays."""
+        """Settle what one dead child held.
+
+        While the backend is down, and leases may be alive, the child's table stays.
+        """
         if not entries:
             table.free()
             return
