@@ -63,13 +63,13 @@ class App:
     ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. Nothing is opened before
     the first use. Threads may share an app, and so may a parent and its forked children.
 
-    *backend* is a backend that you have made, instead of a connection: ``RedisBackend(client=...)``. ``url`` is then
-    only its name, ``redis://``. ``close`` closes the backend, which opens again at the next call.
+    *backend* is a backend that you have made, instead of a connection: ``RedisBackend(client=...)``. The attribute
+    ``url`` is then only the backend's name, ``redis://``. ``close`` closes this backend; the next call opens it again.
 
     Without *create* a store that is not there is not created: calls raise ``BackendError`` for a missing SQLite file,
     or for tables that are missing in a database. ``create=False`` is for programs that only read.
 
-    Raises ``SettingsInvalid``; ``OptionInvalid`` for a *backend* that is not a ``Backend``, or beside a connection.
+    Raises ``SettingsInvalid``; ``OptionInvalid`` if *backend* is not a ``Backend``, or if a connection is given, too.
     """
 
     def __init__(
@@ -180,11 +180,11 @@ class App:
         return function
 
     def before_fetch(self, hook: Callable[[str], R]) -> Callable[[str], R]:
-        """Register a function that each worker calls with its name before it asks for jobs. If it returns False, the
-        worker does not ask now.
+        """Register a function that each worker calls, with the worker's name, before it reserves jobs. If the function
+        returns False, the worker reserves nothing now.
 
-        It calls the hook again within a second; running jobs go on. If the hook raises, the error is logged, and the
-        worker asks for jobs.
+        The worker calls the function again within a second; running jobs go on. If the function raises, the error is
+        logged, and the worker reserves jobs.
         """
         self.fetch_hooks.append(hook)
         return hook
@@ -230,7 +230,7 @@ class App:
 
 
 def _name_of(backend: object, connection: str | None) -> str:
-    """What stands for the URL of an app that is given its backend. Raises ``OptionInvalid``."""
+    """The ``url`` of an app that was made with *backend*: ``redis://``. Raises ``OptionInvalid``."""
     from .backend import Backend
 
     if not isinstance(backend, Backend):  # shown by its type alone: a URL would have a password
@@ -345,7 +345,9 @@ def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
 
 
 class _Opening:
-    """The lock around constructing a backend, made again in a forked child: another thread may have held it."""
+    """The lock around constructing a backend, made again in a forked child: at the fork, another thread may have held
+    it.
+    """
 
     def __init__(self) -> None:
         self.start_over_in_child()

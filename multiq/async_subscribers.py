@@ -1,7 +1,7 @@
 """Subscribers that are coroutines: they run beside the jobs, on one event loop of the process.
 
-With ``--concurrency`` that is the worker's own loop; elsewhere it is one in a thread of its own, started at the first
-event. A worker never uses the loop of another worker in the process, which may end earlier.
+With ``--concurrency`` this is the worker's own loop; elsewhere it is a loop in a separate thread, which the first event
+starts. A worker never uses the loop of another worker in the process, which may end earlier.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class AsyncSubscribers:
         self._loop().start(subscriber, event)
 
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
-        """Wait up to *patience* seconds for all that was started. On *loop*, which ends now, cancel the rest."""
+        """Wait up to *patience* seconds for all that was started.
+
+        Then cancel the subscribers that still run on *loop*, because that loop ends now.
+        """
         if self._generation != forks.generation:
             self._reset()
         worker_loop = None if loop is None else self._worker_loops.pop(loop, None)
@@ -87,7 +90,7 @@ class AsyncSubscribers:
         return here if here in loops else None
 
     def _reset(self) -> None:
-        """Start afresh, in a forked child too: its parent's threads do not exist here."""
+        """Start without loops, in a forked child, too: the parent's threads do not exist in the child."""
         _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
         self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()

@@ -73,7 +73,7 @@ def put_one(
     connection: Any,
     own_id: str | None = None,
 ) -> JobHandle:
-    """``put`` for one job, faster. *own_id* is an id of the caller's own, checked already."""
+    """As ``put``, for one job, and faster. *own_id* is an id of the caller's own, checked already."""
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
     job_id = new_id() if own_id is None else _allowed(backend, own_id)

@@ -30,7 +30,7 @@ _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """A task's job as it is stored. A field that is None was not set for this job: the task's own value holds."""
+    """A task's job as it is stored. A field that is None was not set for this job: the value of the task holds."""
 
     multiq: int
     """The version of this format. It is also the mark that tells an envelope from any other JSON."""

@@ -189,10 +189,11 @@ class EnqueuePartial(BackendError):
 class EnqueueUncertain(BackendError):
     """The jobs were sent and the reply was lost: it is unknown whether ``jobs`` are there.
 
-    ``accepted`` maps the position in the batch to the id of those that certainly are. ``unsent`` are those that
-    certainly are not, as they were not sent, or were refused. Each job of the batch is in one of the three.
+    ``accepted`` maps the position in the batch to the id, for the jobs that certainly are stored. ``unsent`` are the
+    jobs that certainly are not stored: they were not sent, or were refused. Each job of the batch is in one of the
+    three.
 
-    Raised from the error that says what happened: a ``BackendTimeout``, if no reply came in time.
+    Its ``__cause__`` is the error that says what happened: a ``BackendTimeout``, if no reply came in time.
     """
 
     def __init__(
@@ -239,11 +240,12 @@ class EnqueueUncertain(BackendError):
     def repeat(self) -> Any:
         """Send the jobs again that are not certainly there, and return what the call would have returned.
 
-        They have the same ids and become due when they were to be due, so those that the queue has are not added a
-        second time. A job that was stored, run and acked meanwhile is added again, as a new one.
-        ``repeat`` may be called again and again.
+        The jobs keep their ids and their due times, so those that the queue has already are not added a second time. A
+        job that was stored, run and acked meanwhile is added again, as a new one. ``repeat`` may be called again and
+        again.
 
-        Raises as an enqueue does, so perhaps ``EnqueueUncertain``; ``Unsupported`` where the backend chooses the ids.
+        Raises what an enqueue raises, and perhaps ``EnqueueUncertain`` again; ``Unsupported`` where the backend chooses
+        the ids.
         """
         if self._again is None:
             raise BackendError(

@@ -1,8 +1,8 @@
 """What happens to jobs and workers, as typed events. Logging and metrics are subscribers like any other.
 
-A subscriber is called in the thread in which the event happened and should be quick. One that is a coroutine function
-runs on an event loop instead, beside the jobs (``async_subscribers``). Its error is logged and never changes the
-outcome of a job.
+A subscriber is called in the thread in which the event happened and should be quick. A subscriber that is a coroutine
+function runs on an event loop instead, beside the jobs (``async_subscribers``). A subscriber's error is logged and
+never changes the outcome of a job.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class JobOverdue(JobEvent, frozen=True, kw_only=True):
 
 
 class JobCrashed(Event, frozen=True, kw_only=True):
-    """The process that ran a job died. The job is ready again, and ``max_crashes`` limits how often."""
+    """The process that ran a job died. The job is ready again; ``max_crashes`` limits how often that may happen."""
 
     queue: str
     job_id: str
@@ -201,7 +201,10 @@ class Events:
 
 
 class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
-    """By concrete type, its own and its parents' subscribers. Filled on demand, for speed: each job looks up two."""
+    """Concrete event type -> the subscribers to it and to its parent types.
+
+    Filled on demand, for speed: each job looks up two.
+    """
 
     def __init__(self, subscribers: Mapping[type[Event], list[Subscriber]]) -> None:
         self._subscribers = subscribers

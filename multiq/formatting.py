@@ -71,7 +71,7 @@ def shorten(text: str, room: int) -> str:
 
 
 def abridge(text: str, room: int) -> str:
-    """*text*, or its beginning and its end, which is worth more in a traceback, in about *room* characters."""
+    """*text*, cut to about *room* characters: its beginning and its end, because the end of a traceback says most."""
     if len(text) <= room:
         return text
     head, tail = room // 4, room - room // 4

@@ -28,8 +28,8 @@ def new_ids(count: int) -> list[str]:
     """*count* fresh ids in ascending order: milliseconds since 1970, a 12-bit counter, 62 random bits.
 
     The counter (RFC 9562, section 6.2, method 1) makes the ids of jobs that are enqueued together neighbours in an
-    index, so that reserving and deleting these jobs touches few of its pages. Beyond 4,096 ids it borrows from the next
-    millisecond. One read of the system's randomness serves them all.
+    index, so that reserving and deleting these jobs touches few pages of the index. Beyond 4,096 ids the counter
+    borrows from the next millisecond. One read of the system's randomness serves all ids of a call.
     """
     first = time.time_ns() // 1_000_000
     noise = bytearray(os.urandom(8 * count))

@@ -52,7 +52,7 @@ class JobHandle:
         self.id = self._backend.reschedule(self.queue, self.id, seconds)
 
     def state(self) -> State:
-        """Where the job stands now; ``State.GONE`` once it was acked or deleted."""
+        """The job's state now; ``State.GONE`` once it was acked or deleted."""
         try:
             return self._backend.peek(self.queue, self.id).state
         except JobNotFound:
@@ -170,7 +170,10 @@ class Job:
     def release(
         self, delay: float | dt.timedelta = 0, *, priority: int | None = None, reason: str | None = None
     ) -> None:
-        """Make the job ready again, now or in *delay* seconds. Raises ``LeaseLost``, and as ``Queue.enqueue`` does."""
+        """Make the job ready again, now or in *delay* seconds.
+
+        Raises ``LeaseLost``, and for its arguments the errors that ``Queue.enqueue`` raises.
+        """
         seconds = check_delay(delay)
         first = None if priority is None else check_priority(priority)
         self._consumer.backend.check_terms(priority=first, delay=seconds)

@@ -40,8 +40,8 @@ def setup_logging(level: str = "info", format: str = "text", *, over_app: bool =
     """Log to standard error, as text or as lines of JSON, unless the program has set up logging itself.
 
     If the root logger has handlers, they and its level stay, and multiq's records go to them. A level that the program
-    has set stays, too; only a *level* from a command line (*over_app*) replaces that of multiq's own logger. Returns
-    whether this call has set up the handler and its format.
+    has set stays, too. Only a *level* from a command line (*over_app*) replaces the level of multiq's own logger.
+    Returns whether this call has set up the handler and its format.
     """
     add_job_fields()
     for name, logger in logging.root.manager.loggerDict.items():
@@ -73,8 +73,8 @@ def add_job_fields() -> None:
 def log_events(app: App, *, each_job: bool = False) -> None:
     """Have an app's events logged, each kind only if the log's level lets it through. Once per app.
 
-    A job that is done is logged at the level debug, and at info with *each_job*: a line for each costs as much as a
-    short job.
+    A job that is done is logged at the level debug, and at info with *each_job*: a log line costs as much as a short
+    job.
     """
     if app.events.logged:
         return
@@ -140,7 +140,7 @@ class TextFormatter(logging.Formatter):
         # an error's text may contain anything, terminal codes too
         line = f"{clock}.{int(record.msecs):03} {level} {safe(_cut(message))}"
         if record.exc_info:
-            # indented, or a line end in an error's text would begin what looks like another record
+            # indented: otherwise a line end in an error's text would begin a line that looks like another record
             trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
             line += "\n" + textwrap.indent(safe(trace, keep="\n"), _INDENT, lambda _: True)
         return line
@@ -192,7 +192,8 @@ class _RecordFactory:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self._make(*args, **kwargs)
         job = running.get(None)
-        # names with a prefix: logging refuses an `extra` of the program's that has a name which is there already
+        # names with a prefix: logging raises an error if the program's own `extra` has a name that is in the record
+        # already
         record.multiq_task = "" if job is None else job.task
         record.multiq_job_id = "" if job is None else job.id
         record.multiq_queue = "" if job is None else job.queue

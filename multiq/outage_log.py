@@ -29,8 +29,10 @@ class Outage:
         return time.monotonic() - self._began_at if self.failures else 0.0
 
     def should_log(self, error: str) -> bool:
-        """Note a failure. True if it is to be logged: it is the first, of a new kind, or the interval after the last
-        line is over."""
+        """Note a failure. Returns whether to log it.
+
+        A failure is logged if it is the first, or of a new kind, or the interval since the last line is over.
+        """
         now = time.monotonic()
         self.failures += 1
         if self.failures == 1:

@@ -39,7 +39,7 @@ _INTERRUPT_EVERY = 0.002  # seconds until a thread that waits for jobs is interr
 
 
 class Queue:
-    """One named queue of an app's connection. Threads may share it; each reserves on a connection of its own."""
+    """One named queue of an app's connection. Threads may share it; each thread reserves on a connection of its own."""
 
     def __init__(self, app: App, name: str) -> None:
         self.name = check_name(name)

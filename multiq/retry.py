@@ -1,6 +1,6 @@
 """Retry or give up: what happens to a job before it runs and after it failed, and how long to wait in between.
 
-A backoff is a function from the number of the attempt that failed (1 for the first) to seconds.
+A backoff is a function that takes the number of the attempt that failed (1 for the first) and returns seconds.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ _N = TypeVar("_N", int, float)
 class SoftTimeout(TimeoutError):
     """Raised in a task's own code when its ``timeout`` has passed: to tidy up, and end.
 
-    Not caught, it fails the attempt like any error. A task that still runs ``kill_after`` seconds later is ended with
-    its process.
+    If the task does not catch it, the attempt fails as with any error. A task that still runs ``kill_after`` seconds
+    later is ended with its process.
     """
 
     def __init__(self, message: str = "the task ran longer than its timeout") -> None:
@@ -137,7 +137,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     backoff: Backoff = DEFAULT
 
     def bounded(self, other: RetryPolicy) -> RetryPolicy:
-        """*other*, with no limit looser than these. Its backoff does not count."""
+        """*other*, with no limit looser than these. *other*'s backoff does not count."""
         times = [seconds for seconds in (self.retry_for, other.retry_for) if seconds is not None]
         return RetryPolicy(
             max_attempts=tighter(self.attempts(), other.attempts()),
@@ -183,7 +183,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return Release(lease, wait, reason=check_reason(reason))
 
     def attempts(self) -> int:
-        """How many there may be; 0: no limit."""
+        """How many attempts there may be; 0: no limit."""
         if self.max_attempts is not None:
             return self.max_attempts
         return 0 if self.retry_for is not None else MAX_ATTEMPTS_DEFAULT

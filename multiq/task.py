@@ -176,7 +176,9 @@ class Task(Generic[P, R]):
             ) from exc
 
     def policy_of(self, envelope: Envelope) -> RetryPolicy:
-        """The retry policy of one job: what its envelope sets, if that is stricter or the task allows it."""
+        """The retry policy of one job: a value in its envelope counts if it is stricter than the task's, or if the task
+        allows looser ones.
+        """
         if envelope.max_attempts is None and envelope.max_crashes is None and envelope.retry_for is None:
             return self.policy
         own = self.policy

@@ -10,7 +10,7 @@ import threading
 
 
 class Notice:
-    """Whether one run of a job was notified, in any of the ways there are, that its time is over."""
+    """Whether one run of a job was notified, in any way, that its time is over."""
 
     __slots__ = ("is_notified",)
 
@@ -23,7 +23,7 @@ pending: set[int] = set()
 
 
 def raise_if_pending() -> None:
-    """Raise ``SoftTimeout`` if this thread has a pending notice. Called where a call of the user ends."""
+    """Raise ``SoftTimeout`` if this thread has a pending notice. Called where a user's call of multiq ends."""
     if threading.get_ident() in pending:
         from .retry import SoftTimeout
 

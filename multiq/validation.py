@@ -1,7 +1,7 @@
 """Checks of what callers pass: names, delays, points in time, priorities, ttrs, ids, counts. Each rule is checked once.
 
-The rule for names of queues and tasks is the strictest common ground of all stores: no name needs escaping in a
-beanstalkd command, a Redis hash tag, an SQL value, a URL or a shell.
+The rule for names of queues and tasks is strict enough for all stores: no name needs escaping in a beanstalkd command,
+a Redis hash tag, an SQL value, a URL or a shell.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ def check_id(job_id: str) -> str:
 
 
 def check_new_id(job_id: str, name: str = "id") -> str:
-    """An id of the caller's own for a new job: what each store that takes ids keeps as it is, and a person can read."""
+    """An id of the caller's own for a new job: text that a person can read, and that each store that takes ids keeps
+    unchanged.
+    """
     if not isinstance(job_id, str):
         raise OptionInvalid(
             f"{name}={shown(job_id)} must be text, got {type(job_id).__name__}: pass str(...) of it, or leave it out, "
@@ -128,7 +130,7 @@ def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
 
 
 def check_cursor(after: str | None) -> str | None:
-    """Where a listing goes on: what the page before gave as its ``after``."""
+    """Where a listing goes on: the ``after`` of the page before."""
     if after is not None and not isinstance(after, str):
         raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {shown(after)}")
     return after

@@ -43,7 +43,7 @@ class Durability(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What a server has counted since it started. The difference of two readings is the cost of the time between.
+    """What a server has counted since its start. The difference of two readings is the cost of the time between.
 
     None: this server does not count it.
     """
@@ -122,7 +122,7 @@ class Adapter(ABC):
 
 
 class Bench(ABC):
-    """What a driver registers for its backend. Importing its module may import the client library."""
+    """What a driver registers for its backend. Importing the module of a ``Bench`` may import the client library."""
 
     @classmethod
     @abstractmethod

@@ -1,8 +1,8 @@
 """Two runs side by side: which figures are worse, which are not, and which are too noisy to say.
 
 Each figure is compared with Welch's test on the logarithms of its repeats, because "slower" means a ratio. With ten
-repeats or more it is Yuen's test: Welch's without the lowest and the highest fifth of the repeats. So a few repeats
-that other programs of the machine have disturbed do not decide the verdict.
+repeats or more it is Yuen's test: Welch's without the lowest and the highest fifth of the repeats. So the verdict does
+not depend on a few repeats that other programs of the machine have disturbed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def harm(self) -> float:
-        """The ratio, turned so that more is worse."""
+        """The ratio, inverted for figures of which more is better: above 1 is worse for every figure."""
         ratio = self.ratio or 1.0
         return 1 / ratio if self.metric.better == "higher" else ratio
 

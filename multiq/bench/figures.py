@@ -73,7 +73,7 @@ def share_of_baseline(result: Result, headline: Metric) -> float | None:
 
 
 def is_cost(metric: Metric) -> bool:
-    """Whether the metric is what a job costs, and not how fast it went."""
+    """Whether the metric is a cost of the jobs, and not a speed."""
     return metric.unit.endswith("/job") or metric.unit == "MB"
 
 

@@ -1,7 +1,7 @@
 """Backends with one planted bug each, which show that the verification finds it.
 
 ``planted://half-lost`` wraps jobs in memory, ``planted://half-lost@sqlite:///jobs.db`` another backend, whose jobs
-several processes share. Each bug leaves the totals right, so a check that only compares counts would miss it.
+several processes share. Each bug leaves the totals right, so a check that only compares counts would not find the bug.
 """
 
 from __future__ import annotations

@@ -151,7 +151,10 @@ class WorkerProcess:
                 raise ProcessFailed(f"the worker ended with {code}{self._last_words()}")
 
     def end(self) -> None:
-        """End it, whatever it does. First ask it to stop, and wait briefly: a clean end leaves no folder or sidecar."""
+        """End the process, whatever it does.
+
+        First ask it to stop, and wait briefly: a clean end leaves no folder or sidecar.
+        """
         for worker in self._workers:
             worker.stop()
         if self._process is not None and self._process.is_alive():
@@ -250,7 +253,7 @@ def _leave_terminal() -> None:
     """Leave the terminal's session, whose Ctrl-C would reach this process: the bench ends its processes itself.
 
     If the bench is killed, no process stays behind: the fork server ends by itself, and on Linux the kernel then sends
-    SIGTERM to the processes that it forked (``PR_SET_PDEATHSIG``).
+    SIGTERM to the processes that the fork server has forked (``PR_SET_PDEATHSIG``).
     """
     os.setsid()
     if sys.platform == "linux":

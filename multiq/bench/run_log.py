@@ -138,7 +138,7 @@ class RunLogs:
         return sum(reader.ended for reader in self.look())
 
     def cpu(self) -> float | None:
-        """CPU seconds of all workers once they have ended; None if that of one is unknown."""
+        """CPU seconds of all workers once they have ended; None if the CPU time of one of them is unknown."""
         parts = [reader.cpu for reader in self.look()]
         return None if None in parts else sum(part for part in parts if part is not None)
 

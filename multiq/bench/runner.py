@@ -243,7 +243,10 @@ class _RunInProgress:
         self.warm_ups.append(Result(target=target.name, workload=what, variant="", parameters={}, samples=[sample]))
 
     def _watch_idle(self) -> dict[str, float | None]:
-        """Requests per second of one idle worker on each target; all at the same time, which takes as long as one."""
+        """Requests per second of one idle worker on each target.
+
+        All targets are measured at the same time, so this takes no longer than one.
+        """
         seconds = _idle(self._options)
         if not seconds:
             return {}

@@ -128,7 +128,7 @@ class Scenario:
         return self._processes.take(function, self.queue, *arguments)
 
     def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
-        """Have one process enqueue, and record what it sent. The cost counts from its start signal."""
+        """Have one process enqueue, and record what it sent. The cost counts from that process's start signal."""
         process = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
@@ -211,7 +211,7 @@ class Scenario:
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def empty(self) -> None:
-        """Take out all ready jobs, recording their numbers: the workload does not run these."""
+        """Take out all ready jobs, which the workload does not run, and record their numbers."""
         self.evidence.emptied += self._numbers()
 
     def close(self) -> Evidence:

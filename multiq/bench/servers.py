@@ -118,8 +118,8 @@ def resident_bytes(pid: int) -> int | None:
 class Server(ABC):
     """A server's process: started, waited for, ended, and started again.
 
-    It runs in a session of its own, so that Ctrl-C reaches only this process, which then ends the server. It does not
-    outlive this process, even if that is killed.
+    It runs in a session of its own, so that Ctrl-C reaches only this process, which then ends the server. The server
+    does not outlive this process, even if this process is killed.
     """
 
     program: ClassVar[str]
@@ -127,7 +127,7 @@ class Server(ABC):
     """The Debian package that has the program."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``ServerMissing``. The *folder*'s name is best short: a UNIX socket's path takes 107 bytes."""
+        """Raises ``ServerMissing``. Keep the *folder*'s name short: the path of a UNIX socket has at most 107 bytes."""
         self._program = find(self.program, self.package)
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None

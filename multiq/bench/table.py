@@ -43,7 +43,7 @@ def render(report: Report) -> RenderableType:
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """The verdict of a comparison, after the figures that are worse or better, or look worse, the worst first."""
+    """The figures that are worse or better, or look worse, the worst first; then the verdict of the comparison."""
     return _Compared(comparison)
 
 

@@ -1,7 +1,7 @@
 """The targets of a run: opens what the command line names, and cleans up afterwards.
 
-A name starts a throwaway server, a URL names a user's. On a user's server a run creates queues under random names and
-removes them again; it never reads any other queue.
+A name starts a throwaway server; a URL names a server of the user's. On a user's server a run creates queues under
+random names and removes them again; it never reads any other queue.
 """
 
 from __future__ import annotations

@@ -171,7 +171,9 @@ class _Verifier:
         return Violation("early", len(found), example)
 
     def out_of_order(self) -> Violation | None:
-        """Begun before a job that was to go first: of a lower priority number, or of the same one and older."""
+        """Begun before a job that was to go first: one with a lower priority number, or an older one with the same
+        number.
+        """
         if not self._evidence.in_order:
             return None
         firsts = sorted((runs[0] for runs in self._by_number.values()), key=lambda run: run.start)
@@ -212,7 +214,7 @@ class _Verifier:
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and was never enqueued")
 
     def left_over(self) -> Violation | None:
-        """In the store although all work is done. Not checked if the work broke off, when jobs are left anyway."""
+        """In the store although all work is done. Not checked if the work broke off: then jobs are left anyway."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
         if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
             return None
@@ -282,7 +284,7 @@ class _Verifier:
     def _may_rerun(self, runs: Sequence[Run]) -> int:
         """How many runs beyond the first are explained: one for each that failed, or whose process was killed.
 
-        A killed process may have finished jobs without having settled them: those run again, too.
+        A killed process may have finished jobs without having settled them: such jobs run again, too.
         """
         killed: Collection[int] = self._evidence.killed
         return self._evidence.fails.get(runs[0].number, 0) + sum(run.pid in killed for run in runs)

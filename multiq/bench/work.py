@@ -221,8 +221,8 @@ def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batche
 def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Run]:
     """Take and ack due jobs in batches, until none is left or more than *most* were taken.
 
-    A store that hands out the same jobs again and again would give them for ever. It waits up to *timeout* seconds for
-    the first.
+    A store that hands out the same jobs again and again would give them for ever. The call waits up to *timeout*
+    seconds for the first job.
     """
     return [
         _run(lease, now + index)
@@ -240,7 +240,10 @@ def numbers_of(app: BenchApp, queue: str, most: int) -> array[int]:
 
 
 def _taken(app: BenchApp, queue: str, most: int, timeout: float) -> Iterator[tuple[list[Lease], int]]:
-    """Batches of leases, each with the time at which it came, in ns. The call for the next batch acks the last one."""
+    """Batches of leases, each with the time at which it came, in ns.
+
+    The call for the next batch acks the previous batch.
+    """
     taken = 0
     with app.backend.consumer([queue]) as consumer:
         leases = consumer.reserve(_AT_ONCE, timeout)

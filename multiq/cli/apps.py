@@ -1,4 +1,4 @@
-"""Where commands get their app from: ``shop.tasks:app``, or a bare one on the chosen connection."""
+"""Where commands get their app from: ``shop.tasks:app``, or an app without tasks on the chosen connection."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def default_app() -> str:
 
 
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
-    """The queue that holds a job: *queue* itself if it is given, else found by asking them all.
+    """The queue that holds a job: *queue* itself if it is given, else the one that a search of all queues finds.
 
     Raises ``JobNotFound``; ``OptionInvalid`` if several queues have a job of this id.
     """

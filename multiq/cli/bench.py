@@ -115,7 +115,7 @@ def bench(  # noqa: PLR0917 - click passes them all by name
 
 
 def _chosen(names: tuple[str, ...]) -> Sequence[Workload]:
-    """The workloads of these names, in their own order; all, if there are none."""
+    """The workloads with these names, in the order of a run; without names, all workloads."""
     from multiq.bench.workloads import WORKLOADS
 
     words = [word.strip() for text in names for word in text.split(",") if word.strip()]
@@ -187,7 +187,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _write(done: Report, comparison: Comparison | None, json_file: str | None, html_file: Path | None) -> None:
-    """The report in all forms that were asked for; as tables, unless standard output has the JSON."""
+    """The report in all forms that were asked for; as tables, too, unless the JSON goes to standard output."""
     from multiq.bench import report
     from multiq.bench import table as tables
 

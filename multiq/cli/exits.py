@@ -70,7 +70,7 @@ def exit_code(error: Exception) -> int:
 
 
 def report(error: Exception, arguments: Sequence[str]) -> int:
-    """Tell an error on standard error, as text or, under ``--json``, as a line of JSON. Returns its exit code."""
+    """Print an error on standard error, as text or, under ``--json``, as a line of JSON. Returns its exit code."""
     with contextlib.suppress(OSError):  # where that cannot be written, the code is all that is left
         _tell(error, arguments)
     return exit_code(error)

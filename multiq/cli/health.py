@@ -39,7 +39,9 @@ def health(path: Path, max_age: float, as_json: bool) -> int:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
-    """The file's content, and the seconds since the worker was last well; None: no worker writes it, or never was."""
+    """The file's content, and the seconds since the worker was last well; None: no worker writes the file, or the
+    worker was never well.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
         with os.fdopen(handle, "rb") as file:

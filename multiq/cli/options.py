@@ -184,7 +184,7 @@ def _complete_connection(_ctx: click.Context, _param: click.Parameter, incomplet
 
 
 def connection_option(function: F) -> F:
-    """``-c``: a connection's name or a URL, before or after the command; after it wins."""
+    """``-c``: a connection's name or a URL, before or after the command; the one after the command wins."""
     return click.option(
         "-c",
         "--connection",
@@ -197,7 +197,7 @@ def connection_option(function: F) -> F:
 
 
 def traceback_option(function: F) -> F:
-    """``--traceback``: read by ``exits.report``, from the command line itself, as parsing may be what fails."""
+    """``--traceback``: ``exits.report`` reads it from the command line itself, as the error may be one of parsing."""
     return click.option(
         "--traceback",
         is_flag=True,

@@ -33,7 +33,7 @@ def take_standard_streams() -> None:
 
 
 def need_stdin(what: str) -> None:
-    """Raise ``UsageError`` if standard input is closed: nothing can be read there, which is not the same as empty."""
+    """Raise ``UsageError`` if standard input is closed: a closed input is not the same as an empty one."""
     if sys.stdin is None:
         raise click.UsageError(f"standard input is closed: {what}")
 

@@ -197,7 +197,7 @@ def _cells(stats: QueueStats, old: QueueStats | None, *, with_change: bool) -> I
         number = getattr(stats, name)
         yield count(number)
         if with_change:
-            # a queue that was not there before held nothing
+            # a queue that the previous counts do not have held no jobs then
             yield _change(number, getattr(old, name) if old is not None else 0)
 
 
@@ -239,7 +239,7 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
 
 
 def _stream(app: App, workers: Workers | None, interval: float, *, once: bool) -> None:
-    """A line of JSON for each look."""
+    """A line of JSON for each refresh."""
     while True:
         now = look(app, workers)
         document = {"at": time.time(), "connection": _place(app), "queues": list(now.queues.values())}

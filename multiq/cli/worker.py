@@ -215,7 +215,10 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
 
 
 class _End:
-    """A signal handler that ends this process, before the worker installs its own handlers and after its end."""
+    """A signal handler that ends this process.
+
+    It serves before the worker installs its own handlers, and after the worker's end.
+    """
 
     code = 0
 

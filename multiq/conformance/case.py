@@ -249,7 +249,7 @@ class Topic:
         return stats.ready, stats.delayed, stats.reserved, stats.buried
 
     def tells(self, value: T | None, expected: T, power: str) -> bool:
-        """Whether *value* is as expected. None is accepted if the backend lacks *power*, and only then."""
+        """Whether *value* is as expected. None is accepted only if the backend lacks *power*."""
         return value == expected if self.can.claim(power) else value in {expected, None}
 
     def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
@@ -295,7 +295,7 @@ class Topic:
 
     @property
     def short_delay(self) -> float:
-        """Seconds: a delay that a test can wait for, and that the backend can tell from no delay."""
+        """Seconds: a delay that a test can wait for, and that the backend can distinguish from no delay."""
         return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
 
     @property
@@ -360,7 +360,7 @@ class Topic:
         pytest.skip(f"does not apply: {why}")
 
     def not_tried(self, why: str) -> NoReturn:
-        """End a test that needs a hook which this harness lacks: the test says nothing of the backend then."""
+        """End a test that needs a hook which this harness lacks: then the test shows nothing about the backend."""
         self._request.node.user_properties.append((NOT_TRIED, why))
         pytest.skip(f"not tried: {why}")
 

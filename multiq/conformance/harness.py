@@ -184,7 +184,7 @@ class UrlHarness(Harness):
 
     @classmethod
     def of(cls, url: str) -> type[Harness]:
-        """A class for ``suite`` whose instances are all for *url*."""
+        """A harness class for ``suite``: all its instances are for *url*."""
 
         class HarnessOfUrl(cls):  # type: ignore[valid-type, misc]
             def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The memory backend behind a real socket, so that planted bugs can be about lost replies.
 
 Nothing is encoded. A request is a call's number and the reply is the same number; the call and its answer stay in
-this process. A correct server remembers the answer of each call, so that a repeated call is carried out once.
+this process. A correct server remembers its answer to each call, so a call that is repeated is carried out once only.
 """
 
 from __future__ import annotations

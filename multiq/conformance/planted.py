@@ -539,7 +539,7 @@ class _RepeatsDoubled(_Planted):
 
 
 class _Racing(MemoryConsumer):
-    """Looks for a job, releases the lock, and then takes the job that it has seen."""
+    """Finds a job, releases the lock, and only then takes that job."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         with self._store.changed:
@@ -629,7 +629,7 @@ class _PeekCounts(_Planted):
 
 
 class _Planning(MemoryConsumer):
-    """Sleeps until the next due time that it has seen; only new jobs make it look again earlier."""
+    """Sleeps until the next due time that it has seen; only new jobs make it poll earlier."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
@@ -649,7 +649,7 @@ class _Planning(MemoryConsumer):
             time.sleep(0.005)
             if planned is not None and self._store.clock() >= planned:
                 return
-            # a rescheduled job does not change this count, so it is not noticed
+            # a rescheduled job does not change this count, so a reschedule is not noticed
             if self._count_of(State.READY) != ready:
                 return
 
@@ -672,7 +672,7 @@ class _SleepsTooLong(_Planted):
 
 
 class _NeverWoken(MemoryConsumer):
-    """Looks once, and again only when its timeout is over."""
+    """Polls once, and again only when its timeout is over."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         leases = super().reserve(limit, 0, queues)

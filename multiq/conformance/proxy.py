@@ -34,7 +34,9 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER on, with 0 seconds: a close sends a 
 
 @dataclass(frozen=True)
 class Fault:
-    """Happens, up to *times* times, when clients have sent *after* *nth* times since it was armed or last happened."""
+    """Happens when clients have sent *after* for the *nth* time, counted anew after it has happened; *times* times at
+    most.
+    """
 
     at: int = 0
     """The number of bytes that still go through: of the requests, or of the replies."""
@@ -53,7 +55,7 @@ class CutRequest(Fault):
 class CutReply(Fault):
     """The server gets the whole request and carries it out; the client gets *at* bytes of the reply.
 
-    A server may answer the first part of a request before it has carried out the last one, and may stop when it cannot
+    A server may answer the first part of a request before it has carried out the last part, and may stop when it cannot
     send an answer. So the proxy forwards all that the client has sent, then ends the server's input, and throws away
     further replies. The client sees the cut when the server has closed, or after ``CARRY_OUT`` seconds.
     """
@@ -62,8 +64,8 @@ class CutReply(Fault):
 def places(size: int, every_byte: int = 1000) -> list[int]:
     """The positions at which to cut *size* bytes.
 
-    Each one if there are at most *every_byte*; else each one in the first and last third of *every_byte*, and about
-    as many evenly spread between them.
+    Every position if *size* is at most *every_byte*. Otherwise each position in the first and in the last *every_byte*
+    / 3 bytes, and about as many positions evenly spread between them.
     """
     if size <= every_byte:
         return list(range(size))

@@ -79,7 +79,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_tried(self) -> list[Row]:
-        """The tests for which the harness has no hook. They say nothing of the backend, and do not make a run fail."""
+        """The tests for which the harness has no hook.
+
+        These tests show nothing about the backend, and do not make a run fail.
+        """
         return self._with("not tried")
 
     def topics(self) -> dict[str, list[Row]]:

@@ -245,7 +245,7 @@ class _Collector:
 
 
 class ConformanceBroken(MultiqError):
-    """The suite itself could not be run, which says nothing of the backend."""
+    """The suite itself could not be run, which shows nothing about the backend."""
 
 
 def _row(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> Row:

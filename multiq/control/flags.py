@@ -1,13 +1,14 @@
 """Control flags for all workers of a connection, on every host: it is down, or they are to restart.
 
-Control flags are stored as jobs delayed by 100 years in reserved queues: the seam for drivers stores jobs and nothing
-else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job exists.
-Each time that a flag is set, it gets a new job, with a new id.
+Control flags are stored as jobs delayed by 100 years in reserved queues: the interface for drivers stores jobs and
+nothing else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job
+exists. Each time that a flag is set, it gets a new job, with a new id.
 
-Once the seam can keep small values under keys, the flags become such values, and the reserved queues go.
+When the interface for drivers can keep small values under keys, the flags can become such values, without reserved
+queues.
 
-A backend that lacks one of the capabilities that this takes has no control flags: setting one raises ``Unsupported``,
-and readers find none.
+Control flags need several capabilities. A backend that lacks one of them has no control flags: setting one raises
+``Unsupported``, and readers find none.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _NEEDS = ("inspection", "pausing", "purging", "exact_counts")
 
 
 def missing_for_control(backend: Backend) -> Unsupported | None:
-    """Why a backend has no control flags and no presence; None: it has them."""
+    """Why a backend has no control flags and no presence; None: the backend has both."""
     declared = backend.declared
     for power in _NEEDS:
         if not declared.claim(power):

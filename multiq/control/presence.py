@@ -2,9 +2,9 @@
 
 Viewers (``multiq top``) ask the workers through the backend. Without a viewer, nothing is stored. A viewer takes one of
 a few reserved queues and puts a request there: a job delayed by 15 seconds, which it renews. While that job is delayed,
-each worker puts its answer beside it, once a second. When it becomes due, because the viewer has gone, workers answer
-no more and clear the queue. Only the server's clock decides. Workers learn that there is a viewer from the counts that
-they read anyway (``Control``).
+each worker puts its answer beside it, once a second. When that job becomes due, because the viewer has gone, workers
+answer no more and clear the queue. Only the server's clock decides when that is. Workers learn that there is a viewer
+from the counts that they read anyway (``Control``).
 """
 
 from __future__ import annotations

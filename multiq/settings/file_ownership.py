@@ -10,7 +10,7 @@ def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
     """Why another user may have written a file, or None.
 
     *link* is the ``lstat`` of its name: of the symlink, if the name is one. *file* is the status of the file itself. A
-    group may write it if it has no other member, as on systems that give each user a group of its own.
+    group may write the file if the group has no other member, as on systems that give each user a group of its own.
     """
     if not hasattr(os, "geteuid"):  # Windows has no owners in this sense
         return None

@@ -3,8 +3,9 @@
 The file is the first found in the current folder and those above it: ``multiq.toml``, else a ``pyproject.toml`` with a
 ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
 
-A file that was found, not named, must belong to the user or to root, and no other user may be able to write it. Its
-URLs may refer to the environment and to files, so another user could have their contents sent to a host of theirs.
+A file that was found, and not named by ``MULTIQ_CONFIG``, must belong to the user or to root, and no other user may be
+able to write it. Its URLs may refer to the environment and to files: a file written by another user could have secrets
+sent to a host of that user.
 
 Unknown variables that begin with MULTIQ_ are ignored: Kubernetes sets some (``MULTIQ_PORT``) for services of this name.
 """

@@ -88,7 +88,7 @@ def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) 
 
 
 def split(text: str) -> SplitResult:
-    """``urlsplit``, but line ends, a fragment and a missing scheme, which it accepts, raise ``UrlInvalid``."""
+    """As ``urlsplit``, but line ends, a fragment and a missing scheme, which that accepts, raise ``UrlInvalid``."""
     _check_characters(text)
     parts = _without_a_trace(lambda: urlsplit(text))
     if parts is None:
@@ -122,7 +122,7 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
 def redact(text: str) -> str:
     """*text* with the password of a URL, and options that sound like one, masked.
 
-    It also masks malformed URLs. If it is unclear what the password is, it masks more than necessary.
+    The function also masks malformed URLs. If it is unclear which part is the password, more than necessary is masked.
     """
     head, scheme_end, rest = text.partition("://")
     if not scheme_end:
@@ -142,7 +142,9 @@ def redact(text: str) -> str:
 
 
 def _mask_port(place: str) -> str:
-    """``host:secret``: text in the place of a port that is not a port may be a password without its host."""
+    """``host:secret``: what stands in the place of a port and is no number may be a password, in a URL that lacks the
+    host.
+    """
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
     if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):
@@ -163,8 +165,8 @@ def _is_secret(name: str) -> bool:
 def _without_a_trace(call: Callable[[], _T]) -> _T | None:
     """The result of *call*; None for its ``ValueError``.
 
-    The ``ValueError`` may quote a password. An error that is raised while it is handled would keep it as its context,
-    even with ``from None``.
+    The ``ValueError`` may quote a password. While the ``ValueError`` is handled, a new error would keep it as its
+    context, even with ``from None``.
     """
     try:
         return call()

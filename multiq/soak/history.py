@@ -141,8 +141,8 @@ class Recorder:
 def read(folder: Path) -> list[Event]:
     """All events of a folder's files, in the order of time.
 
-    An incomplete line of a process that was killed is left out: a call is recorded before it is made, so that this call
-    was never made. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
+    An incomplete line of a process that was killed is left out: a call is recorded before it is made, so a call with an
+    incomplete line was never made. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
@@ -177,7 +177,9 @@ def replay(path: Path) -> list[Event]:
 
 
 def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
-    """The events about these jobs, cut down to them, and those about no single job: faults, measurements, counts."""
+    """The events about these jobs, cut down to these jobs, and the events about no single job: faults, measurements,
+    counts.
+    """
     calls = {(event.proc, event.op) for event in events if event.op and not numbers.isdisjoint(event.jobs)}
     kept = []
     for event in events:

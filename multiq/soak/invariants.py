@@ -134,7 +134,7 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I5: a verdict counts only if it is for the newest reservation, and always counts there until the lease ends."""
+    """I5: a verdict counts only for the newest reservation; while that reservation's lease lasts, it always counts."""
     for story in stories:
         if _may_be_copied(setting, story):
             continue
@@ -407,7 +407,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 def _counted_as(stories: Stories, state: str) -> str:
     """The state under which I12 counts a job.
 
-    If jobs were left undone, delays may end between the count and the audit, so that all unfinished states are one.
+    If jobs were left undone, delays may end between the count and the audit: then all unfinished states count as one.
     """
     return "unfinished" if stories.left_undone and state != "buried" else state
 
@@ -444,7 +444,7 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """How many times, beyond once, the job may be done: as a copy, or because it was done before its enqueue ended.
+    """How many more times than once the job may be done: as a copy, or because it was done before its enqueue ended.
 
     The store forgets a job that is done. An enqueue that was sent and not answered is sent again with the same id, and
     stores the job once more if it was done in between: at most once for each run done before the enqueue ended.
@@ -468,7 +468,7 @@ def _last_effect_at(setting: Setting, story: Story) -> float:
 
 
 def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether its attempts may be counted from the beginning, because the server was restarted meanwhile."""
+    """Whether the job's attempts may be counted from the beginning, because the server was restarted meanwhile."""
     if setting.counts_exactly:
         return False
     last = max([*(run.at for run in story.runs), *(claim.at for claim in story.claims)], default=story.asked)
@@ -476,7 +476,7 @@ def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
 
 
 def _is_given_up_early(stories: Stories, story: Story) -> bool:
-    """Whether it is buried, and neither its failures nor attempts lost to a fault explain that."""
+    """Whether the job is buried although neither its failures nor attempts lost to a fault explain that."""
     if "buried" not in story.at_rest or story.verdicts or not stories.audited:
         return False
     if max((run.attempt for run in story.runs), default=0) >= story.max_attempts:
@@ -594,8 +594,9 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
 
 
 def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: Run, other: Run) -> bool:
-    """Whether *run*, which began after *other*, may have been handed out before it: a fault delayed it beyond its
-    lease."""
+    """Whether *run*, which began after *other*, may have been handed out before *other*: a fault delayed *run* beyond
+    its lease.
+    """
     since = run.at - (story.ttr or setting.patience) * SECOND
     return run.attempt < other.attempt and any(True for _ in stories.faults_between(since, run.at, {run.proc}))
 

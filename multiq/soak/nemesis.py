@@ -171,7 +171,7 @@ class Nemesis:
         _seen(self._site.proxy.cut(rst=self._chance.random() < 0.5), "there were no connections")
 
     def _freeze_links(self) -> None:
-        """The connections that are open now carry nothing more; only after a while do they also end."""
+        """The connections that are open now carry nothing more; they end only after a while."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
@@ -210,7 +210,7 @@ class Nemesis:
         self._cut_some(CutReply(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_requests(self) -> None:
-        """Requests do not reach the server, and its clients cannot know that."""
+        """Requests do not reach the server, and the clients cannot know that."""
         self._cut_some(CutRequest(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_acks(self) -> None:

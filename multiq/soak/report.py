@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .checking import Verdict
     from .history import Event
 
-#: lines of the first table: a line's title, and the invariant whose violations it counts
+#: lines of the first table: each line's title, and the invariant whose violations the line counts
 _PROMISES = (
     ("lost (I1)", "I1"),
     ("invented (I2)", "I2"),

@@ -38,7 +38,7 @@ class Server(Protocol):
 
 @dataclass
 class Site:
-    """A store, and what a soak knows about it. A fault that needs a field that is None is not available."""
+    """A store, and what a soak knows about it. A fault is not available if it needs a field that is None."""
 
     driver: str
     """The backend's name."""

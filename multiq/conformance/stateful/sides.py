@@ -233,9 +233,9 @@ class Pace:
         if self.is_real:
             self.step = 2 * max(can.delay_resolution, 0.3)  # the backend can tell half of it from no delay
         else:
-            # not a round number, where the backend can tell it from one, so that a backend that cuts or rounds delays
-            # fails; the denominator is a power of two, so that sums of ticks are exact; the step is a whole number of
-            # microseconds
+            # not a round number, where the backend can distinguish it from one, so that a backend that cuts or rounds
+            # delays fails; the denominator is a power of two, so that sums of ticks are exact; the step is a whole
+            # number of microseconds
             self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 

@@ -54,7 +54,7 @@ TOGETHER = 8  # walks that wait for real time side by side
 
 
 class FellBehindError(Exception):
-    """This machine could not keep up with real time, which says nothing of the backend."""
+    """This machine could not keep up with real time, which shows nothing about the backend."""
 
 
 class Walk:
@@ -122,7 +122,9 @@ class Walk:
     # --- comparing ---
 
     def _compare_quickly(self, what: str, real: Answer, model: Answer) -> None:
-        """Compare, unless real time is too far ahead of the model's: the two answers may then differ rightly."""
+        """Compare, unless real time is too far ahead of the model's: then the two answers may differ although both are
+        right.
+        """
         late = self._harness.now() - (self._started + self._ticks * self._pace.step)
         if self._pace.is_real and late > MARGIN * self._pace.step:
             raise FellBehindError
@@ -238,7 +240,8 @@ class _Taker:
     def side_by_side(self, walks: Sequence[Sequence[Step]]) -> int:
         """Take several walks in real time, each begun a little after the one before, so that none makes others late.
 
-        Returns how many were finished in time. Raises at the first difference, which may not come again in a repeat.
+        Returns how many were finished in time. Raises at the first difference; a repeat of the walk may not show that
+        difference again.
         """
         finished = 0
         started = self._harness.now()

@@ -253,7 +253,7 @@ class ConcurrencyTests(Topic):
     @promise("2.3")
     @requires("atomic_batches")
     def test_a_part_of_a_batch_is_never_seen(self) -> None:
-        # Given a thread that looks all the time
+        # Given a thread that reads the counts all the time
         seen: set[int | None] = set()
         done = threading.Event()
         observer = self.another_backend()

@@ -99,7 +99,7 @@ class ErrorsTests(Topic):
 
 
 class NamesTests(Topic):
-    """What holds for any two queues, however alike their names."""
+    """What holds for any two queues, even if their names are almost the same."""
 
     @promise("11.5")
     @requires("pausing")

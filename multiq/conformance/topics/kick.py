@@ -51,7 +51,7 @@ class KickTests(Topic):
         self._bury(b"first", b"second")
         self.backend.kick(self.queue, 1)
         self.settle(Bury(self.take()))
-        # When one is kicked, then it is the other one's turn
+        # When one is kicked, then it is the other job
         self.backend.kick(self.queue, 1)
         assert self.bodies() == [b"second"]
 
@@ -120,7 +120,7 @@ class KickTests(Topic):
         # Given a job that was buried for a reason
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="why"))
-        # When it is kicked, then one can still read why
+        # When it is kicked, then the reason can still be read
         self.backend.kick(self.queue, 1)
         assert self.peek(job_id).reason == "why"
 

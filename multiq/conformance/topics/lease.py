@@ -277,7 +277,7 @@ class LeaseTests(Topic):
             self.counts()
             record = self.peek(lease.id)
             self.backend.queues()
-        # Then it is one crash
+        # Then one crash is counted
         assert self.tells(record.crashes, 1, "durable_attempts")
         assert self.take().crashes == 1
 

@@ -55,12 +55,12 @@ class PeekTests(Topic):
 
     @promise("9.1")
     def test_peek_changes_nothing(self) -> None:
-        # Given two jobs that are looked at, the second one often
+        # Given two jobs, both peeked at, the second one often
         first, second = self.enqueue_all(b"first", b"second")
         for _ in range(5):
             self.peek(second)
         self.peek(first)
-        # Then they are handed out as if no call had looked
+        # Then they are handed out as if they had never been peeked at
         leases = self.reserve()
         assert self.in_line([(lease.body, lease.attempt) for lease in leases], [(b"first", 1), (b"second", 1)])
 
@@ -109,7 +109,7 @@ class PeekTests(Topic):
         # Given a job that one backend's consumer holds
         job_id = self.enqueue(b"held")
         self.take()
-        # Then another backend sees that
+        # Then another backend sees it as reserved
         record = self.another_backend().peek(self.queue, job_id)
         assert (record.state, record.body) == (State.RESERVED, b"held")
         assert self.tells(record.attempt, 1, "durable_attempts")
@@ -180,7 +180,7 @@ class JobsTests(Topic):
         ids = {State.DELAYED: self.enqueue(delay=LONG)}
         for state in (State.BURIED, State.RESERVED, State.READY):
             ids[state] = self.given(state)
-        # Then each listing has the one
+        # Then each listing has the one job in its state
         for state in STORED_STATES:
             assert [record.id for record in self.backend.jobs(self.queue, state).jobs] == [ids[state]]
 
@@ -382,7 +382,7 @@ class StatsTests(Topic):
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)
         self.harness.past(self.in_(self.short_delay))
-        # Then stats show it
+        # Then stats count these two as ready
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")
@@ -406,7 +406,7 @@ class StatsTests(Topic):
         self.enqueue_all(*[b"x"] * 4, queue=other)
         self.settle(Bury(self.take(by=consumer)), by=consumer)
         self.enqueue(queue=other, delay=LONG)
-        # Then this one's counts are its own
+        # Then this queue's counts contain only its own jobs
         assert self.counts() == (0, 0, 0, 0)
 
 

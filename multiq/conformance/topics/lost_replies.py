@@ -1,6 +1,6 @@
 """Replies that are lost on their way: wherever the cut is, the verb is carried out once, and its answer is true.
 
-A caller whose connection ends cannot tell whether the server has received the call, so requests are cut, too.
+A caller whose connection ends cannot know whether the server has received the call, so requests are cut, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SEEN: dict[str, Callable[[Any, str, str], bool]] = {
 class Cut:
     """One call of a verb, in a queue of its own: a call made while ``armed`` loses its reply after *at* bytes.
 
-    With another *fault* it loses its request.
+    With another *fault* the call loses its request.
     """
 
     def __init__(self, proxy: Proxy, far: Backend, at: int | None, fault: type[Fault] = CutReply) -> None:
@@ -249,7 +249,7 @@ class LostRepliesTests(Topic):
     def test_a_verdict_whose_reply_is_lost_counts_once_when_another_consumer_has_the_job(self) -> None:
         carried_out = 0
         for cut in self._cuts():
-            # Given a release whose reply is lost, and so are those to its repetitions
+            # Given a release whose reply is lost, as are the replies to its repetitions
             consumer, rival = self.another_consumer(backend=cut.far), self.another_consumer()
             job_id = self.enqueue(ttr=LONG)
             (lease,) = consumer.reserve(1, 0)

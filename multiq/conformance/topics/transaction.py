@@ -45,7 +45,7 @@ class TransactionTests(Topic):
         self.counts()
         with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
-            # When others look, then they see nothing, and are not held up
+            # When other connections read, then they see no job, and do not have to wait
             looking = self.background(lambda: self.another_backend().stats(self.queue).ready)
             assert self.woken(looking) == 0
             connection.commit()
@@ -96,5 +96,5 @@ class TransactionTests(Topic):
         # Given an object that is not a connection
         with pytest.raises(MultiqError):
             self.backend.enqueue(self.queue, [self.new()], connection=object())
-        # Then nothing was enqueued some other way
+        # Then no job was enqueued in another way
         assert self.counts() == (0, 0, 0, 0)

@@ -193,7 +193,7 @@ class WaitingTests(Topic):
         waiting = [self.waiting(consumer) for consumer in consumers]
         # When a batch with a job for each comes
         ids = self.enqueue_all(*[b"x"] * len(consumers))
-        # Then none stays asleep beside a ready job
+        # Then no consumer stays asleep while a job is ready
         woken = [lease.id for thread in waiting for lease in self.woken(thread)]
         assert sorted(woken) == sorted(ids)
 
@@ -224,7 +224,7 @@ class WaitingTests(Topic):
 
     @promise("3.2")
     def test_a_waiting_consumer_sleeps(self) -> None:
-        # Given a delayed job, a held one and a buried one: much to look at, and nothing to do
+        # Given a delayed job, a held one and a buried one, so that no job is ready
         self.given(State.BURIED)
         self.given(State.RESERVED, ttr=LONG)
         self.given(State.DELAYED)

@@ -180,7 +180,10 @@ class WakingTests(Topic):
     # --- internals ---
 
     def _in_time(self, late: Callable[[], tuple[float, float]], good: int = GOOD) -> None:
-        """*late* measures how late a consumer was, and how late it may be. Of ``TRIES`` runs *good* must be in time."""
+        """*late* measures how late a consumer was, and how late it may be.
+
+        At least *good* of ``TRIES`` runs must be in time.
+        """
         seen: list[str] = []
         for _ in range(TRIES):
             try:
@@ -276,7 +279,10 @@ class WakingTests(Topic):
     def _late(
         self, consumer: TrackedConsumer, waiting: Background[Any], there_at: float, most: Callable[[], float]
     ) -> float:
-        """Seconds from *there_at* until the consumer had its job. Waits little longer than *most* allows."""
+        """Seconds from *there_at* until the consumer had its job.
+
+        Waits only a little longer than ``most()`` seconds.
+        """
         while waiting.is_alive() and time.monotonic() < there_at + most():
             waiting.join(0.01)
         if waiting.is_alive():

@@ -1,4 +1,7 @@
-"""A pool of daemon threads. Those of ``concurrent.futures`` are joined at the exit, which a hung job would block."""
+"""A pool of daemon threads.
+
+The threads of ``concurrent.futures`` are joined at the exit of the process, so a hung job would block the exit.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ class _Call(NamedTuple):
 class DaemonThreads(ThreadPoolExecutor):
     """Starts threads as they are needed, up to *most*. A subclass because event loops accept no other executors.
 
-    Each thread calls *at_end* before it ends. After a job's end, its calls may still occupy threads. Once other calls
-    wait for a thread, these threads no longer count towards *most* (``write_off``).
+    Each thread calls *at_end* before it ends. After a job's end, its calls may still occupy threads. When other calls
+    wait for a thread, the occupied threads no longer count towards *most* (``write_off``).
     """
 
     def __init__(self, most: int, name: str, at_end: Callable[[], None] | None = None) -> None:

@@ -41,7 +41,8 @@ def threads_of_loop() -> DaemonThreads:
 class JobLoop:
     """The event loop of one thread, for jobs that run there one after the other. Tasks that a job leaves are cancelled.
 
-    ``asyncio.Runner`` would wait forever for a task that swallows its cancellation, and run it on during the next job.
+    ``asyncio.Runner`` would wait forever for a task that swallows its cancellation, and that task would run on during
+    the next job.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ class Executor(ABC):
 
     @property
     def busy(self) -> int:
-        """How many jobs were passed to ``start`` and not taken since, with a verdict or without."""
+        """How many jobs were passed to ``start`` and not taken back since, whether they have a verdict or not."""
         return self._held
 
     @property
@@ -138,7 +138,11 @@ class Executor(ABC):
                 self._held += change
 
     def _begin(self, held: Held) -> bool:
-        """Note that the job begins. False: it must not, as the process aborts, or its lease ended in a suspension."""
+        """Note that the job begins.
+
+        False: it must not begin, because the process aborts, or because its lease ended while the process was
+        suspended.
+        """
         held.began_at = now = time.monotonic()
         self._running[held] = None  # first: an abort sees it there, or this thread sees the abort
         if now >= held.ends_at or self.is_aborted:
@@ -363,8 +367,8 @@ class CoroutineExecutor(Executor):
     def capacity(self) -> int:
         """How many jobs can run at a time now.
 
-        No job begins while another one holds the loop, or, after plain functions were given back because the pool is
-        full, until one of its threads is free.
+        None can begin while a job holds the loop. After plain functions were given back because the pool is full, none
+        can begin until a thread of the pool is free.
         """
         return self._at_work if self._is_pool_short or self._is_loop_held else self._concurrency
 

@@ -25,8 +25,8 @@ class FairShare:
 
     A job that a queue gave is charged to it as 1 / weight, and the queue that was charged least is asked first. So the
     shares are of jobs, whatever the size of batches, and hold to within one batch. A queue without jobs leaves its
-    share to the others, and gets no more later. The charges begin at random (*rng*): else, if each of many workers
-    takes only one job, no worker would ever take a job of the last queue.
+    share to the others, and does not get it back later. The charges begin at random (*rng*): else, if each of many
+    workers takes only one job, no worker would ever take a job of the last queue.
     """
 
     def __init__(self, weights: Mapping[str, int], rng: random.Random | None = None) -> None:

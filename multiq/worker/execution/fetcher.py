@@ -41,7 +41,8 @@ _TOUCH_SHARE = 1 / 3
 
 
 class Fetcher:
-    """Reserves and settles for one worker process. Its lock admits the loop's thread and the heartbeat's in turn.
+    """Reserves and settles for one worker process. Its lock lets in only one thread at a time: the loop's or the
+    heartbeat's.
 
     With *inflight*, the supervisor and the sidecar can read what is held and when it is touched next.
     """
@@ -65,9 +66,10 @@ class Fetcher:
         self._emitting = threading.Lock()
 
     def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
-        """Settle these, then reserve up to *limit* jobs. While the backend is down: wait a little, return nothing.
+        """Settle these, then reserve up to *limit* jobs. While the backend is down, this waits a little and returns
+        nothing.
 
-        While only a part of it is down, the verdicts for that part wait, and the rest hands out jobs.
+        While only a part of the backend is down, the verdicts for that part wait, and the other parts hand out jobs.
         """
         with self._lock:
             jobs, pause = self._exchange(finished, limit, timeout)
@@ -104,14 +106,17 @@ class Fetcher:
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
-        """Settle these now. False: the backend is down; they are settled with the next call."""
+        """Settle these now. False: the backend is down; the next call settles them."""
         with self._lock:
             is_settled = self._settle(finished)
         self._emit_events()
         return is_settled
 
     def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
-        """Settle what *take* returns. Does nothing while another thread is in a call: the loop settles after it."""
+        """Settle what *take* returns.
+
+        Does nothing while another thread is in a call: after that call, the loop settles.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 self._settle(take())
@@ -147,7 +152,7 @@ class Fetcher:
         return bool(self._unsettled)
 
     def held(self) -> list[Held]:
-        """All whose leases are held, in the order in which they were reserved. From any thread."""
+        """All jobs whose leases are held, in the order in which they were reserved. From any thread."""
         return list(self._held)
 
     def retry_in(self) -> float:
@@ -165,7 +170,7 @@ class Fetcher:
     def _emit_events(self) -> None:
         """Emit pending events without the lock and in a thread of its own, because a subscriber may hang.
 
-        One thread at a time does it, so that events keep their order.
+        One thread at a time emits, so that events keep their order.
         """
         if self._pending_events and not self._emitting.locked():
             run_in_thread(self._emit_all).wait(_EMIT_WAIT)
@@ -299,7 +304,7 @@ class Fetcher:
     def _note_failure(self, failure: BackendError) -> float:
         """Note a failed call. Returns the seconds until the next attempt.
 
-        They grow with each failure, with jitter, so that many workers do not come back at once.
+        The seconds grow with each failure, with jitter, so that many workers do not come back at once.
         """
         self._is_partial = failure.is_partial
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._failures)

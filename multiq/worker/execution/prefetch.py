@@ -1,4 +1,7 @@
-"""How many jobs to hold at a time: more than can run only while jobs are short compared with a round trip."""
+"""How many jobs to hold at a time.
+
+A process holds more jobs than it can run at a time only while its jobs are short compared with a round trip.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Recycling:
         return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())
 
     def _warn_of_little(self, memory: float) -> None:
-        """Log a memory limit below what the process uses already: it then runs one job at a time, and is replaced."""
+        """Log a memory limit below what the process uses already: such a process ends after each job."""
         used = resident_mib()
         if used > memory:
             _log.error(

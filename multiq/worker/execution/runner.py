@@ -62,7 +62,7 @@ class TaskCall(msgspec.Struct, frozen=True):
 
     @property
     def deadline(self) -> float:
-        """When its time is over, as ``time.monotonic``; infinite without a timeout."""
+        """When the job's time is over, as ``time.monotonic``; infinite without a timeout."""
         return float("inf") if self.job.deadline is None else self.job.deadline
 
 

@@ -72,7 +72,7 @@ _PROTECTED = frozenset(
         "sqlalchemy",
     ]
 )
-#: packages that call the task's own code: nothing is raised in them, but in what they call
+#: packages that call the task's own code: nothing is raised in these packages, only in the code that they call
 _PROTECTED_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
 _PROTECTED_FUNCTIONS = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"})
 
@@ -199,10 +199,11 @@ class Timeouts:
             self._take_back_notice(timed)
 
     def lost_time(self, timed: TimedJob, since: float) -> float:
-        """Seconds that other jobs have held a coroutine's loop, and that were not added to its time yet.
+        """Seconds for which other jobs have held a coroutine's loop, and which were not added to the coroutine's time
+        yet.
 
-        Its time was over at *since*. If the heartbeat has not run since then, one call into C has held the interpreter,
-        and it is unknown whose: then all of that time counts as held by others.
+        The job's time was over at *since*. If the heartbeat has not run since then, one call into C has held the
+        interpreter, and it is unknown which job made it: then all of that time counts as held by others.
         """
         lost_time, timed.blocked = timed.blocked, 0.0
         return lost_time if self._checked_at >= since else max(lost_time, time.monotonic() - since)
@@ -298,7 +299,7 @@ class Timeouts:
             timeout_notices.pending.discard(timed.thread)
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
-        """The signal handler. It runs in the main thread, in the middle of whatever that does."""
+        """The signal handler. It runs in the main thread, in the middle of whatever that thread does."""
         self._raise_if_over(frame)
         if any(
             timed.is_in_main_thread and timed.has_notice and not timed.is_notified for timed in tuple(self._running)

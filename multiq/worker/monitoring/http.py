@@ -145,7 +145,10 @@ class Pages:
         return Reply("200 OK", _TEXT, self._metrics())
 
     def _is_own(self, host: str) -> bool:
-        """Whether a ``Host`` names this server. With DNS rebinding, it names an attacker's web page."""
+        """Whether a ``Host`` names this server.
+
+        With DNS rebinding, the ``Host`` is the name of an attacker's web page.
+        """
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower().removesuffix(".")
         except ValueError:
@@ -268,11 +271,13 @@ class Server:
             self._proceed(connection, selectors.EVENT_READ)  # most requests have arrived already
 
     def _make_room(self, newcomer: _Connection) -> bool:
-        """Close the oldest connection if there are too many; one from this host only if the new one is, too."""
+        """Close the oldest connection if there are too many; a connection from this host only if the new one is from
+        this host, too.
+        """
         return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 
     def _close_oldest(self, *, even_local: bool) -> bool:
-        """Close the oldest connection, and answer it first if its request is there. Returns whether there was one."""
+        """Close the oldest connection; answer it first if its request has arrived. Returns whether there was one."""
         oldest = next((connection for connection in self._connections.values() if not connection.is_local), None)
         if oldest is None and even_local:
             oldest = next(iter(self._connections.values()), None)

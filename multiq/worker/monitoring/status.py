@@ -124,7 +124,7 @@ class Status:
         return "down" if worker.is_down else "paused" if worker.is_paused else "working"
 
     def _faults(self, now: float, rows: list[ProcessRow], entries: list[list[Entry]]) -> list[str]:
-        """Faults that a restart would mend."""
+        """Faults that a restart of the worker would repair."""
         worker = self._shared_state.worker
         faults = []
         if now - worker.supervisor_beat > _SUPERVISOR_LIMIT:

@@ -19,7 +19,7 @@ _FIRST = 1.0  # seconds until the first line; each interval is twice the one bef
 class Summary:
     """Logs the jobs whose verdicts *settled* counts, every *longest* seconds once jobs keep coming; 0: never.
 
-    The first line comes soon, and so does the first one after a quiet time. The worker's loop calls it once per
+    The first line comes soon, and so does the first line after a time without jobs. The worker's loop calls it once per
     turn (``WorkerProcess``), not once per job, so that jobs do not become slower.
     """
 

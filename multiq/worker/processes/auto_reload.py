@@ -53,9 +53,9 @@ def folders_of(module: str) -> list[Path]:
 @contextlib.contextmanager
 def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
     """While the block lasts, this process gets a SIGHUP when a file of code or settings in *folders* has changed."""
-    # SIGHUP is blocked until the supervisor installs its handler. After the supervisor has restored the one before, a
-    # SIGHUP has no effect. SIG_IGN instead would discard a SIGHUP that is pending while a reloaded program starts
-    # (POSIX, sigaction(2): a pending signal that is set to SIG_IGN is discarded)
+    # SIGHUP is blocked until the supervisor installs its handler. After the supervisor has restored this handler, which
+    # does nothing, a SIGHUP has no effect. SIG_IGN instead would discard a SIGHUP that is pending while a reloaded
+    # program starts (POSIX, sigaction(2): a pending signal that is set to SIG_IGN is discarded)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     watcher = _running_watcher() or _start(folders)
@@ -72,8 +72,8 @@ def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
 def wait_if_reloaded(problem: Exception) -> None:
     """After a reload to code that does not start: wait for a change, then re-execute. The old children work on.
 
-    A reload checks the code first, but it may change between the check and the ``exec``. Returns at once if this is
-    not a reload, and when a signal asks the worker to stop.
+    A reload checks the code first, but the code may change between the check and the ``exec``. Returns at once if this
+    is not a reload, and when a signal asks the worker to stop.
     """
     if not was_reloaded():
         return

@@ -1,6 +1,6 @@
 """Processes that a job forks do not belong to the worker: in them, signals act as before the worker started.
 
-A forked process inherits handlers, blocked signals and the wake-up socket. With those of a worker,
+A forked process inherits handlers, blocked signals and the wake-up socket. With those that it inherits from a worker,
 ``Process.terminate()`` would stop the worker instead of the process. So after a fork by anything but the worker itself,
 each signal has the handler that it had before, no signal that the worker takes is blocked, and the wake-up socket is
 not written to.
@@ -74,7 +74,7 @@ def fork_worker_process() -> int:
 
 
 class ExitInForks:
-    """A block that runs a job's code. If that returns in a process that the job has forked, the process ends."""
+    """A block that runs a job's code. If the code returns in a process that the job has forked, that process ends."""
 
     __slots__ = ("_generation",)
 
@@ -104,7 +104,7 @@ def exit_forked_copy(error: BaseException | None) -> NoReturn:
 
 
 def flush_streams() -> None:
-    """Flush the standard streams. They may be closed, or their reader may be gone."""
+    """Flush the standard streams. The streams may be closed, or their reader may be gone."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # Python has None for one that was closed when it started
             stream.flush()

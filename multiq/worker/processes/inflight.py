@@ -158,7 +158,7 @@ class InflightTable:
 
     @property
     def life(self) -> float:
-        """How often the table was assigned to a child. With ``number`` it names one child uniquely."""
+        """How often the table was assigned to a child. Together with ``number``, this names one child uniquely."""
         return self._cells[_LIFE]
 
     @property
@@ -188,7 +188,7 @@ class InflightTable:
 
     @property
     def is_cut(self) -> bool:
-        """Of a dead child: whether it was killed because the worker was ending, and it did not end in time."""
+        """Of a dead child: whether it was killed because it did not end in time when the worker was ending."""
         return self._cells[_WHY] == _CUT
 
     @property
@@ -214,7 +214,7 @@ class InflightTable:
         self._cells[_STATE] = LIVE
 
     def note_exit(self, code: int) -> None:
-        """By the child, as the last thing before it exits: it ends in order, with this exit code."""
+        """The child calls this as the last thing before it exits: it ends in order, with this exit code."""
         self._cells[_LEFT] = code + 1
 
     def mark_dead(self, status: int, now: float, *, is_late: bool = False, is_cut: bool = False) -> None:

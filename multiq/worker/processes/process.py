@@ -116,8 +116,9 @@ class WorkerProcess:
       end, because those jobs may come back.
     - *exit_process*: ends the process at once, with a code. None: it must not be ended (``run`` was not called in its
       main thread).
-    - *owns_process*: whether the process is the worker's own. Then it exits even if a job or a subscriber hangs at the
-      end. Else only a second signal ends it; such a job runs on to its end, and its result does not count.
+    - *owns_process*: whether the process is the worker's own. Then the process exits even if a job or a subscriber
+      hangs at the end. Else only a second signal ends the process; a job that hangs runs on to its end, and its result
+      does not count.
     - *reclaim_signals*: takes back signals that a job may have taken.
     """
 
@@ -247,8 +248,8 @@ class WorkerProcess:
         self._notify()
 
     def obey_down(self, is_down: Callable[[], bool]) -> None:
-        """Ask now whether the connection is down (``multiq down``). If so, take no jobs until the sidecar has read the
-        flag again or, without a sidecar, until *is_down* says otherwise.
+        """Ask now whether the connection is down (``multiq down``). If the connection is down, take no jobs until the
+        sidecar has read the flag again or, without a sidecar, until *is_down* says otherwise.
         """
         self._asks_down = is_down
         self._check_down()
@@ -370,7 +371,9 @@ class WorkerProcess:
             self.stop()
 
     def _emit_pause_change(self) -> None:
-        """Emit ``WorkerPaused`` or ``WorkerResumed`` from the loop, in the turn in which it takes effect."""
+        """Emit ``WorkerPaused`` or ``WorkerResumed`` from the loop, in the turn in which the pause or its end takes
+        effect.
+        """
         is_paused = self._is_paused
         if is_paused != self._was_paused:
             self._was_paused = is_paused
@@ -449,8 +452,8 @@ class WorkerProcess:
     def _on_heartbeat(self) -> None:
         """The heartbeat's work, in its own thread, so that no job and no hook of the user's delays it.
 
-        Renew leases; settle finished jobs, and give back waiting ones, that a long job holds up; check timeouts and the
-        grace.
+        Renew leases. Settle the finished jobs, and give back the waiting ones, that a long job holds up. Check timeouts
+        and the grace.
         """
         self._check_timeouts()
         executor = self._executor

@@ -1,7 +1,7 @@
 """Recovery: settles the jobs of dead worker processes, and renews the leases of stuck ones, from the sidecar's process.
 
-A child is stuck when one call into C keeps its interpreter busy, for minutes perhaps. Recovery reads the children's
-in-flight tables, and does for each lease what the child has written about that very lease:
+A child is stuck when one call into C keeps the child's interpreter busy, for minutes perhaps. Recovery reads the
+children's in-flight tables, and does for each lease what the child has written about that very lease:
 
 =============================  =============================================================================
 the child has written          recovery's verdict
@@ -91,7 +91,10 @@ class Recovery:
                 self._settle_table(table, table.entries() if self._can_settle else [])
 
     def _settle_table(self, table: InflightTable, entries: list[Entry]) -> None:
-        """Settle what one dead child held. While the backend is down, and leases may be alive, its table stays."""
+        """Settle what one dead child held.
+
+        While the backend is down, and leases may be alive, the child's table stays.
+        """
         if not entries:
             table.free()
             return

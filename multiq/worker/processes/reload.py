@@ -43,7 +43,7 @@ def reload_environment(
 
 
 def was_reloaded() -> bool:
-    """Whether a reload has re-executed this program, and it has not taken over yet."""
+    """Whether a reload has re-executed this program, and the program has not taken over yet."""
     return os.environ.get(_RELOADED, "").split()[:1] == [str(os.getpid())]
 
 

@@ -1,8 +1,8 @@
 """The shared state of one worker: numbers in memory that its processes share, made before the first fork.
 
-Reading and writing are plain assignments without locks; each number has one writer. What stands there outlives the
-process that wrote it. Moments are ``time.monotonic``, one clock for all processes of a host. The leases that children
-hold stand in tables of their own (``inflight``).
+Reading and writing are plain assignments without locks; each number has one writer. A number outlives the process that
+wrote it. Moments are ``time.monotonic``, one clock for all processes of a host. The leases that children hold stand in
+tables of their own (``inflight``).
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Sidecar:
             self._children[key] = _ProcessHandle(living[key])
 
     def _watch_orphans(self, *, killing: bool) -> None:
-        """Notice which children have ended, and kill those that do not: no supervisor does it any more."""
+        """Notice which children have ended, and kill those that do not end: no supervisor does this any more."""
         for table in self._tables:
             if table.state != LIVE:
                 continue

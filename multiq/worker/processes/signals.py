@@ -3,8 +3,9 @@
 The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it acts.
 So no signal interrupts a driver in mid-call, and none waits until a job's C code returns to the interpreter.
 
-A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While it has the socket,
-the Python handler forwards the signal to the inbox; ``reclaim_signals`` takes both back when the job is over.
+A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While the job has the
+socket, the Python handler forwards the signal to the inbox. ``reclaim_signals`` takes back socket and signals when the
+job is over.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class Supervisor:
             self._begin_reload()
 
     def _note_round(self) -> None:
-        """Note the time of this round. If the worker was suspended before it, kill no process yet.
+        """Note the time of this round. If the worker was suspended before this round, kill no process yet.
 
         Many timeouts may be over then, and the children need time to notify their jobs first.
         """
@@ -455,7 +455,10 @@ class Supervisor:
                 os.kill(slot.pid, signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        """Kill the children. Those of a previous generation are killed by their own sidecar first, which notes why."""
+        """Kill the children.
+
+        Children of a previous generation are killed by their own sidecar first, which notes why.
+        """
         if not self._are_sidecars_signaled:
             self._are_sidecars_signaled = True
             _signal(filter(is_child, self._previous.sidecars), ABORT)
