@@ -3,8 +3,8 @@
 That a job is gone proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose
 effect cannot be read from the jobs also changes a row that no other connection changes; this row is changed exactly if
 the transaction was committed. A receipt is a row with the number of the call, which a statement of its own writes. A
-ticket is a row that was written before, and that the DELETE of the acked jobs deletes with them: nearly all verdicts
-are acks, and for them another statement would be a tenth to a half of the cost.
+ticket is a row that was written before; the DELETE of the acked jobs deletes their ticket, too. Nearly all verdicts are
+acks, and for an ack another statement would be a tenth to a half of the cost.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost

@@ -4,11 +4,12 @@ A job that leaves its place in the index leaves a deleted entry there until Inno
 the oldest open snapshot on the server might read. So while a long report runs, every scan steps over the entries of all
 jobs since the report began, half a microsecond each.
 
-While that is cheap (``CHEAP``), every scan begins at the start of the index range. When it is not, a busy process
-resumes each scan at its cursor, inside the priority that it has reached, and restarts at the start only now and then:
-the longer a restart takes, the less often. Meanwhile a more urgent job of another process, or one that has just become
-due, may wait up to a second. Resuming is fast only because a live job follows the cursor: a scan that finds none reads
-on through the entries of the next priority, state and queue. So a scan that finds nothing is followed by a restart.
+While that is cheap (``CHEAP``), every scan begins at the start of the index range. When that is not cheap, a busy
+process resumes each scan at its cursor, inside the priority that the cursor has reached. It restarts at the start only
+now and then: the longer a restart takes, the less often. Meanwhile a more urgent job of another process, or one that
+has just become due, may wait up to a second. Resuming is fast only because a live job follows the cursor: a scan that
+finds none reads on through the entries of the next priority, state and queue. So a scan that finds nothing is followed
+by a restart.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .partitions import Partitions
     from .pool import Pool
 
-_LOOK_LATER = 1.0  # seconds that a look without a notification may be late, if the wait ends then anyway
+_LOOK_LATER = 1.0  # seconds that a poll without a notification may be late, if the wait ends then anyway
 _HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/notify.lua
 _COARSE_FROM = 0.5  # seconds: a longer timeout may be some tenths of a second longer still
 _SLICE = 500  # jobs or verdicts in one script: a few milliseconds of the server
@@ -515,7 +515,7 @@ class RedisConsumer(Consumer):
             wake_at = min(look_at if give_up_at - look_at > _LOOK_LATER else give_up_at, change_at, give_up_at)
             if self._backoff.failures:
                 wake_at = min(look_at, give_up_at)
-            elif wake_at == give_up_at:  # a look at the end of this wait saves one in the middle of the next
+            elif wake_at == give_up_at:  # a poll at the end of this wait saves one in the middle of the next
                 look_at = min(look_at, self._looked_at + look_every - _LOOK_LATER)
             notified = False
             if wake_at > now:

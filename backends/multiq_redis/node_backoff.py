@@ -1,6 +1,6 @@
 """Backoff for nodes of a cluster that did not answer, so that the queues of the others go on.
 
-The same holds, on any server, for a partition of which a key has data that another program has written.
+The same holds, on any server, for a partition that has foreign data in a key, written by another program.
 
 ====================  ======================================================================
 what is excluded      a node (or a partition whose node is not known) that failed, for a second

@@ -44,7 +44,7 @@ class Servers(ABC):
     """Whether, when one fails, another may take its place."""
 
     look_every = 4.5
-    """Seconds after which a waiting consumer looks at the queues without a notification."""
+    """Seconds after which a waiting consumer polls the queues without a notification."""
 
     is_cluster = False
     """Whether two partitions may be on two servers."""

@@ -1,7 +1,7 @@
 """Waits at the server for a notification (lua/include/notify.lua), the end of the time, or another thread's interrupt.
 
 A notification is a marker that BZPOPMIN pops. It carries nothing, so that a lost reply loses no job. Redis checks its
-block timeouts ten times a second only: where that is too coarse, the waiter wakes itself by a marker in a key of its
+block timeouts only ten times a second. Where that is too coarse, the waiter wakes itself by a marker in a key of its
 own, for which the same BZPOPMIN waits. CLIENT UNBLOCK would do that, too, and is never sent: during a failover (CLIENT
 PAUSE WRITE) it crashes servers before Redis 8.2 (redis PR 14164), and after one its client number may be that of
 another connection.

@@ -2,7 +2,7 @@
 
 An event is only a hint: it arrives when a commit begins to be written, a moment before readers can see it, and other
 systems have none. So a consumer also polls, often after a hint, rarely without one. Where hints turn out to be missing
-(some overlay file systems), it stops relying on them.
+(some overlay file systems), the consumer stops relying on them.
 """
 
 from __future__ import annotations

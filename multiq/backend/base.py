@@ -339,9 +339,9 @@ class Consumer(ABC):
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         """Up to ``limit`` due jobs, each under a lease; waits up to ``timeout`` seconds for the first, never for more.
 
-        Strictly from earlier queues first; within a queue by lowest priority number, then oldest by enqueue. A
-        job that was released, became due, or whose lease ended keeps its place by age. Never early by the
-        server's clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
+        Strictly from earlier queues first; within a queue by lowest priority number, then oldest by enqueue. A job that
+        was released, became due, or whose lease ended keeps its place by age. No job is reserved early, by the server's
+        clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
 
         *queues* are this consumer's queues in another order, for this call only (``in_order`` checks them, and raises
         ``OptionInvalid``). A worker may give another order with every call, so a new order must not cost a request to

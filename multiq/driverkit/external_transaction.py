@@ -1,6 +1,6 @@
 """What an application passes as ``connection=``: a database driver's connection, or SQLAlchemy's or Django's.
 
-multiq's driver needs the connection inside, and must let the library run the first statement: SQLAlchemy begins its
+multiq's driver needs the connection inside, and must let the library run the first statement. SQLAlchemy begins its
 transaction with that statement, and does not commit a transaction that it has not begun; Django checks that its
 transaction can still be committed. None of these libraries is imported: their objects are recognized by documented
 attributes.

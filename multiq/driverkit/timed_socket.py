@@ -1,9 +1,9 @@
 """Sockets whose deadline and size limit are those of a whole reply, for a client library that takes a ready socket.
 
-The timeouts of such libraries, like PyMySQL, are those of one ``recv``: a server that sends a byte now and then holds a
-call for as long as it likes. They read through ``socket.makefile``, which calls ``recv_into``, and write with
-``sendall``. Here both methods look at the deadline. Setting the socket's own timeout is a system call, so they do that
-only if it is off by more than a tenth of a second.
+The timeouts of such libraries, like PyMySQL, are those of one ``recv``: a server that sends a byte now and then can
+hold a call for as long as it likes. Such libraries read through ``socket.makefile``, which calls ``recv_into``, and
+write with ``sendall``. In the classes here, both methods keep the deadline. Setting the socket's own timeout is a
+system call, so both do that only if it is off by more than a tenth of a second.
 """
 
 from __future__ import annotations
