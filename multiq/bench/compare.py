@@ -280,7 +280,7 @@ class _Pair(NamedTuple):
 
 
 class _Test(NamedTuple):
-    """The test's result on the ratio, in logarithms. ``worse`` and ``better`` are p-values: how likely the
+    """The result of the test of the ratio, in logarithms. ``worse`` and ``better`` are p-values: how likely the
     measured repeats are if the figure is not worse (or not better) by more than the allowed change."""
 
     low: float

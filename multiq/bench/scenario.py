@@ -150,7 +150,8 @@ class Scenario:
 
     @contextlib.contextmanager
     def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
-        """Run a worker of *processes* processes, and stop it at the end. Then its runs and its CPU time are recorded.
+        """Run a worker of *processes* processes, and stop it at the end. Then the worker's runs and its CPU time are
+        recorded.
 
         *runs* is how many runs to expect. Default: one for each job that was enqueued already.
         """

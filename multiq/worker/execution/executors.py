@@ -83,7 +83,7 @@ class Executor(ABC):
 
     @property
     def busy(self) -> int:
-        """How many jobs were passed to ``start`` and not taken back since, whether they have a verdict or not."""
+        """How many jobs were passed to ``start`` and not taken out since, whether they have a verdict or not."""
         return self._held
 
     @property
