@@ -123,7 +123,9 @@ class PoorHarness(ManualHarness):
 def poorly(verdict: Verdict) -> Verdict:
     """A verdict as such a store understands it."""
     match verdict:
-        case GiveBack(lease=lease) | Abandon(lease=lease):
+        case GiveBack(lease=lease, delay=delay):
+            return Release(lease, math.ceil(delay))
+        case Abandon(lease=lease):
             return Release(lease)
         case Release():
             return msgspec.structs.replace(verdict, delay=math.ceil(verdict.delay), reason=None)
