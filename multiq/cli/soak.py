@@ -157,10 +157,13 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, with full cleanup. Further signals do not interrupt the cleanup."""
+    """Handle SIGTERM as Ctrl-C, with full cleanup. Further signals neither interrupt it nor change the exit code."""
     numbers = (signal.SIGTERM, signal.SIGINT)
+    is_ending = False
 
     def end(_number: int, _frame: object) -> None:
+        nonlocal is_ending
+        is_ending = True
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -169,8 +172,9 @@ def _ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        if not is_ending:  # else they stay ignored: one more SIGTERM would end the process by -15 instead of 130
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
 
 
 @contextmanager
