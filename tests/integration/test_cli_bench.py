@@ -31,6 +31,7 @@ def bench(shell: Shell, *arguments: str) -> tuple[int, str, report.Report]:
     return done.code, done.out, report.read(file)
 
 
+@pytest.mark.long
 def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
     code, out, done = bench(shell, "sqlite", "memory")
     assert code == 0, out

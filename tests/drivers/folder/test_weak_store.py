@@ -176,6 +176,7 @@ def hangs():
 """
 
 
+@pytest.mark.long
 def test_a_worker_runs_jobs_to_their_end(shell: Shell) -> None:
     # Given jobs that succeed, that fail, that kill their process, and that run too long
     (shell.folder / "work.py").write_text(TASKS)
