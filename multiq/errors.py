@@ -261,7 +261,7 @@ class EnqueueUncertain(BackendError):
         return await asyncio.to_thread(self.repeat)
 
     def repeat_by(self, again: Callable[[], Any]) -> None:
-        """Have ``repeat`` call *again*."""
+        """Set *again* as the function that ``repeat`` calls."""
         self._again = again
 
     def _advice(self) -> str:

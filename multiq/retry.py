@@ -89,7 +89,8 @@ MAX_CRASHES_DEFAULT = 3
 class ReleaseJob(Exception):
     """Raised in a task: release this job and try again after *delay*, or after its backoff. It counts as an attempt.
 
-    *delay* is seconds or a timedelta. Raises ``OptionInvalid``, which fails the attempt like any error.
+    *delay* is seconds or a timedelta. An invalid *delay* raises ``OptionInvalid``, and the attempt fails as with any
+    other error.
     """
 
     def __init__(self, delay: float | dt.timedelta | None = None, reason: str | None = None) -> None:

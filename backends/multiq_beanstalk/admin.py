@@ -1,7 +1,8 @@
 """Admin: inspects and changes jobs and queues, on connections that hold no lease.
 
 A job's tube never changes. The server gives out no id a second time while it runs, and no connection outlives it. So
-each call first reads the job's tube, and later commands on the same connection are about the same job. On a new
+each call first reads the job's tube. On the same connection the id still means this job afterwards, so the next
+commands cannot change another one. On a new
 connection the same id may belong to another job, if the server was restarted or if its name leads to another server
 now. So commands that follow such a read are never repeated on a new connection.
 """

@@ -53,7 +53,8 @@ OPTIONS: Mapping[str, Option] = {
 
 
 class _Refusal:
-    """Replaces authentication plugins that send the password itself: an impostor could ask for one of them, too."""
+    """Takes the place of the authentication plugins that send the password itself: a false server could ask for such
+    a plugin."""
 
     def __init__(self, _connection: Connection[Any]) -> None: ...
 

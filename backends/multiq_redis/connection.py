@@ -171,8 +171,9 @@ class Connection:
     def start_over_in_child(self) -> None:
         """After a fork, close the child's copy of the socket, without touching TLS, whose locks may be held for ever.
 
-        While a copy is open the server sees no end of the connection: a wait on it would be handed a job although the
-        parent was killed, and the job would come back only when its lease ends.
+        As long as the child's copy of the socket is open, the server takes the connection for alive. After the parent
+        was killed in a blocking read, the server would still send a job there, and the job would come back only when
+        its lease ends.
         """
         self.is_free = False
         with contextlib.suppress(OSError):

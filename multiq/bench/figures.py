@@ -60,7 +60,7 @@ def number(value: float) -> str:
 
 
 def label(metric: Metric) -> str:
-    """``pickup p50, ms``; ``commands/job`` if the unit alone names the figure."""
+    """The figure's name and unit, as in ``pickup p50, ms``; the unit alone if it names the figure: ``commands/job``."""
     return metric.unit if metric.unit.startswith(metric.name) else f"{metric.name}, {metric.unit}"
 
 

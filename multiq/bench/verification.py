@@ -99,7 +99,7 @@ def verify(evidence: Evidence) -> Verification:
 
 
 class _Verifier:
-    """The evidence by job. Each check is a method that returns a violation, or None."""
+    """Checks the evidence job by job. Each check is a method that returns a violation, or None."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence

@@ -4,8 +4,8 @@ The file is the first found in the current folder and those above it: ``multiq.t
 ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
 
 A file that was found, and not named by ``MULTIQ_CONFIG``, must belong to the user or to root, and no other user may be
-able to write it. Its URLs may refer to the environment and to files: a file written by another user could have secrets
-sent to a host of that user.
+able to write it. URLs in the file may refer to the environment and to files. Another user who could write the file
+could make multiq send such secrets to a host of their own.
 
 Unknown variables that begin with MULTIQ_ are ignored: Kubernetes sets some (``MULTIQ_PORT``) for services of this name.
 """

@@ -88,7 +88,7 @@ def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) 
 
 
 def split(text: str) -> SplitResult:
-    """As ``urlsplit``, but line ends, a fragment and a missing scheme, which that accepts, raise ``UrlInvalid``."""
+    """Like ``urlsplit``, but stricter: raises ``UrlInvalid`` for line ends, a fragment or a missing scheme."""
     _check_characters(text)
     parts = _without_a_trace(lambda: urlsplit(text))
     if parts is None:

@@ -405,7 +405,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 
 
 def _counted_as(stories: Stories, state: str) -> str:
-    """The state under which I12 counts a job.
+    """The state under which the invariant on counts (I12) counts a job.
 
     If jobs were left undone, delays may end between the count and the audit: then all unfinished states count as one.
     """

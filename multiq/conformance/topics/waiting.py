@@ -125,7 +125,7 @@ class WaitingTests(Topic):
         # Given a job for much later, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
         waiting = self.waiting(self.worker)
-        # When it is rescheduled to soon, and that time comes
+        # When it is rescheduled to a time soon after now, and that time comes
         job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
         self.harness.past(self.in_(self.short_delay))
         # Then the consumer gets it, although it began to wait when the job was due much later

@@ -167,7 +167,7 @@ class Timeouts:
             fork.restore_signal(INTERRUPT, before)
 
     def share_loop(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
-        """Coroutine jobs share this loop; *shared* says which one it runs."""
+        """Set the event loop that coroutine jobs share. *shared* says which job's code the loop runs at the moment."""
         self._loop, self._shared = loop, shared
 
     def begin(self, call: TaskCall, held: Held, *, thread: int | None) -> TimedJob:

@@ -271,8 +271,8 @@ class Server:
             self._proceed(connection, selectors.EVENT_READ)  # most requests have arrived already
 
     def _make_room(self, newcomer: _Connection) -> bool:
-        """Close the oldest connection if there are too many; a connection from this host only if the new one is from
-        this host, too.
+        """If there are too many connections, close the oldest. Local connections are closed only to make room for a
+        local one.
         """
         return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 

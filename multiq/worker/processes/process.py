@@ -513,7 +513,7 @@ class WorkerProcess:
             self._events.emit(JobOverdue(job=timed.call.job, timeout=timed.call.timeout or 0.0))
 
     def _after_inline_job(self) -> None:
-        """Between two jobs of an inline batch, during which the loop makes no turn."""
+        """Called between two jobs of an inline batch: the main loop makes no turn until the batch is over."""
         if self._reclaim_signals is not None:
             self._reclaim_signals()
         if self._recycling.is_memory_used_up():
