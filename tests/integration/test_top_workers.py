@@ -66,6 +66,7 @@ def test_top_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str,
         assert [row["queue"] for row in shell.run("stats", "--json").json["queues"]] == ["default"]
 
 
+@pytest.mark.long
 def test_its_states_are_those_of_the_worker(tmp_path: Path, url: str, shell: Shell) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
@@ -103,6 +104,7 @@ def test_several_viewers_each_get_all_answers(tmp_path: Path, url: str) -> None:
             call.close()
 
 
+@pytest.mark.long
 def test_a_killed_viewer_leaves_no_jobs_behind(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
