@@ -77,10 +77,10 @@ class ForkGuard:
     def _in_child(self) -> None:
         kept = [connection.reset_in_child() for connection in self._connections]
         self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
-        if self._forking_thread != threading.get_ident():
-            self.lock = threading.Lock()  # the one that another thread of the parent has stays locked
-        else:
-            self._release()
+        if self._forking_thread != threading.get_ident():  # a thread of the parent has the lock: it stays locked here
+            self.lock = threading.Lock()
+            self.lock.acquire()
+        self._release()
 
     def _release(self) -> None:
         self._closed = []

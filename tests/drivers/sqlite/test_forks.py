@@ -120,6 +120,60 @@ os.waitpid(fork(lambda: say("child", backend.stats("q").ready)), 0)
     assert line(process) == "child 2"
 
 
+def test_fork_that_is_interrupted_beside_another_fork_leaves_a_child_that_works(
+    backend: SqliteBackend, spawn: Spawn, line: Line
+) -> None:
+    # Given a thread that forks, has closed some connections, and waits for the call of another one
+    process = spawn(
+        FORKS
+        + """
+from multiq_sqlite.forks import fork_guard
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+sys.unraisablehook = lambda _: None  # Python prints what a hook raises, and forks
+backend.enqueue("q", [NewJob(b"x", "1")])
+idle = [SqliteBackend(f"{sys.argv[1]}-{number}") for number in range(8)]
+for one in idle:
+    one.enqueue("q", [NewJob(b"x", "1")])
+lock = sqlite3.connect(sys.argv[1], isolation_level=None)
+lock.execute("BEGIN IMMEDIATE")
+busy = threading.Thread(target=backend.enqueue, args=("q", [NewJob(b"x", "2")]))
+busy.start()
+while not any(connection._lock.locked() for connection in backend._pool._connections):
+    time.sleep(0.01)
+other = threading.Thread(target=lambda: os.waitpid(fork(lambda: None), 0))
+other.start()
+while not fork_guard._closed:
+    time.sleep(0.01)
+
+def use():
+    return sum(one.stats("q").ready for one in idle)
+
+def child():
+    used = use()
+    os.waitpid(fork(lambda: say("grandchild", use())), 0)
+    say("child", used, use())
+
+# When the main thread forks, too, and a signal handler raises while it waits for its turn
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+os.waitpid(fork(child), 0)
+lock.execute("ROLLBACK")
+lock.close()
+busy.join()
+other.join()
+say("parent", backend.stats("q").ready, use())
+    """,
+        backend.path,
+    )
+    # Then the child forks and works, and so does the parent
+    assert line(process) == "grandchild 8"
+    assert line(process) == "child 8 8"
+    assert line(process) == "parent 2 8"
+
+
 @pytest.mark.long
 def test_fork_while_other_threads_work(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
     process = spawn(
