@@ -1,4 +1,4 @@
-"""Connection settings other than the address: who logs in, the database, the client's name, TLS."""
+"""Connection settings other than the address: user, password or provider, database, client name, TLS."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ CONTROL_QUEUES = frozenset({DOWN, RESTART, *PRESENCE_QUEUES})
 """Queues that listings leave out."""
 
 
-_NEEDS = ("inspection", "pausing", "purging", "exact_counts")
+_NEEDS = ("inspection", "management", "pausing", "purging", "exact_counts")
 
 
 def missing_for_control(backend: Backend) -> Unsupported | None:
