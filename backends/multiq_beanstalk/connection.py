@@ -13,7 +13,6 @@ import socket
 import struct
 from typing import TYPE_CHECKING, TypeAlias
 
-from multiq.driverkit.fork import forks
 from multiq.driverkit.net import connect, time_left
 from multiq.driverkit.spin import SpinReader
 
@@ -69,15 +68,6 @@ class Connection:
         self._receive_timeout = 0.0  # seconds: the socket's SO_RCVTIMEO as it is set now
         self._spin = SpinReader(sock)
         self._noops_pending = 0  # no-ops whose replies are not read yet
-        forks.watch(self)
-
-    def start_over_in_child(self) -> None:
-        """After a fork, close the child's copy of the socket.
-
-        The server would see no end of the connection while a copy is open: the parent's leases would go on after the
-        parent has closed its consumer, or was killed.
-        """
-        self.sock.close()
 
     @property
     def is_closed(self) -> bool:

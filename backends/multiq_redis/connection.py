@@ -7,7 +7,6 @@ repeats commands by itself, and costs several times what the command does; see d
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import ssl
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import hiredis
 
-from multiq.driverkit.fork import forks
 from multiq.driverkit.net import time_left
 from multiq.driverkit.spin import SpinReader
 
@@ -67,7 +65,6 @@ class Connection:
             poll = select.poll()
             poll.register(sock, select.POLLIN)
             self._wait = poll.poll
-        forks.watch(self)
 
     @property
     def is_before_7(self) -> bool:
@@ -167,17 +164,6 @@ class Connection:
 
     def __del__(self) -> None:
         self.close()
-
-    def start_over_in_child(self) -> None:
-        """After a fork, close the child's copy of the socket, without touching TLS, whose locks may be held for ever.
-
-        As long as the child's copy of the socket is open, the server takes the connection for alive. After the parent
-        was killed in a blocking read, the server would still send a job there, and the job would come back only when
-        its lease ends.
-        """
-        self.is_free = False
-        with contextlib.suppress(OSError):
-            os.close(self.sock.detach())
 
     def hang_up(self) -> None:
         """Shut the socket down from another thread: a thread that waits on it sees the end of the stream."""

@@ -5,11 +5,10 @@ what a fork would break         what serves
 ==============================  ========================================================================================
 connections, names, counters    ``forks.generation``: remember it, and start over at the next use if it has changed. It
                                 is an attribute, which costs less than ``os.getpid``
-locks that any thread may hold  ``forks.watch(thing)``: ``thing.start_over_in_child()`` makes a new lock, or closes the
-for long; sockets that only     socket, before anything else runs in the child
-the parent may keep open
+locks that any thread may hold  ``forks.watch(thing)``: ``thing.start_over_in_child()`` makes a new lock before anything
+for long; pools of connections  else runs in the child, and drops what belongs to the parent
 sockets, also while a login     ``forks.close_in_child(sock)``: the child's copy is closed before anything else runs
-is under way on them
+is under way on them            there. ``net.connect``, ``tls.handshake`` and ``timed_socket`` call it for their sockets
 a lock of a module that is      ``forks.hold(lock)``: the forking thread takes it, so no other thread has it at the fork
 held for moments only
 what all users of one store     ``PerProcess(make).of(key)``: one object for each key in a process, another one in a
@@ -70,7 +69,8 @@ class Forks:
     def close_in_child(self, sock: socket.socket) -> None:
         """Have each child close its copy of *sock*, for as long as something refers to *sock*.
 
-        While a copy is open the server sees no end of a connection that the parent has closed, or lost by its death.
+        As long as a copy is open, the server takes the connection for alive, even if the parent has closed it or was
+        killed: leases go on that should end with it, and a blocking read on it is still handed a job.
         """
         self._sockets.add(sock)
 
