@@ -28,7 +28,7 @@ class CapabilitiesTests(Topic):
         for power in POWERS:
             claim = self.can.claim(power)
             if claim is not True:
-                # Then a gap has one of the three kinds, and a reason to read
+                # Then a gap has one of the three kinds, and a reason in words
                 assert isinstance(claim, Gap), power
                 assert claim.kind in get_args(GapKind), power
                 assert len(claim.reason) >= 10, power
@@ -98,7 +98,7 @@ class CapabilitiesTests(Topic):
                 refused_for = None
             except Unsupported as exc:
                 refused_for = exc.capability
-            # Then each does its work if the part is declared, and is refused for lack of it otherwise
+            # Then each method works if the driver declares its part; if not, it raises Unsupported and names the part
             if method == "doctor":  # there are general checks, too
                 assert refused_for is None
             else:
@@ -120,7 +120,7 @@ class CapabilitiesTests(Topic):
     def test_the_doctor_has_checks_of_the_driver_s_own(self) -> None:
         # Given what the doctor finds
         findings = self.backend.doctor()
-        # Then there are findings beyond the general ones, each with a level and a reason to read
+        # Then there are findings beyond the general ones, each with a level and a reason in words
         general = {finding.what for finding in Backend.doctor(self.backend)}
         assert {finding.what for finding in findings} - general
         assert {finding.level for finding in findings} <= {"ok", "warn", "bad", "unknown"}
