@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .site import Held
 
 _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
-"""The default ports of the stores that a proxy can stand before: one address, and no TLS that verifies it."""
+"""The default ports of the stores that a proxy can stand in front of: one address, and no TLS that verifies it."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
 """Listed in this order, so that a job that becomes ready meanwhile is seen twice rather than missed."""
@@ -113,7 +113,7 @@ def _with_timeout(url: str, timeout: float) -> str:
     parts = urlsplit(url)
     options = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "timeout"]
     query = urlencode([*options, ("timeout", f"{timeout:g}")], safe="/:")
-    # not urlunsplit, which takes away one of the slashes of sqlite:////tmp/jobs.db
+    # not with urlunsplit: it would remove one of the slashes of sqlite:////tmp/jobs.db
     return f"{url.partition('?')[0]}?{query}"
 
 
@@ -270,7 +270,7 @@ class _Server:
     def run_id(self) -> object:
         """The run id that the server reports, or else the number of restarts.
 
-        A server that reports no run id, or that cannot be asked directly, counts as a new one after each restart.
+        A server that reports no run id, or that cannot be asked directly, counts as a new server after each restart.
         """
         told = None
         if self._address is not None:
@@ -307,7 +307,7 @@ class _Server:
 
 
 def _process(pid: int) -> psutil.Process:
-    """A process that may be stopped, as a handle: its number alone may later belong to another process."""
+    """A handle of a process that may be stopped: later, the pid alone could belong to another process."""
     try:
         process = psutil.Process(pid)
         os.kill(pid, 0)
