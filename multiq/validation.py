@@ -132,7 +132,9 @@ def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
 def check_cursor(after: str | None) -> str | None:
     """The cursor at which a listing goes on: the ``after`` of the previous page."""
     if after is not None and not isinstance(after, str):
-        raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {shown(after)}")
+        raise OptionInvalid(
+            f"after must be the cursor that the previous page returned as its after, got {shown(after)}"
+        )
     return after
 
 

@@ -109,7 +109,7 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
     for place in places.split(",") if places else ():
         one = parts._replace(netloc=f"{credentials}{at}{place}")
         both = _without_a_trace(lambda one=one: (one.hostname, one.port))  # type: ignore[misc]
-        if both is None:  # what stands where the port should be may be half a password
+        if both is None:  # the text in place of the port may be half a password
             raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}")
         host, port = both
         if host is None and "," in places:

@@ -149,7 +149,7 @@ def read(folder: Path) -> list[Event]:
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
-            f"{path.stem} could not write down what it did: is the disk of {folder} full? Its jobs cannot be judged"
+            f"{path.stem} could not write down what it did: is the disk of {folder} full? This soak cannot be judged"
         )
     events: list[Event] = []
     for path in sorted(folder.glob("*.jsonl")):

@@ -101,7 +101,7 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
             site.server = _Server(backend, queues[0], harm, name, direct, address)
         if harm.flush_scripts:
             if name != "redis" or address is None:
-                raise OptionInvalid(f"{redact(url)} has no scripts that can be flushed: that is for redis://host:port")
+                raise OptionInvalid(f"{redact(url)} has no scripts that can be flushed: only redis://host:port has")
             site.own_faults["flush scripts"] = lambda: _redis_says(direct, address, "SCRIPT", "FLUSH") == "OK"
         yield site
 
@@ -314,10 +314,10 @@ def _process(pid: int) -> psutil.Process:
     except (psutil.NoSuchProcess, ProcessLookupError):
         raise OptionInvalid(f"there is no process {pid} that could be frozen on this machine") from None
     except (psutil.AccessDenied, PermissionError):
-        raise OptionInvalid(f"process {pid} belongs to another user, and cannot be frozen by this one") from None
+        raise OptionInvalid(f"process {pid} belongs to another user, so this user cannot freeze it") from None
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     if pid in own:
-        raise OptionInvalid(f"process {pid} is this program or has started it: give the server's own process")
+        raise OptionInvalid(f"process {pid} is this program or a parent of it: give the server's own process")
     return process
 
 

@@ -103,7 +103,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._unfinished -= len(left) + len(dropped)
         if left:
             _log.warning(
-                "%s that jobs have left behind still run, and others wait for one: as many more may begin",
+                "%s that jobs have left behind still run, and other calls wait for a thread: as many more may begin",
                 many(len(left), "thread"),
             )
         return dropped

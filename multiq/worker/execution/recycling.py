@@ -75,8 +75,8 @@ class Recycling:
         used = resident_mib()
         if used > memory:
             _log.error(
-                "memory must be more than this process uses before its first job, got %g MiB, and it uses %.0f MiB: it "
-                "ends after each job. Add room for the largest job",
+                "memory must be more than this process uses before its first job, got %g MiB, and the process uses "
+                "%.0f MiB: it ends after each job. Add room for the largest job",
                 memory,
                 used,
             )

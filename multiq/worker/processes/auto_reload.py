@@ -77,7 +77,7 @@ def wait_if_reloaded(problem: Exception) -> None:
     """
     if not was_reloaded():
         return
-    _log.error("the new code does not start: %s; the old processes keep running until it is changed", problem)
+    _log.error("the new code does not start: %s; the old processes keep running until the code is changed", problem)
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []

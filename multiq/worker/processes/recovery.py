@@ -54,7 +54,7 @@ UNKNOWN_EXIT = 2**31
 _SLACK = 0.1  # of a ttr: a child that touches a little late is not stuck
 _TOUCH_SHARE = 1 / 3
 _RETRY = 0.2  # seconds, after a call that did not reach the backend
-_STUCK_LOOP = "its worker process was killed: its event loop was stuck, in this job or another"
+_STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this job or another"
 
 
 class Recovery:
