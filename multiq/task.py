@@ -29,7 +29,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one job of a task is enqueued. All values are checked, and in seconds where they are times."""
+    """How one job of a task is enqueued. All values are checked; times are in seconds."""
 
     queue: str
     priority: int = PRIORITY_DEFAULT
@@ -88,8 +88,9 @@ class Task(Generic[P, R]):
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Add a job that calls the function with these arguments.
 
-        Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` with the path of what is not
-        JSON, ``PayloadTooLarge``, ``EnqueueUncertain`` if it is unknown whether the job was added, ``BackendError``.
+        Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` (with the path of the value
+        that is not JSON), ``PayloadTooLarge``, ``EnqueueUncertain`` if it is unknown whether the job was added,
+        ``BackendError``.
         """
         return self._send_one(args, kwargs, self.default)
 
@@ -131,12 +132,12 @@ class Task(Generic[P, R]):
         - *queue*: the queue.
         - *priority*: 0 goes first, 4294967295 last.
         - *delay*: seconds, or a timedelta, before the job may start.
-        - *at*: the point in time, with a time zone, before which it does not start; instead of *delay*.
+        - *at*: the point in time, with a time zone, before which the job does not start; instead of *delay*.
         - *ttr*: seconds that a lease lasts without a touch.
         - *connection*: the application's own database connection, whose transaction the job joins.
         - *id*: an id of your own, one word of ASCII. While the queue holds a job with this id, nothing is added.
-        - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as for ``App.task``; they may be stricter than the
-          task's, and looser only if it was registered with ``loosen=True``.
+        - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as for ``App.task``. They may be stricter than the
+          task's values, and looser only if the task was registered with ``loosen=True``.
         - *headers*: strings by name that travel with the job; ``JobContext.headers`` has them.
 
         Raises ``OptionInvalid``, ``NameInvalid``.
@@ -176,8 +177,8 @@ class Task(Generic[P, R]):
             ) from exc
 
     def policy_of(self, envelope: Envelope) -> RetryPolicy:
-        """The retry policy of one job: a value in its envelope counts if it is stricter than the task's, or if the task
-        allows looser ones.
+        """The retry policy of one job. A value in the job's envelope replaces the task's value if it is stricter, or if
+        the task was registered with ``loosen=True``.
         """
         if envelope.max_attempts is None and envelope.max_crashes is None and envelope.retry_for is None:
             return self.policy
@@ -312,7 +313,7 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
-    """Whether it is a coroutine function, or an object whose ``__call__`` is one: without an await neither runs."""
+    """Whether a call of *function* must be awaited: a coroutine function, or an object whose ``__call__`` is one."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

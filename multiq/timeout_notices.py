@@ -1,7 +1,7 @@
 """Timeout notices for threads that are inside a call of multiq: ``SoftTimeout`` is raised when the call returns.
 
-Nothing is ever raised inside a driver, where it would leave a connection out of step. Without notices, a job that does
-nothing but enqueue could not be interrupted at all.
+Nothing is raised inside a driver, because that would leave a connection in the middle of a request or a reply. Without
+notices, a job that does nothing but enqueue could not be interrupted at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Notice:
         self.is_notified = False
 
 
-#: identities of the threads that have a pending notice; almost always empty, so that checking costs next to nothing
+#: identities of the threads that have a pending notice; almost always empty, so that the check is cheap
 pending: set[int] = set()
 
 

@@ -45,7 +45,7 @@ def check_name(name: object, kind: str = "queue") -> str:
 
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
-    """Seconds from now: *delay* itself, or until *at*, a datetime with a zone (one in the past is now)."""
+    """Seconds from now: *delay* itself, or the time until *at*, a datetime with a zone. For an *at* in the past: 0."""
     if at is not None:
         if delay is not None:
             raise OptionInvalid("delay and at must not both be given: a job has one due time")
@@ -93,14 +93,14 @@ def check_count(count: int, name: str, *, least: int = 1) -> int:
 
 
 def check_id(job_id: str) -> str:
-    """An id as a caller may have kept it: opaque text that every store accepts in a lookup."""
+    """The id of a job that exists or existed: opaque text that every store accepts in a lookup."""
     if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
         raise OptionInvalid(f"a job's id must be the text that enqueue returned (handle.id), got {shown(job_id)}")
     return job_id
 
 
 def check_new_id(job_id: str, name: str = "id") -> str:
-    """An id of the caller's own for a new job: text that a person can read, and that each store that takes ids keeps
+    """The id that a caller chose for a new job: text that a person can read. Each store that takes such ids keeps them
     unchanged.
     """
     if not isinstance(job_id, str):
@@ -130,17 +130,19 @@ def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
 
 
 def check_cursor(after: str | None) -> str | None:
-    """Where a listing goes on: the ``after`` of the page before."""
+    """The cursor at which a listing goes on: the ``after`` of the previous page."""
     if after is not None and not isinstance(after, str):
-        raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {shown(after)}")
+        raise OptionInvalid(
+            f"after must be the cursor that the previous page returned as its after, got {shown(after)}"
+        )
     return after
 
 
 def check_reason(reason: str | None) -> str | None:
-    """The text kept with a released or buried job, cut to what a person reads."""
+    """The text that the store keeps with a released or buried job, cut to ``REASON_MAX`` characters."""
     if reason is None:
         return None
-    # an unpaired surrogate from a broken exception text would not survive UTF-8
+    # a broken exception text may have an unpaired surrogate, which UTF-8 cannot encode
     text = str(reason).encode("utf-8", "replace").decode()
     return text if len(text) <= REASON_MAX else text[: REASON_MAX - 3] + "..."
 

@@ -1,6 +1,7 @@
-"""The entry point of the command ``multiq``: outside of the package, whose import alone takes a tenth of a second.
+"""The entry point of the command ``multiq``.
 
-A Ctrl-C in that time ends the process as it ends any program, and not with a traceback out of the middle of an import.
+It is outside of the package ``multiq``, because the import of that package takes a tenth of a second. A Ctrl-C in that
+time ends the process without a traceback from the middle of an import.
 """
 
 from __future__ import annotations

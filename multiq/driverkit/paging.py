@@ -34,4 +34,4 @@ def read_cursor(after: str) -> Place:
 
 def foreign_cursor(after: str) -> OptionInvalid:
     """The error for a text that is not a cursor of this driver's."""
-    return OptionInvalid(f"after must be the cursor that the page before returned as its after, got {after!r}")
+    return OptionInvalid(f"after must be the cursor that the previous page returned as its after, got {after!r}")

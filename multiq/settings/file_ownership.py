@@ -1,4 +1,4 @@
-"""Which users can write a file: multiq trusts only a file that no user but this one or root can change."""
+"""Which users can write a file. multiq trusts a file only if no user except the current one and root can change it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import stat
 
 
 def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
-    """Why another user may have written a file, or None.
+    """The reason not to trust a file, because another user may have written it; None: the file is safe.
 
-    *link* is the ``lstat`` of its name: of the symlink, if the name is one. *file* is the status of the file itself. A
-    group may write the file if the group has no other member, as on systems that give each user a group of its own.
+    *link*: the ``lstat`` of the file's name (if the name is a symlink, the status of the symlink). *file*: the status
+    of the file itself. A group may write the file if the group has no other member, as on systems that give each user a
+    group of its own.
     """
     if not hasattr(os, "geteuid"):  # Windows has no owners in this sense
         return None

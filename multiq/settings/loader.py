@@ -1,11 +1,12 @@
 """Where settings come from: ``multiq.toml`` or ``pyproject.toml``, then the environment on top of it.
 
-The file is the first found in the current folder and those above it: ``multiq.toml``, else a ``pyproject.toml`` with a
-``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
+The file is the first that is found in the current folder and the folders above it: ``multiq.toml``, else a
+``pyproject.toml`` with a ``[tool.multiq]`` table. If ``MULTIQ_CONFIG`` is set, the file that it names is used instead.
+All mistakes are reported together, each with its file and key.
 
-A file that was found, and not named by ``MULTIQ_CONFIG``, must belong to the user or to root, and no other user may be
-able to write it. URLs in the file may refer to the environment and to files. Another user who could write the file
-could make multiq send such secrets to a host of their own.
+A file that multiq found by itself (``MULTIQ_CONFIG`` does not name it) must belong to the user or to root, and no other
+user may be able to write it. URLs in the configuration file may refer to secrets in environment variables and in other
+files. Another user who could write the configuration file could make multiq send those secrets to any host.
 
 Unknown variables that begin with MULTIQ_ are ignored: Kubernetes sets some (``MULTIQ_PORT``) for services of this name.
 """
@@ -96,12 +97,12 @@ def _is_file(path: Path) -> bool:
 
 
 def _configures_multiq(project: Path) -> bool:
-    """Whether a ``pyproject.toml`` has a ``[tool.multiq]``. A file that is not TOML is ignored."""
+    """Whether a ``pyproject.toml`` has a table ``[tool.multiq]``. A file that is not TOML is ignored."""
     if not _is_file(project):
         return False
     try:
         text, reason = _content(project, is_named=False)
-        if reason is not None:  # not parsed (a key of 20,000 parts takes minutes); refused if it has our table
+        if reason is not None:  # not parsed (a key of 20,000 parts takes minutes), only searched
             return _OUR_TABLE.search(text) is not None
         tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
     except (OSError, ValueError, RecursionError):  # a number that is too long is a ValueError, too
@@ -132,8 +133,11 @@ def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any
 
 
 def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
-    """A file's content, and why it must not be used. Owner and mode are checked on the opened file itself."""
-    # does not block if a pipe has replaced the file since it was found
+    """A file's content, and the reason why the file must not be used (None: it may be used).
+
+    Owner and mode are checked on the opened file itself.
+    """
+    # O_NONBLOCK: the opening must not block if a pipe has replaced the file since multiq found it
     flags = 0 if is_named else getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         reason = None if is_named else distrust(path.lstat(), os.fstat(file.fileno()))
@@ -186,9 +190,10 @@ def _connection(name: str, value: Any, where: str, env: Mapping[str, str], probl
 
 
 def _expand(template: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
-    """``${NAME}`` in a URL stands for the environment's NAME: passwords do not belong in files.
+    """Replace each ``${NAME}`` in a URL by the environment variable NAME: passwords do not belong in files.
 
-    In the place of a user or password the value is quoted as URLs need it; elsewhere it is put in as it is.
+    In the user name and the password, special characters of the value are percent-encoded. Elsewhere, the value is
+    inserted as it is.
     """
     scheme, colon, rest = template.partition("://")
     authority = _AUTHORITY_END.split(rest, maxsplit=1)[0] if colon else ""

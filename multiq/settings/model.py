@@ -109,7 +109,8 @@ def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-#: every key by its dotted name, connections aside; in the environment it is MULTIQ_ and the name in capitals
+#: every setting except connections, by its dotted name; the environment variable for worker.grace is
+#: MULTIQ_WORKER_GRACE
 KEYS: dict[str, Key] = {
     "url": Key(_text, str),
     "app": Key(_text_or_none, str),
@@ -133,7 +134,7 @@ KEYS: dict[str, Key] = {
 
 
 def check_setting(key: str, value: Any) -> Any:
-    """The value as it is used. Raises ``ValueError`` that names the rule and the value, a password in it masked."""
+    """The value as multiq uses it. Raises ``ValueError``, which names the rule and the value, with passwords masked."""
     try:
         return KEYS[key].check(value)
     except ValueError as exc:
@@ -162,7 +163,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker runs, unless its command line or constructor says otherwise."""
 
     queues: tuple[str, ...] | dict[str, int] | None = None
-    """Names in their order, or each with its weight. None: those of the app's tasks."""
+    """Names in their order, or each with its weight. None: the queues of the app's tasks."""
     policy: str | None = None
     """``strict``: in their order; ``weighted``: in proportion to their weights; ``round-robin``: all alike.
 
@@ -183,7 +184,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     health_file: str | None = None
     """The file to which a worker writes its status every few seconds; it needs a supervisor."""
     http: str | None = None
-    """The address at which it serves probes and Prometheus: ``HOST:PORT`` or ``:PORT``; it needs a supervisor."""
+    """The address at which a worker serves probes and Prometheus: ``HOST:PORT`` or ``:PORT``; it needs a supervisor."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")
@@ -195,9 +196,11 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     level: str = "info"
     format: str = "text"
     jobs: bool = False
-    """A line for each job that is done, at the level info. Without, at debug: it costs as much as a short job."""
+    """Whether the log line for each job that is done has the level info; else debug. A line costs as much as a short
+    job.
+    """
     slow_job: float = 10.0
-    """Seconds: a job that takes longer is logged as a warning. 0: no job is."""
+    """Seconds: a job that takes longer is logged as a warning. 0: no job is slow."""
     summary: float = 60.0
     """Seconds, at least, between two log lines of a process on how many jobs it has run. 0: no such lines."""
 
@@ -228,7 +231,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """For ``rich``, which would otherwise show the fields."""
+        """``rich`` calls this; without it, ``rich`` would show the URLs with their passwords."""
         return [
             ("url", redact(self.url)),
             ("connections", {name: redact(url) for name, url in self.connections.items()}),

@@ -1,4 +1,7 @@
-"""Passwords that a URL names but does not contain, because all users of a machine can see command lines."""
+"""Passwords that stand in a file or an environment variable, which a URL names.
+
+In the URL itself, a password would be visible to all users of the machine when the URL stands in a command line.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from multiq.errors import UrlInvalid
 
 
 def password_of_file(path: str) -> str:
-    """What a file holds, without its last line's end. Raises ``UrlInvalid``."""
+    """The content of a file, without the line end of its last line. Raises ``UrlInvalid``."""
     refused = f"the password cannot be read from password_file={path}"
     try:
         data = Path(path).read_bytes()

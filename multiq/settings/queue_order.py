@@ -1,4 +1,4 @@
-"""Queue names with weights, and the policy by which a worker orders its queues, as options and settings give them."""
+"""Reads the queue names, their weights and the worker's policy from options and settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_policy(policy: str, weights: Mapping[str, int]) -> str:
 
 
 def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
-    """What each queue is to get in proportion to the others; None where their order alone decides."""
+    """Each queue's share of the jobs, as a weight; None: only the order of the queues decides."""
     if policy == "strict" or len(weights) == 1:
         return None
     return dict(weights)  # all 1 for round-robin

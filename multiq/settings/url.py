@@ -59,12 +59,12 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         return f"BackendUrl({str(self)!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """For ``rich``, which would otherwise show the fields."""
+        """``rich`` calls this; without it, ``rich`` would show the password."""
         return [("text", str(self))]
 
 
 def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) -> BackendUrl:
-    """Parse *text* and check its query string against a driver's *options*, missing ones set to their default.
+    """Parse *text* and check its query string against a driver's *options*. Missing options get their default.
 
     *create* is passed on in the result: it says whether the driver creates a store that is not there.
 
@@ -103,13 +103,13 @@ def split(text: str) -> SplitResult:
 
 
 def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
-    """The hosts with their ports, separated by commas."""
+    """The hosts with their ports, from a list separated by commas."""
     credentials, at, places = parts.netloc.rpartition("@")
     hosts = []
     for place in places.split(",") if places else ():
         one = parts._replace(netloc=f"{credentials}{at}{place}")
         both = _without_a_trace(lambda one=one: (one.hostname, one.port))  # type: ignore[misc]
-        if both is None:  # what stands where the port should be may be half a password
+        if both is None:  # the text in place of the port may be half a password
             raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}")
         host, port = both
         if host is None and "," in places:
@@ -120,7 +120,7 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
 
 
 def redact(text: str) -> str:
-    """*text* with the password of a URL, and options that sound like one, masked.
+    """*text* with masks in place of the URL's password and of each option whose name suggests a secret.
 
     The function also masks malformed URLs. If it is unclear which part is the password, more than necessary is masked.
     """
@@ -142,8 +142,8 @@ def redact(text: str) -> str:
 
 
 def _mask_port(place: str) -> str:
-    """``host:secret``: what stands in the place of a port and is no number may be a password, in a URL that lacks the
-    host.
+    """Mask what follows the colon in ``host:secret``, unless it is a number. In a URL that lacks the host, this may be
+    ``user:password``.
     """
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
@@ -165,8 +165,8 @@ def _is_secret(name: str) -> bool:
 def _without_a_trace(call: Callable[[], _T]) -> _T | None:
     """The result of *call*; None for its ``ValueError``.
 
-    The ``ValueError`` may quote a password. While the ``ValueError`` is handled, a new error would keep it as its
-    context, even with ``from None``.
+    The ``ValueError`` may quote a password. If a caller handled the ``ValueError`` and raised a new error, the new
+    error would keep the ``ValueError`` as its context, even with ``from None``.
     """
     try:
         return call()

@@ -1,8 +1,8 @@
 """The soak: load, faults, and a checker that relies only on the records that the jobs and clients write themselves.
 
 ``history`` writes and reads the record, ``stories`` groups it by job, ``invariants`` are the properties that every
-history must have, and ``checking`` gives the verdict. None of these imports anything of multiq but its errors, so that
-the code under test has no part in the check.
+history must have, and ``checking`` gives the verdict. Of multiq, these modules import only the errors, so that the code
+under test has no part in the check.
 
 ``tasks`` and ``clients`` are the load, ``crew`` starts its processes, ``nemesis`` makes the faults, ``site`` describes
 the store, and ``campaign`` runs the phases of a soak in order.

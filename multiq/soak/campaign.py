@@ -41,11 +41,11 @@ class Plan:
     seconds: float
     """How long the load with faults lasts."""
     faults: Collection[str] | None = None
-    """Their names; None: all faults that the site allows."""
+    """The names of the faults to make; None: all faults that the site allows."""
     drain: float = _DRAIN
     """Seconds that draining may take, at most."""
     until: str = ""
-    """The name of an invariant: the soak ends as soon as it is violated."""
+    """The name of an invariant: the soak ends as soon as this invariant is violated."""
     plant: str = ""
     """A module that every process of the soak imports first."""
 
@@ -117,7 +117,7 @@ def _load(  # noqa: PLR0917 - the parts of one soak
     setting: Setting,
     tell: Callable[[str, float, int], object],
 ) -> Verdict | None:
-    """Run the load with faults. Returns a verdict if the soak is to end at once: the plan's invariant is violated."""
+    """Run the load with faults. Returns a verdict if the invariant ``plan.until`` is violated: then the soak ends."""
     begin = time.monotonic()
     look_at = begin + _LOOK_EVERY
     while (now := time.monotonic()) < begin + plan.seconds:
@@ -153,7 +153,7 @@ def _keep_up(crew: Crew, recorder: Recorder, *, with_producers: bool = True) -> 
 
 
 def _drain(site: Site, crew: Crew, recorder: Recorder, seconds: float) -> bool:
-    """Wait until only buried jobs are left. False: other jobs are left after so many seconds."""
+    """Wait until only buried jobs are left. Returns False if other jobs are left after *seconds*."""
     give_up_at = time.monotonic() + seconds
     while site.is_left():
         if time.monotonic() > give_up_at:

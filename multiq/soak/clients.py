@@ -165,7 +165,7 @@ def consume(name: str) -> None:
 
 
 def lane(name: str) -> None:
-    """The single consumer of the queue ``lane``: takes one job after the other, in the store's order."""
+    """The single consumer of the queue ``lane``: takes one job after the other, as the store orders them."""
     caller = Caller("lane", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:
@@ -231,9 +231,9 @@ def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> 
 
 
 def manage(name: str) -> None:
-    """Delete, reschedule or kick jobs that it enqueued itself and that consumers may take at the same moment.
+    """Delete, reschedule or kick jobs that this client enqueued itself, while consumers may take the same jobs.
 
-    After every tenth job it also kicks buried jobs.
+    After every tenth job, the client also kicks buried jobs.
     """
     caller = Caller("manage", name)
     number = int(name) * 1_000_000_000
@@ -284,7 +284,7 @@ def count(name: str) -> None:
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
         for queue in _load.queues:
             with contextlib.suppress(Unsupported):
-                backend.jobs(queue, State.READY, limit=1)  # has stores that move due jobs on demand move them now
+                backend.jobs(queue, State.READY, limit=1)  # makes stores move due jobs that they move only on demand
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)

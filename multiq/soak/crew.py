@@ -25,11 +25,11 @@ _PRODUCERS = {"produce", "manage"}
 _OF_AN_OUTAGE = ("error: ", "multiq.errors.Backend")
 _NEVER = "this should not happen"
 _PATIENCE = 60.0  # seconds; guards against a hang
-_LAST = 300.0  # seconds that a worker may run beyond the load: after a killed soak its workers end by themselves
+_LAST = 300.0  # seconds that a worker may run beyond the load: if the soak is killed, workers then end by themselves
 
 
 class Crew:
-    """All processes of one soak. *plant* is a module that each of them imports first: a test plants bugs with it."""
+    """All processes of one soak. *plant*: a module that each process imports first, so that a test can plant bugs."""
 
     def __init__(self, load: Load, site: Site, seconds: float, *, plant: str = "") -> None:
         self._folder = Path(load.folder)
@@ -46,9 +46,9 @@ class Crew:
         self._logs: dict[int, Path] = {}
 
     def keep_up(self, *, with_producers: bool = True) -> dict[str, str]:
-        """Start each process that is not running. Returns, by name, the ends of processes that no fault explains.
+        """Start each process that is not running. Returns by name how processes ended, if no fault explains it.
 
-        Left out are those that were killed by SIGKILL, and those that ended with an error of an outage.
+        Processes that were killed by SIGKILL, or that ended with the error of an outage, are left out.
         """
         badly: dict[str, str] = {}
         for options in WORKERS:
@@ -62,7 +62,7 @@ class Crew:
                 continue
             if with_producers or role not in _PRODUCERS:
                 badly |= self._end_of(f"{role} {name}", self.clients.get((role, name)))
-                # a producer that is started again takes new job numbers: the old ones are used
+                # a producer that is started again takes new job numbers: the old ones are used up
                 begins_again = role in _PRODUCERS and (role, name) in self.clients
                 number = int(name) + (10 * self._rounds if begins_again else 0)
                 self.clients[role, name] = self._client(role, str(number))
@@ -79,7 +79,7 @@ class Crew:
         return {name: f"{name} ended with {process.returncode} without having been killed: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
-        """The processes that run jobs: those of all workers, or of the one with these options."""
+        """The processes that run jobs: those of all workers, or of the worker with these options."""
         found = []
         for worker in self.workers.values() if options is None else [self.workers[options]]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -119,7 +119,7 @@ class Crew:
     def kill_all(self) -> bool:
         """Kill all processes. Returns whether any was still running.
 
-        Processes that were being started when a signal came are in no list: they are found by their environment.
+        A process that was being started when a signal came is in no list: it is found by its environment variables.
         """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:

@@ -44,7 +44,9 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     proc: str
     """The process that writes the event: a name and a pid. A file has one writer."""
     type: Literal["invoke", "ok", "fail", "info"]
-    """A call begins; it answered; it certainly had no effect; it is unknown whether it had an effect."""
+    """``invoke``: a call begins. ``ok``: it answered. ``fail``: it certainly had no effect. ``info``: its effect is
+    unknown.
+    """
     f: str
     """The call: enqueue, claim, a verdict, an order, start, end; or else what happens: fault, audit, healed, ..."""
     op: int = 0
@@ -92,9 +94,10 @@ _FAILED = ".failed"
 
 
 class Recorder:
-    """Writes one process's events. Threads may share it: a line is one write.
+    """Writes one process's events. Threads may share a recorder, because each line is one write.
 
-    A process may get the pid of an earlier process that has ended: its lines follow in the same file.
+    A process may get the pid of an earlier process that has ended. Then its lines follow the earlier ones in the same
+    file.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -146,7 +149,7 @@ def read(folder: Path) -> list[Event]:
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
-            f"{path.stem} could not write down what it did: is the disk of {folder} full? Its jobs cannot be judged"
+            f"{path.stem} could not write down what it did: is the disk of {folder} full? This soak cannot be judged"
         )
     events: list[Event] = []
     for path in sorted(folder.glob("*.jsonl")):
@@ -157,7 +160,10 @@ def read(folder: Path) -> list[Event]:
 
 
 def _event(path: Path, line: bytes) -> Event | None:
-    """The event of a line. None: an incomplete line of a killed process, followed by lines of one with the same pid."""
+    """The event of a line.
+
+    None: the line is incomplete, because its process was killed, and a later process with the same pid wrote on.
+    """
     try:
         return _decode(line)
     except msgspec.DecodeError as exc:

@@ -1,7 +1,9 @@
 """The invariants that every history must meet. Each is independent, and names the jobs that violate it.
 
-An invariant reports only what is certain: where a reply was lost, or a fault could be the cause, it assumes the case
-in which the system under test is right.
+An invariant reports only what is certain: where a reply was lost, or a fault could be the cause, it assumes the case in
+which the system under test is right.
+
+A *verdict* settles a reservation. An *order* is a delete, reschedule or kick.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the soak that made the history knows about the system under test."""
+    """Facts about the system under test, from the soak that made the history."""
 
     ends_leases_with_connection: bool = False
     """Whether a lease ends with its connection, as on beanstalkd."""
@@ -100,7 +102,7 @@ def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]
 
 
 def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I3: the ack of one reservation counts; after it the job is not handed out again, and is not in the store."""
+    """I3: only one reservation's ack counts; after that ack the job is not handed out again, nor is it in the store."""
     for story in stories:
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
         if not acked:
@@ -222,7 +224,7 @@ def explained_duplicates(stories: Stories, setting: Setting) -> Iterator[Violati
 
 
 def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I6: of two jobs of equal priority, one that was stored before the enqueue of the other began is claimed first."""
+    """I6: with equal priority, if job A was stored before the enqueue of job B began, A is claimed before B."""
     latest: dict[tuple[str, int], tuple[int, int]] = {}
     for claim, story in _first_claims(stories, setting.one_consumer):
         if story.delay or story.orders or len(story.claims) > 1:
@@ -296,7 +298,7 @@ def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 
 
 def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I14: after the faults, a due job does not wait while no job of its queue runs."""
+    """I14: after the faults, no due job waits longer than the setting's patience while no job of its queue runs."""
     healed = stories.notes["healed"]
     if not healed:
         return
@@ -338,7 +340,7 @@ def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
 
 
 def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I15: calls raise only documented errors, and end within the deadline plus the slack of the setting."""
+    """I15: calls raise only documented errors, and end within their deadline plus the slack that the setting allows."""
     for begun, answer in stories.calls:
         number = begun.jobs[0] if len(begun.jobs) == 1 else None
         if answer is None:
@@ -373,7 +375,7 @@ def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
             some = taken[len(taken) // 5 :]  # modules that a process loads in its first moments do not count as growth
             done = runs.get(target, [])
             jobs = bisect.bisect(done, some[-1].t) - bisect.bisect(done, some[0].t)
-            # compares two minima: a single sample may be of a moment with much work under way
+            # minima are compared, because a single sample may be of a moment with much work in progress
             half = max(1, len(some) // 2)
             grown = min(event.value for event in some[-half:]) - min(event.value for event in some[:half])
             if grown > max(least, rate * jobs / 100_000):
@@ -398,7 +400,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
     "I15": typed,
     "I18": flat,
 }
-"""By the names of the specification; I16 and I17 are missing, as they need unique jobs and schedules."""
+"""By their names in the specification. I16 and I17 are missing, because they need unique jobs and schedules."""
 
 
 # --- readings ----------------------------------------------------------------------------------------------
@@ -424,9 +426,9 @@ def _has_ended(stories: Stories, setting: Setting, story: Story) -> bool:
 
 
 def _may_have_counted(stories: Stories, setting: Setting, said: Said) -> bool:
-    """Whether a refused verdict may have counted.
+    """Whether a verdict that was reported as refused may have counted.
 
-    On beanstalkd a verdict whose reply was lost is refused, whether the server carried it out or not.
+    On beanstalkd, a verdict whose reply was lost is reported as refused, even if the server carried it out.
     """
     return setting.ends_leases_with_connection and any(
         True for _ in stories.faults_between(said.asked, said.at, {said.proc})
@@ -434,7 +436,7 @@ def _may_have_counted(stories: Stories, setting: Setting, said: Said) -> bool:
 
 
 def _copies(setting: Setting, story: Story) -> int:
-    """How many additional copies of the job may exist: each reschedule of unknown effect may leave its original."""
+    """How many additional copies of the job may exist: a reschedule of unknown effect may have left old and new job."""
     orders = (order.f == "reschedule" and order.type == INFO for order in story.orders)
     return sum(orders) if setting.reschedules_by_copy else 0
 
@@ -444,10 +446,10 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """How many more times than once the job may be done: as a copy, or because it was done before its enqueue ended.
+    """How often the job may be done beyond the first time: as a copy, or because its enqueue was sent again.
 
-    The store forgets a job that is done. An enqueue that was sent and not answered is sent again with the same id, and
-    stores the job once more if it was done in between: at most once for each run done before the enqueue ended.
+    The store forgets a job that is done. An enqueue that got no answer is sent again with the same id. If the job was
+    done in between, this stores the job once more: at most once for each run that was done before the enqueue ended.
     """
     copies = _copies(setting, story)
     if not (story.is_repeated or setting.repeats_enqueues):
@@ -460,9 +462,9 @@ def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
 
 
 def _last_effect_at(setting: Setting, story: Story) -> float:
-    """Until when an enqueue of the job may take effect.
+    """The last moment at which an enqueue of the job may take effect.
 
-    A request whose caller no longer waits may still be on its way to the server.
+    After its caller has stopped waiting, a request may still be on its way to the server.
     """
     return story.stored_at if story.is_stored else story.over_at + setting.patience * SECOND
 
@@ -476,7 +478,7 @@ def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
 
 
 def _is_given_up_early(stories: Stories, story: Story) -> bool:
-    """Whether the job is buried although neither its failures nor attempts lost to a fault explain that."""
+    """Whether the job was buried too early: neither failures nor attempts that a fault used up explain it."""
     if "buried" not in story.at_rest or story.verdicts or not stories.audited:
         return False
     if max((run.attempt for run in story.runs), default=0) >= story.max_attempts:
@@ -548,7 +550,7 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """Verdicts that were refused though their lease lasted: the worker would report a job as lost that it has done."""
+    """Verdicts that were refused though their lease lasted: a worker would report a job as lost that it has done."""
     for claim in story.claims:
         said = next((said for said in story.verdicts if said.token == claim.token), None)
         if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
@@ -615,7 +617,7 @@ def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, 
         return True
     lease, own = story.lease_of(first), story.lease_of(second)
     is_over = lease is not None and lease.extended + lease.ttr <= second.at  # the first holder does not touch
-    # or the second holder was stopped after its claim, and does not check the time
+    # or the second holder claimed before *first* began, was stopped, and ran the job after the end of its own lease
     is_stale = own is not None and own.since < first.at and own.since + own.ttr <= second.at
     since = first.at - (story.ttr or setting.patience) * SECOND if lease is None else lease.since
     if is_over or is_stale or _were_all_stopped(stories, setting, since, second.at):
@@ -679,7 +681,7 @@ def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim,
 
 
 def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether this job may have been claimed before its first known claim: the reply to an earlier one was lost."""
+    """Whether this job may have been claimed before its first known claim, by a claim whose reply was lost."""
     claim = story.claims[0]
     if claim.attempt <= 1 and setting.counts_exactly:
         return False
@@ -688,11 +690,11 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
 
 
 def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
-    """Whether this job may have been invisible to a claim: a transaction whose client was lost had it locked.
+    """Whether a claim may not have seen this job, because a transaction whose client was lost still had it locked.
 
-    A server that was killed locks the rows of transactions under way again when it starts, and rolls them back in the
-    background while it serves already (InnoDB; MariaDB logs "Starting in background the rollback of recovered
-    transactions").
+    When a killed server starts again, it locks the rows of unfinished transactions again. It rolls these transactions
+    back in the background, while it already serves clients (InnoDB; MariaDB logs "Starting in background the rollback
+    of recovered transactions").
     """
     faults = stories.faults_between(story.stored_at, claim.at, set())
     return setting.locks_rows and any(fault.kind in {"freeze", "restart"} for fault in faults)

@@ -32,7 +32,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     late: float = 0.03
     """The share of batches, 0 to 1, that a plain consumer keeps until about the end of their leases."""
     oversleep: float = 1.3
-    """How long it keeps them at most, in multiples of the ttr."""
+    """How long the consumer keeps such a batch at most, in multiples of the ttr."""
     released: float = 0.04
     """The share of jobs, 0 to 1, that a plain consumer releases instead of acking."""
     weights: dict[str, int] = {}
@@ -68,5 +68,5 @@ def of_this_process() -> Load:
 
 
 def name_of(pid: int) -> str:
-    """The name in the history of the job process with this pid."""
+    """The name that the history uses for the job process with this pid."""
     return f"job.{pid}"

@@ -171,7 +171,7 @@ class Nemesis:
         _seen(self._site.proxy.cut(rst=self._chance.random() < 0.5), "there were no connections")
 
     def _freeze_links(self) -> None:
-        """The connections that are open now carry nothing more; they end only after a while."""
+        """The connections that are open now carry nothing more. They are cut only after a while."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)

@@ -69,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     """How often the memory of job processes was measured."""
     growth: float
-    """MiB: the most that one of these processes grew, its first fifth of samples left out."""
+    """MiB: the growth of the process that grew most, without the first fifth of its samples."""
 
     @property
     def is_clean(self) -> bool:
@@ -169,7 +169,7 @@ def _recovery(stories: Stories) -> dict[str, Spread]:
 
 
 def _growth(samples: Iterable[Event]) -> float:
-    """The most that one process grew in MiB, calculated as in I18."""
+    """The growth of the process that grew most, in MiB, calculated as in I18."""
     by_process: dict[str, list[float]] = {}
     for event in samples:
         by_process.setdefault(event.target, []).append(event.value)

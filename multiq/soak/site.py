@@ -22,13 +22,13 @@ class Server(Protocol):
 
     @property
     def pid(self) -> int:
-        """The number of its process on this machine, if it can be paused."""
+        """The pid of the server's process on this machine, if that process can be paused."""
 
     def run_id(self) -> object:
         """An identifier that differs after each start."""
 
     def pause(self) -> object:
-        """Stop the process: connections are accepted, and nothing is answered."""
+        """Stop the process: the system still accepts connections, but no request is answered."""
 
     def go_on(self) -> object: ...
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .site import Held
 
 _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
-"""The default ports of the stores that a proxy can stand before: one address, and no TLS that verifies it."""
+"""The default ports of the stores that a proxy can stand in front of: one address, and no TLS that verifies it."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
 """Listed in this order, so that a job that becomes ready meanwhile is seen twice rather than missed."""
@@ -101,7 +101,7 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
             site.server = _Server(backend, queues[0], harm, name, direct, address)
         if harm.flush_scripts:
             if name != "redis" or address is None:
-                raise OptionInvalid(f"{redact(url)} has no scripts that can be flushed: that is for redis://host:port")
+                raise OptionInvalid(f"{redact(url)} has no scripts that can be flushed: only redis://host:port has")
             site.own_faults["flush scripts"] = lambda: _redis_says(direct, address, "SCRIPT", "FLUSH") == "OK"
         yield site
 
@@ -113,7 +113,7 @@ def _with_timeout(url: str, timeout: float) -> str:
     parts = urlsplit(url)
     options = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "timeout"]
     query = urlencode([*options, ("timeout", f"{timeout:g}")], safe="/:")
-    # not urlunsplit, which takes away one of the slashes of sqlite:////tmp/jobs.db
+    # not with urlunsplit: it would remove one of the slashes of sqlite:////tmp/jobs.db
     return f"{url.partition('?')[0]}?{query}"
 
 
@@ -270,7 +270,7 @@ class _Server:
     def run_id(self) -> object:
         """The run id that the server reports, or else the number of restarts.
 
-        A server that reports no run id, or that cannot be asked directly, counts as a new one after each restart.
+        A server that reports no run id, or that cannot be asked directly, counts as a new server after each restart.
         """
         told = None
         if self._address is not None:
@@ -307,17 +307,17 @@ class _Server:
 
 
 def _process(pid: int) -> psutil.Process:
-    """A process that may be stopped, as a handle: its number alone may later belong to another process."""
+    """A handle of a process that may be stopped: later, the pid alone could belong to another process."""
     try:
         process = psutil.Process(pid)
         os.kill(pid, 0)
     except (psutil.NoSuchProcess, ProcessLookupError):
         raise OptionInvalid(f"there is no process {pid} that could be frozen on this machine") from None
     except (psutil.AccessDenied, PermissionError):
-        raise OptionInvalid(f"process {pid} belongs to another user, and cannot be frozen by this one") from None
+        raise OptionInvalid(f"process {pid} belongs to another user, so this user cannot freeze it") from None
     own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     if pid in own:
-        raise OptionInvalid(f"process {pid} is this program or has started it: give the server's own process")
+        raise OptionInvalid(f"process {pid} is this program or a parent of it: give the server's own process")
     return process
 
 

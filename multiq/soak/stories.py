@@ -46,7 +46,7 @@ class Claim:
     extended: int
     """When the claim, or the last touch that counted, was asked for: the lease lasts at least a ttr from there."""
     over: float = NEVER
-    """When the first verdict on it was asked for."""
+    """When the first verdict on the lease was asked for."""
     since: int = 0
     """The earliest moment at which the job may have been taken.
 
@@ -99,7 +99,7 @@ class Story:
 
     @property
     def due_at(self) -> float:
-        """The earliest moment at which it may be handed out, unless it is rescheduled."""
+        """The earliest moment at which the job may be handed out, unless it is rescheduled."""
         return self.asked + self.delay * SECOND
 
     def lease_of(self, run: Run) -> Claim | None:
@@ -117,7 +117,7 @@ class Fault:
     kind: str
     target: str
     proc: str = ""
-    """The process that made it."""
+    """The process that made the fault."""
 
 
 class Stories:
@@ -154,8 +154,9 @@ class Stories:
         return any(event.err for event in self.notes["drained"])
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
-        """Faults on the store, the link or one of these processes that overlap with that time."""
-        # self.faults is in the order of time: a fault that still lasts began at most the longest duration before
+        """Faults that overlap with that time, on the store, on the link or on one of these processes."""
+        # self.faults is sorted by time; a fault that lasts at *begin* began at most the longest fault's duration
+        # earlier
         first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
         last = bisect.bisect_right(self._fault_times, end)
         for fault in self.faults[first:last]:

@@ -64,7 +64,7 @@ def _written_down(mark: str, digest: str) -> Iterator[int]:
 
 
 def _ends(kind: str, seconds: float) -> None:
-    """Record a fault on this process that the job is about to make, as the nemesis records its faults."""
+    """Record a fault that the job is about to make on its own process, in the form that the nemesis uses."""
     recorder = _recorder()
     recorder.note("fault", kind=kind, target=recorder.proc, value=seconds)
 

@@ -51,7 +51,7 @@ _FLUSH_WAIT = 1.0  # seconds to flush the log and the standard streams when a pr
 class Worker:
     """Runs the jobs of an app's queues.
 
-    What is not given comes from the settings (``worker.*``).
+    An option that is not given comes from the settings (``worker.*``).
 
     - *app*: whose tasks to run.
     - *queues*: names, or a mapping of names to weights. Without any here and in the settings: the queues of the app's
@@ -138,7 +138,7 @@ class Worker:
         self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.owns_process = False
-        """Whether ``run`` may end the process where a job keeps it from returning. The command line sets it."""
+        """Whether ``run`` may end the process if a job keeps ``run`` from returning. The command line sets it."""
         self.check: Sequence[str] | None = None
         """A command that ends with 0 if this program would start. A reload (SIGHUP) runs it first."""
         if not self._processes and (recycle_jobs or recycle_time):
@@ -161,7 +161,7 @@ class Worker:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queues that it works on, in the order in which they were named."""
+        """The queues that the worker works on, in the order in which they were named."""
         return tuple(self._weights()[0])
 
     def run(self) -> int:
@@ -177,7 +177,10 @@ class Worker:
             self._has_ended, self._running, self._stop_early = True, None, False
 
     def stop(self) -> None:
-        """Do as the first SIGTERM does; called again, as the second. From any thread. After ``run`` it does nothing."""
+        """Do what a SIGTERM does; a second call does what a second SIGTERM does. After ``run`` has ended, do nothing.
+
+        From any thread.
+        """
         if self._has_ended:
             return
         self._stop_early = True
@@ -219,7 +222,7 @@ class Worker:
                 self._health_file.unlink(missing_ok=True)
 
     def _weights(self) -> tuple[dict[str, int], str]:
-        """The queues with their weights, and the policy: round-robin if no queues are named, so that none starves."""
+        """The queues with their weights, and the policy: round-robin if no queues are named, so that all get a turn."""
         if self._queues is not None:
             weights = read_queues(self._queues)
             return weights, check_policy(self._policy or "strict", weights)
@@ -245,14 +248,14 @@ class Worker:
         """The work of one process. Under a supervisor it has an *assignment*; without one, it waits for *previous*."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if assignment is None:
-            # a command ends with its terminal (SIGHUP); a user's program handles that itself
+            # SIGHUP: a command ends with its terminal; a user's program handles SIGHUP itself
             inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if self.owns_process else [])])
         else:
             if self._http is not None:
                 self._listener.close()
                 self._metrics.count(self._app.events, assignment.index)
             inbox = SignalInbox([*taken, ABORT], assignment.lifeline)
-        # before any thread is started, which would inherit the blocked signals
+        # before any thread is started: a thread would inherit the blocked signals
         with inbox, _dump_threads_on_sigquit(on=inbox.installed):
             process = self._make_process(assignment, inbox)
             self._running = process
@@ -351,7 +354,10 @@ def _dump_threads_on_sigquit(*, on: bool) -> Iterator[None]:
 def _actions(
     process: WorkerProcess, previous: PreviousGeneration | None, *, is_supervised: bool
 ) -> Mapping[signal.Signals, Callable[[], None]]:
-    """What a process does at each signal. A supervised one reads the shared state; signals only wake it for that."""
+    """What a process does at each signal.
+
+    A supervised process reads in the shared state whether it is paused: SIGUSR2 and SIGCONT only wake the process.
+    """
     if is_supervised:
         return {
             signal.SIGTERM: process.stop,
@@ -376,7 +382,7 @@ def _stop(process: WorkerProcess, previous: PreviousGeneration | None = None, *,
         return
     if by_signal:
         running = process.running
-        # in a thread: writing the log may hang, and the next signal must count
+        # in a thread: writing the log may hang, and the next signal must still be handled
         run_in_thread(lambda: log_waiting(running, process.grace))
     process.stop()
 

@@ -142,7 +142,7 @@ def test_auto_reload_waits_for_code_that_breaks_between_check_and_exec(watched: 
     # Given a program that was re-executed by a reload, and whose code does not start any more
     watched.change(BROKEN)
     watched.start_reloaded()
-    until(lambda: "the old processes keep running until it is changed" in watched.log, what=lambda: watched.log)
+    until(lambda: "the old processes keep running until the code is changed" in watched.log, what=lambda: watched.log)
     # When the code changes, then it starts
     watched.change(SHOP.format(version="second"))
     watched.process.send_signal(signal.SIGHUP)

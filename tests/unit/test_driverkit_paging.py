@@ -15,5 +15,5 @@ def test_cursor_names_its_place(place: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("after", ["", "1", "1.", ".1", "a.b", "1.2.3", f"{2**63}.0", f"0.{-(2**63)}", "9" * 5000])
 def test_any_other_text_is_refused(after: str) -> None:
-    with pytest.raises(OptionInvalid, match="must be the cursor that the page before returned"):
+    with pytest.raises(OptionInvalid, match="must be the cursor that the previous page returned"):
         read_cursor(after)

@@ -30,18 +30,18 @@ class _Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     job: JobTasks | None
-    """Those of the job that has made the call."""
+    """The tasks of the job that has made the call."""
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Starts threads as they are needed, up to *most*. A subclass because event loops accept no other executors.
+    """Starts threads as they are needed, up to *most*. Event loops accept only subclasses of ``ThreadPoolExecutor``.
 
     Each thread calls *at_end* before it ends. After a job's end, its calls may still occupy threads. When other calls
     wait for a thread, the occupied threads no longer count towards *most* (``write_off``).
     """
 
     def __init__(self, most: int, name: str, at_end: Callable[[], None] | None = None) -> None:
-        super().__init__(most, name)  # it starts no thread before its own ``submit``, which is replaced here
+        super().__init__(most, name)  # this starts no thread before ``submit``, which is replaced below
         self._most = most
         self._name = name
         self._at_end = at_end
@@ -65,7 +65,10 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def write_off(self) -> None:
-        """A job has ended: if other calls wait, allow one more thread for each thread that ended jobs still occupy."""
+        """Call this when a job has ended.
+
+        If other calls wait, it allows one more thread for each thread that ended jobs still occupy.
+        """
         if self._unfinished <= self._most:
             return
         with self._lock:
@@ -75,7 +78,7 @@ class DaemonThreads(ThreadPoolExecutor):
         _cancel(dropped)
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Accept no more calls. Threads end once the queue is empty; never waits for them."""
+        """Accept no more calls. The threads end when the queue is empty; ``shutdown`` does not wait for that."""
         with self._lock:
             self._is_shut = True
             waiting = self._drained() if cancel_futures else []
@@ -84,7 +87,7 @@ class DaemonThreads(ThreadPoolExecutor):
         _cancel(waiting)
 
     def _write_off(self) -> list[_Call]:
-        """Stop counting threads that ended jobs occupy. Returns waiting calls of such jobs, to be cancelled."""
+        """Stop counting threads that ended jobs occupy. Returns those jobs' waiting calls; the caller cancels them."""
         if self._unfinished <= self._most or self._count < self._most or self._is_shut:
             return []
         left = [future for future, job in self._running.items() if job is not None and job.is_over]
@@ -100,13 +103,13 @@ class DaemonThreads(ThreadPoolExecutor):
         self._unfinished -= len(left) + len(dropped)
         if left:
             _log.warning(
-                "%s that jobs have left behind still run, and others wait for one: as many more may begin",
+                "%s that jobs have left behind still run, and other calls wait for a thread: as many more may begin",
                 many(len(left), "thread"),
             )
         return dropped
 
     def _begin_threads(self, future: Future[Any] | None) -> None:
-        """Start as many as are needed. If the system refuses one, existing threads take the calls, if there are any."""
+        """Start the threads that are needed. Raises ``RuntimeError`` if the system refuses one and no other exists."""
         while self._count < min(self._unfinished, self._most) and not self._is_shut:
             self._count += 1
             try:
@@ -145,7 +148,7 @@ class DaemonThreads(ThreadPoolExecutor):
             with self._lock:
                 is_written_off = not is_left and self._running.pop(future, self) is self
             if is_written_off:
-                break  # it does not count any more: others have replaced it
+                break  # this thread does not count any more: others have replaced it
             del call, future, function, args, kwargs, job  # else they stay referenced until the next call
             with self._lock:
                 self._unfinished -= 1

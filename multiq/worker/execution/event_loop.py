@@ -26,7 +26,8 @@ _THREADS = min(32, (os.cpu_count() or 1) + 4)  # of a loop, for ``asyncio.to_thr
 def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
     """A loop for one thread; the caller closes it. Its executor has daemon threads: *threads*, or a new pool.
 
-    It is asyncio's own loop whatever event loop policy is set, as timeouts read its handles (``CoroutineExecutor``).
+    The loop is asyncio's own, whatever event loop policy is set, because the timeouts read the handles of the loop
+    (``CoroutineExecutor``).
     """
     loop = asyncio.SelectorEventLoop()
     loop.set_default_executor(threads or threads_of_loop())
@@ -34,7 +35,7 @@ def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
 
 
 def threads_of_loop() -> DaemonThreads:
-    """The pool for what jobs run in threads (``asyncio.to_thread``)."""
+    """A new pool for the functions that jobs run in threads (``asyncio.to_thread``)."""
     return DaemonThreads(_THREADS, "multiq-to-thread")
 
 
@@ -49,7 +50,7 @@ class JobLoop:
         self._loop: AbstractEventLoop | None = None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run *work* to its end, in the current context. Raises what it raises."""
+        """Run *work* to its end, in the current context. Raises what *work* raises."""
         loop = self._loop = self._loop or new_event_loop()
         job = JobTasks()  # for its calls in threads; tasks on this loop are all the job's
         job_tasks.set(job)
@@ -72,13 +73,13 @@ class JobLoop:
         forgotten = [each for each in left if each is not task and not is_closing(each)]
         if forgotten:
             _log.warning("a job left %d tasks behind on its event loop; they are cancelled", len(forgotten))
-        if stuck:  # without its loop, none of them runs on
+        if stuck:  # without the loop, no stuck task runs on
             _log.error("%d tasks that a job left behind swallow their cancellation; their loop is dropped", stuck)
             self._loop = None
 
 
 def close_loop(loop: AbstractEventLoop) -> None:
-    """Close the loop, and its asynchronous generators as far as they end within a second."""
+    """Close the loop. Before that, its asynchronous generators get a second to end."""
     try:
         loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
     except BaseException as exc:  # noqa: BLE001 - the user's code: it must not prevent the end
@@ -94,7 +95,7 @@ def is_closing(task: asyncio.Task[Any]) -> bool:
 def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> int:
     """Cancel *tasks* and run the loop until they have ended, for a second at most. Returns how many have not.
 
-    Tasks that close a generator get that second to do so, and are cancelled then.
+    Tasks that close an asynchronous generator are cancelled only after that second; then they get another second.
     """
     waiting = list(tasks)
     closing = [task for task in waiting if is_closing(task)]

@@ -39,7 +39,7 @@ _THREAD_BRAKE = 1.0  # seconds until the next attempt to start a thread that the
 
 
 class Executor(ABC):
-    """Runs the jobs of held leases and collects their verdicts. Calls *on_done* after each, in the job's thread.
+    """Runs the jobs of held leases and collects their verdicts. Calls *on_done* after each job, in its thread.
 
     With *inflight*, the supervisor and the sidecar can see which jobs have begun.
     """
@@ -67,7 +67,7 @@ class Executor(ABC):
         self._start(jobs)
 
     def take_back(self) -> list[Held]:
-        """Take the jobs that have not begun; they never begin here."""
+        """Take out the jobs that have not begun. After that, they never begin in this executor."""
         taken = self._take_waiting()
         self._count(-len(taken))
         return taken
@@ -88,7 +88,7 @@ class Executor(ABC):
 
     @property
     def oldest_finished(self) -> Held | None:
-        """The job that has had its verdict for longest and was not taken yet."""
+        """Of the jobs that have a verdict and were not taken yet: the one that got its verdict first."""
         try:
             return self._finished[0]
         except IndexError:
@@ -102,7 +102,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def is_held_up(self) -> bool:
-        """Whether jobs wait, or would wait, behind one that is not short."""
+        """Whether jobs wait, or would wait, behind a job that is not short."""
 
     @property
     @abstractmethod
@@ -124,7 +124,7 @@ class Executor(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release threads and loops. What still runs is not waited for."""
+        """Release threads and loops. Does not wait for jobs that still run."""
 
     @abstractmethod
     def _start(self, jobs: Sequence[Held]) -> None: ...
@@ -144,14 +144,14 @@ class Executor(ABC):
         suspended.
         """
         held.began_at = now = time.monotonic()
-        self._running[held] = None  # first: an abort sees it there, or this thread sees the abort
+        self._running[held] = None  # first, so that either an abort sees the job, or this thread sees the abort
         if now >= held.ends_at or self.is_aborted:
             del self._running[held]
             self._skip(held)
             return False
         if self._inflight is not None:
             self._inflight.begin(held)
-            if time.monotonic() >= held.ends_at:  # another thread was stuck in between: it may have been given back
+            if time.monotonic() >= held.ends_at:  # this thread stood still in between: the job may be given back
                 del self._running[held]
                 self._skip(held)
                 return False
@@ -166,7 +166,7 @@ class Executor(ABC):
         self._finished.append(held)
 
     def _end(self, held: Held) -> None:
-        """The job has run and has its verdict."""
+        """Note that the job has run and has its verdict."""
         if self._inflight is not None:
             self._inflight.end(held)
         del self._running[held]
@@ -175,7 +175,9 @@ class Executor(ABC):
 
 
 class InlineExecutor(Executor):
-    """Runs one job after the other in the thread of the worker's loop: no hand-over, the least cost per job.
+    """Runs one job after the other in the thread of the worker's loop.
+
+    A job costs least here, because it is not handed over to another thread.
 
     *after_job* is called between two jobs, in that thread, fifty times a second at most.
     """
@@ -367,8 +369,8 @@ class CoroutineExecutor(Executor):
     def capacity(self) -> int:
         """How many jobs can run at a time now.
 
-        None can begin while a job holds the loop. After plain functions were given back because the pool is full, none
-        can begin until a thread of the pool is free.
+        No job can begin while another job holds the loop. After plain functions were given back because the pool is
+        full, no job can begin until a thread of the pool is free.
         """
         return self._at_work if self._is_pool_short or self._is_loop_held else self._concurrency
 
@@ -405,7 +407,7 @@ class CoroutineExecutor(Executor):
             if task is current or tasks is of_callback or current in tasks:
                 return held
         held_by = list(self._tasks.values())
-        # a callback without a job's context belongs to the job if there is only one on the loop
+        # a callback without a job's context belongs to the loop's job, if the loop runs only one
         return held_by[0][0] if current is None and of_callback is None and len(held_by) == 1 else None
 
     def is_held_by_leftover(self) -> bool:
@@ -422,9 +424,10 @@ class CoroutineExecutor(Executor):
         return stack_of(frame_of(self._thread.ident))
 
     def _tasks_of_callback(self) -> JobTasks | None:
-        """The tasks of the job to which the loop's current callback (or step of a task) belongs, by its context.
+        """The tasks of the job that the loop's current callback (or step of a task) belongs to.
 
-        None: no callback runs, or it was created outside of any job's context: by a thread, or with its own context.
+        The callback's context says which job that is. None: no callback runs, or the callback was created outside of
+        any job's context: by a thread, or with a context of its own.
         """
         frame = frame_of(self._thread.ident)
         while frame is not None:
@@ -542,7 +545,7 @@ class CoroutineExecutor(Executor):
 def _make_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], *, context: Context | None = None, **options: Any
 ) -> asyncio.Task[Any]:
-    """The loop's task factory: a plain ``asyncio.Task``, noted as one of the job in whose context it is made."""
+    """The loop's task factory: makes a plain ``asyncio.Task``, and adds it to the tasks of its context's job."""
     task = asyncio.Task(work, loop=loop, context=context, **options)
     tasks = job_tasks.get() if context is None else context.get(job_tasks)
     if tasks is not None:

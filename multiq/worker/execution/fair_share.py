@@ -1,4 +1,4 @@
-"""Fair share: the order in which a worker asks its queues, so that each gets its share of the jobs."""
+"""Fair share: the order in which a worker asks its queues, so that each queue gives its share of the jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fair_share(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer:
-    """A consumer that reserves from its queues by *shares*. Without shares, *consumer* itself: its order is strict."""
+    """A consumer that reserves from its queues by *shares*. Without shares: *consumer* itself, in strict order."""
     return consumer if shares is None else FairShareConsumer(consumer, FairShare(shares))
 
 
@@ -24,14 +24,14 @@ class FairShare:
     """The order in which to ask queues, so that each gives jobs in proportion to its weight while it has any.
 
     A job that a queue gave is charged to it as 1 / weight, and the queue that was charged least is asked first. So the
-    shares are of jobs, whatever the size of batches, and hold to within one batch. A queue without jobs leaves its
-    share to the others, and does not get it back later. The charges begin at random (*rng*): else, if each of many
-    workers takes only one job, no worker would ever take a job of the last queue.
+    shares are shares of jobs, not of batches, and are exact to within one batch. A queue without jobs leaves its share
+    to the others, and does not get it back later. The charges begin with random values (*rng*). Otherwise, if each of
+    many workers took only one job, none of them would ever take a job of the last queue.
     """
 
     def __init__(self, weights: Mapping[str, int], rng: random.Random | None = None) -> None:
         self._weights = dict(weights)
-        self._rng = rng or random.SystemRandom()  # a seeded generator would give the same in all forked children
+        self._rng = rng or random.SystemRandom()  # seeded, it would give the same numbers in all forked children
         self._charged: dict[str, float] = {}
         self._reset()
 
@@ -40,7 +40,7 @@ class FairShare:
         return tuple(sorted(self._charged, key=self._charged.__getitem__))
 
     def charge(self, leases: Sequence[Lease], limit: int) -> None:
-        """Charge jobs that were reserved in the present order, up to *limit* of them."""
+        """Charge the queues for jobs that were reserved in the present order; *limit*: how many were asked for."""
         if len(leases) < limit:  # all queues are empty: start afresh
             self._reset()
             return
@@ -54,8 +54,8 @@ class FairShare:
             self._charged[queue] = max(self._charged[queue], least)
 
     def _reset(self) -> None:
-        # As at a random moment of a long run: a queue is the next with the probability of its weight, and each other
-        # queue is at a random point between two of its jobs
+        # Begin as at a random moment of a long run: each queue's chance to be the next is proportional to its weight,
+        # and every other queue is at a random point between two of its jobs.
         (first,) = self._rng.choices(list(self._weights), list(self._weights.values()))
         self._charged = {queue: self._rng.uniform(0, 1 / weight) for queue, weight in self._weights.items()}
         self._charged[first] = 0.0

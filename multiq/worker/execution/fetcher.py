@@ -36,13 +36,13 @@ _MAX_PENDING_EVENTS = 1000  # events that wait while a subscriber hangs: then th
 
 _verdict_of = attrgetter("verdict")
 
-#: a lease is touched when a third of its ttr has passed: two touches may fail before it ends
+#: a lease is touched when this share of its ttr has passed: two touches may fail before the lease ends
 _TOUCH_SHARE = 1 / 3
 
 
 class Fetcher:
-    """Reserves and settles for one worker process. Its lock lets in only one thread at a time: the loop's or the
-    heartbeat's.
+    """Reserves and settles for one worker process. Its lock lets only one thread in at a time: the thread of the loop
+    or of the heartbeat.
 
     With *inflight*, the supervisor and the sidecar can read what is held and when it is touched next.
     """
@@ -106,7 +106,7 @@ class Fetcher:
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
-        """Settle these now. False: the backend is down; the next call settles them."""
+        """Settle these now. Returns False if the backend is down; then the next call settles them."""
         with self._lock:
             is_settled = self._settle(finished)
         self._emit_events()
@@ -115,7 +115,7 @@ class Fetcher:
     def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
         """Settle what *take* returns.
 
-        Does nothing while another thread is in a call: after that call, the loop settles.
+        Does nothing while another thread is in a call: after that call, the worker's loop settles.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -218,7 +218,7 @@ class Fetcher:
             if held.touch_at > now or held.verdict is not None:
                 continue
             if held.ends_at <= now and not held.began_at:
-                held.touch_at = float("inf")  # it never begins here, and the sidecar may give it back at any time
+                held.touch_at = float("inf")  # this job never begins here, and the sidecar may give it back at any time
                 continue
             due.append(held)
             if self._inflight is not None:  # before the call: the sidecar relies on it

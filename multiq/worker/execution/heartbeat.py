@@ -44,6 +44,6 @@ class Heartbeat:
                 self._tick()
                 self._pause.wait(TICK)
         except BaseException:  # noqa: BLE001 - reported, and fatal
-            # without it, leases end while their jobs run: the worker must not go on
+            # without the heartbeat, leases end while their jobs run: the worker must not go on
             _log.exception("the heartbeat died; the worker stops")
             self._on_death()

@@ -5,17 +5,18 @@ A process holds more jobs than it can run at a time only while its jobs are shor
 
 from __future__ import annotations
 
-#: seconds of work that may wait for one slot: how long a job waits at most behind others of its batch
+#: seconds of work that may wait for one slot: a job waits at most so long behind other jobs of its batch
 BUDGET = 0.010
 
 _WEIGHT = 0.2  # weight of the newest job in the running mean
 
 
 class Prefetch:
-    """Doubles while batches come back full and jobs are short; falls at once when they are long.
+    """How many jobs to hold: the number doubles while batches come back full and jobs are short, and falls at once when
+    jobs are long.
 
-    *slots* jobs run at a time, and *most* more may wait. With n jobs held, the last one begins after
-    (n - slots + 1) / slots times what a job takes; ``BUDGET`` limits that.
+    *slots* jobs run at a time, and at most *most* more may wait. ``BUDGET`` limits the wait of the last of n held jobs:
+    (n - slots + 1) / slots times the duration of a job.
     """
 
     def __init__(self, slots: int, most: int) -> None:

@@ -24,7 +24,7 @@ _PAGE = resource.getpagesize()
 
 
 class Recycling:
-    """Checked between jobs. Once ``is_reached``, ``reason`` and ``code`` say why the process is to end."""
+    """The limits of a process, checked between jobs. When one ``is_reached``, ``reason`` and ``code`` say which one."""
 
     def __init__(self, settings: ProcessSettings) -> None:
         now = time.monotonic()
@@ -71,19 +71,19 @@ class Recycling:
         return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())
 
     def _warn_of_little(self, memory: float) -> None:
-        """Log a memory limit below what the process uses already: such a process ends after each job."""
+        """Log an error if the limit is below what the process uses already: then the process ends after each job."""
         used = resident_mib()
         if used > memory:
             _log.error(
-                "memory must be more than this process uses before its first job, got %g MiB, and it uses %.0f MiB: it "
-                "ends after each job. Add room for the largest job",
+                "memory must be more than this process uses before its first job, got %g MiB, and the process uses "
+                "%.0f MiB: it ends after each job. Add room for the largest job",
                 memory,
                 used,
             )
 
 
 def resident_mib() -> float:
-    """Resident memory of this process; on systems without /proc, the most that it ever had."""
+    """Resident memory of this process; on systems without /proc, the maximum so far."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE / 2**20
     except OSError:
@@ -92,5 +92,5 @@ def resident_mib() -> float:
 
 
 def _less(limit: float | None) -> float:
-    """A limit, less a random part of it; infinite if there is none."""
+    """*limit* minus a random part of it; None: infinite."""
     return float("inf") if limit is None else limit * (1 - random.random() * _JITTER)  # noqa: S311 - guards nothing

@@ -67,7 +67,9 @@ class TaskCall(msgspec.Struct, frozen=True):
 
 
 class Runner:
-    """Runs jobs of one app; used by all threads of a worker. Each job gets a copy of the context this was made in."""
+    """Runs jobs of one app; used by all threads of a worker. Each job gets a copy of the ``contextvars`` context in
+    which the runner was made.
+    """
 
     def __init__(self, app: App, timeouts: Timeouts) -> None:
         self._tasks = app.tasks
@@ -84,7 +86,7 @@ class Runner:
         """Whether the worker cancels coroutines because it ends: that is not a failure of their jobs."""
 
     def run(self, held: Held) -> Verdict:
-        """Run a job here and now; a coroutine on an event loop of this thread. Never raises."""
+        """Run a job in this thread; if it is a coroutine, on an event loop of this thread. Never raises."""
         try:
             return self._context.copy().run(self._run, held)
         except BaseException as exc:  # noqa: BLE001 - an error that cannot even be put into words
@@ -109,10 +111,10 @@ class Runner:
             result = await self._await(call, held, thread=None)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                await asyncio.sleep(0)  # where the job has cancelled itself and has not heard of it: here it does
+                await asyncio.sleep(0)  # if the job has cancelled itself, the cancellation is raised here
         except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
             if self.is_ending and isinstance(exc, asyncio.CancelledError):
-                return GiveBack(held.lease)  # by a worker that ends: not the job's doing
+                return GiveBack(held.lease)  # cancelled by a worker that ends: the job has not failed
             return self._failed(call, exc, time.perf_counter() - started)
         return self._done(call, result, time.perf_counter() - started)
 
@@ -131,7 +133,8 @@ class Runner:
     def timed_out(self, lease: Lease, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
         """The verdict on a job that is ended from outside because it ran longer than its timeout.
 
-        Returns it with a function that emits its events: call it once the backend has accepted the verdict.
+        Returns the verdict, and a function that emits the verdict's events: call it when the backend has accepted the
+        verdict.
         """
         call = self._prepare(lease)
         if not isinstance(call, TaskCall):
@@ -245,7 +248,7 @@ class Runner:
         return result
 
     def _run_result(self, result: Any, timed: TimedJob | None) -> Any:
-        """Await what a plain function returns, if it is a coroutine: a decorator may hide that its function is one."""
+        """Await what a plain function returned, if that is a coroutine: a decorator may hide a coroutine function."""
         if isinstance(result, GeneratorType | AsyncGeneratorType):
             raise BuryJob(
                 f"the task returned {type(result).__name__}, whose code has not run: a task must not be a generator"
@@ -388,7 +391,7 @@ def _fallback_verdict(lease: Lease, exc: BaseException, longest_delay: float | N
 
 
 class _Timer:
-    """Ends a coroutine's ``asyncio.timeout`` at its deadline, not counting time in which others hold the loop."""
+    """Ends a coroutine's ``asyncio.timeout`` at its deadline, not counting time in which other jobs hold the loop."""
 
     def __init__(self, timed: TimedJob, timeouts: Timeouts) -> None:
         self.patience = asyncio.timeout(None)
@@ -422,5 +425,5 @@ def _call_hook(call: TaskCall | JobContext, hook: Any, what: Any) -> None:
     job = call.job if isinstance(call, TaskCall) else call
     try:
         hook(job, what)
-    except BaseException:  # noqa: BLE001 - whatever it raises, the job is over, and its thread is not the hook's
+    except BaseException:  # noqa: BLE001 - whatever the hook raises, the job is over, and its thread must go on
         _log.exception("a hook of task %s failed; the job's fate is not affected", job.task)

@@ -4,11 +4,11 @@ How a job is notified depends on where it runs, and never breaks code that is no
 
 - A coroutine is cancelled by its event loop (``Runner``).
 - A plain function in the main thread of its process is interrupted by a signal, whose handler runs in that thread and
-  sees the very line that it interrupts. It raises ``SoftTimeout`` only in the task's own code, or in a library that
-  blocks for it; elsewhere (a lock of the standard library, logging, a driver) it raises when the task is back
-  in its own code (``safe_points``).
-- A plain function on any other thread polls: ``current_job().check()`` raises. An exception raised from another thread
-  would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
+  sees the very line that it interrupts. The handler raises ``SoftTimeout`` only in the task's own code, or in a library
+  that is not protected. In a protected package (locks of the standard library, logging, drivers), the job runs on until
+  it is back in its own code, and ``SoftTimeout`` is raised there (``safe_points``).
+- A plain function on any other thread must poll: ``current_job().check()`` raises ``SoftTimeout``. An exception raised
+  from another thread would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
 - A call of multiq itself (``enqueue``) raises before it returns (``multiq.timeout_notices``).
 
 A job that still runs ``kill_after`` seconds after it was notified is overdue.
@@ -48,8 +48,8 @@ INTERRUPT = signal.SIGURG
 _LOOP_IS_BLOCKED = 0.1  # seconds without a callback of the loop, which is asked for one every 25 ms
 _RUNNER = "multiq.worker.execution.runner"
 
-#: packages in whose code, and in whatever that code calls, nothing is ever raised: they hold locks or connections, or
-#: swallow what is raised
+#: packages that hold locks or connections, or that swallow exceptions: ``SoftTimeout`` is never raised in their code,
+#: nor in code that their code calls
 _PROTECTED = frozenset(
     [
         "multiq",
@@ -118,7 +118,7 @@ class SharedLoop(Protocol):
     """An event loop on which several jobs run."""
 
     def holder(self) -> Held | None:
-        """The job whose code the loop runs now; None: it runs no running job's code, or that is unknown."""
+        """The job whose code the loop runs now; None: it runs no running job's code, or the job is unknown."""
 
     def is_held_by_leftover(self) -> bool:
         """Whether the loop runs code of a job that has ended."""
@@ -134,8 +134,8 @@ class Timeouts:
     """The timeouts of all running jobs. The heartbeat calls ``check``, the jobs' own threads the rest.
 
     - *kill_after*: seconds between a job's notification and the end of its process.
-    - *protected*: top-level packages in whose code nothing is raised, beside those named here.
-    - *inflight*: where to write when a process must end, for the supervisor.
+    - *protected*: top-level packages in whose code nothing is raised, in addition to those named in this module.
+    - *inflight*: the table in which the supervisor reads when this process must end.
     """
 
     def __init__(
@@ -152,12 +152,12 @@ class Timeouts:
         self._loop: AbstractEventLoop | None = None
         self._shared: SharedLoop | None = None
         self._loop_answered_at = float("inf")
-        self._logged_stall = 0.0  # since when the loop was held, when that was logged last
+        self._logged_stall = 0.0  # when the stall began that was logged last
         self._checked_at = 0.0
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. Call it there."""
+        """While the block lasts, ``INTERRUPT`` interrupts jobs in the main thread. Call it in the main thread."""
         before = fork.take_signal(INTERRUPT, self._handler)
         self._can_interrupt = True
         try:
@@ -171,7 +171,7 @@ class Timeouts:
         self._loop, self._shared = loop, shared
 
     def begin(self, call: TaskCall, held: Held, *, thread: int | None) -> TimedJob:
-        """Watch *call* until its deadline. *thread* None: it is a coroutine on the shared loop."""
+        """Watch *call* until its deadline. *thread*: where it runs; None: it is a coroutine on the shared loop."""
         timed = TimedJob(call, held, call.deadline, self._kill_after, thread)
         if self._can_interrupt and timed.is_in_main_thread and fork.handler_of(INTERRUPT) is not self._handler:
             signal.signal(INTERRUPT, self._handler)  # an earlier job has taken the signal
@@ -181,7 +181,7 @@ class Timeouts:
         return timed
 
     def end(self, timed: TimedJob) -> None:
-        """The job has ended: raise nothing in it any more."""
+        """Note that the job has ended: nothing is raised in it any more."""
         with self._lock:
             if timed in self._running:
                 del self._running[timed]
@@ -190,10 +190,10 @@ class Timeouts:
             self._steps.end()
 
     def mark_notified(self, timed: TimedJob) -> None:
-        """Note that the job is notified: its event loop has just cancelled it."""
+        """Note that the job is notified, because its event loop has just cancelled it."""
         with self._lock:
-            # first, because the heartbeat ends the process for a notified job that is past its ``kill_at``: after the
-            # process was suspended, the job may be past the old one
+            # set ``kill_at`` before ``is_notified``: the heartbeat ends the process for a notified job whose
+            # ``kill_at`` has passed, and after the process was suspended, the old ``kill_at`` may have passed
             self._set_kill_at(timed, time.monotonic() + self._kill_after)
             timed.is_notified = True
             self._take_back_notice(timed)
@@ -203,7 +203,8 @@ class Timeouts:
         yet.
 
         The job's time was over at *since*. If the heartbeat has not run since then, one call into C has held the
-        interpreter, and it is unknown which job made it: then all of that time counts as held by others.
+        interpreter, and it is unknown which job made that call. Then all the time after *since* counts as held by other
+        jobs.
         """
         lost_time, timed.blocked = timed.blocked, 0.0
         return lost_time if self._checked_at >= since else max(lost_time, time.monotonic() - since)
@@ -215,7 +216,7 @@ class Timeouts:
             self._set_kill_at(timed, timed.notify_at + self._kill_after)
 
     def check(self) -> list[TimedJob]:
-        """Notify each job that runs longer than it may. Returns those that are overdue, each once."""
+        """Notify each job that runs longer than it may. Returns the overdue jobs, each of them once."""
         if not self._running:
             self._loop_answered_at = float("inf")
             return []
@@ -233,10 +234,11 @@ class Timeouts:
         return [timed for timed in running if self._is_overdue(timed, now, holder)]
 
     def is_loop_stuck(self) -> bool:
-        """Whether code of no running job holds the shared loop for too long: their longest timeout plus ``kill_after``.
+        """Whether code that belongs to no running job holds the shared loop for too long. Call it after ``check``.
 
-        Call it after ``check``. A job without a timeout may hold the loop forever: while one runs, the loop counts as
-        stuck only if the code is known to be that of an ended job.
+        Too long is more than the longest timeout of the running jobs plus ``kill_after``. A job without a timeout may
+        hold the loop forever: while such a job runs, the loop counts as stuck only if the code is known to be that of
+        an ended job.
         """
         shared = self._shared
         if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:
@@ -322,7 +324,7 @@ class Timeouts:
                 raise SoftTimeout
 
     def _may_raise(self, frame: FrameType | None) -> bool:
-        """Whether the interrupted line is the task's own, or of a library that blocks for it."""
+        """Whether ``SoftTimeout`` may be raised here: in the task's own code, or in a library that is not protected."""
         if frame is None or _package(frame) in _PROTECTED_AT_THE_TOP:
             return False
         if (
@@ -352,9 +354,10 @@ class Timeouts:
         self._loop_answered_at = time.monotonic()
 
     def _set_kill_at(self, timed: TimedJob, kill_at: float) -> None:
-        """Call it under the lock: a job that has ended is not among the running ones, and publishes nothing.
+        """Set ``kill_at``, and write it to the in-flight table only if the job still runs. Call it under the lock.
 
-        Its slot in the table may belong to another lease, for which the supervisor would kill this process.
+        The slot of a job that has ended may belong to another lease: then the supervisor would kill this process for
+        the wrong job.
         """
         timed.kill_at = kill_at
         if timed in self._running:

@@ -20,7 +20,7 @@ _log = logging.getLogger("multiq.sidecar")
 
 
 class HealthFile:
-    """A worker's health report as JSON. The file's modification time is when the worker was last well; 1970: never."""
+    """A worker's health report as JSON. The file's modification time: when the worker was last healthy; 1970: never."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

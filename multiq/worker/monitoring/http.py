@@ -4,9 +4,9 @@ They are served from the sidecar's process, so that no task delays them. Of a re
 ``Host`` header are used. There is no login: the pages contain no job's arguments, and the default address is this
 host's own.
 
-One thread serves all connections, because a probe must be answered whatever other clients do: each connection has a few
-seconds for its whole request and reply, and at the limit of connections, the oldest is closed for a new one. Only the
-metrics, which ask the backend, are made by a second thread. See decision 35, ``docs/decisions``.
+One thread serves all connections. A probe must be answered whatever other clients do: each connection has only a few
+seconds for its whole request and reply, and at the limit of connections, the oldest is closed for a new one. A second
+thread makes the metrics, because these need calls to the backend. See decision 35, ``docs/decisions``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.sidecar")
 
 _LOOPBACK = "127.0.0.1"
-#: seconds: after a reload, the previous sidecar releases the address when it notices the new program
+#: seconds to wait for the address: after a reload, the previous sidecar releases it when it notices the new program
 _BIND_PATIENCE = 3.0
 _RETRY = 0.05  # seconds
 _CONNECTIONS = 100
@@ -118,7 +118,7 @@ class Request(NamedTuple):
 
 
 class Pages:
-    """The three pages. *names*: names of this server that are accepted beside its addresses."""
+    """The three pages. *names*: names of this server that are accepted in addition to its addresses."""
 
     def __init__(self, status: Status, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
         self._status = status
@@ -126,7 +126,7 @@ class Pages:
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def refuse(self, request: Request) -> Reply | None:
-        """The reply that refuses a request; None: it is valid."""
+        """The reply that refuses a request; None: the request is valid."""
         if request.host is not None and not self._is_own(request.host):
             return Reply("421 Misdirected Request", _TEXT, b"the Host header must name this server: use its address\n")
         if request.path not in {"/healthz", "/readyz", "/metrics"}:
@@ -173,7 +173,9 @@ class _Connection:
         self.is_request_complete = False
         """Whether the request is complete. What comes after it is discarded."""
         self.is_reply_sent = False
-        """Whether the reply is sent. It stays open until the client closes: closed earlier, the reply might be lost."""
+        """Whether the reply is sent. The connection stays open until the client closes it: else the reply might be
+        lost.
+        """
 
 
 class Server:
@@ -200,7 +202,7 @@ class Server:
         _log.info("health and metrics are on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def close(self) -> None:
-        """Release the address at once: by shutdown, since closing takes effect only when the polling thread wakes."""
+        """Release the address at once, by a shutdown: a close takes effect only when the polling thread wakes."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -222,7 +224,7 @@ class Server:
                 sock.close()
 
     def _poll(self) -> None:
-        # all connections get the same number of seconds, so those of the oldest are over first
+        # all connections get the same number of seconds, so the time of the oldest connection is over first
         ends_at = next((connection.ends_at for connection in self._connections.values()), None)
         timeout = None if ends_at is None else max(0.0, ends_at - time.monotonic())
         for key, events in self._selector.select(timeout):
@@ -277,7 +279,10 @@ class Server:
         return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 
     def _close_oldest(self, *, even_local: bool) -> bool:
-        """Close the oldest connection; answer it first if its request has arrived. Returns whether there was one."""
+        """Close the oldest connection. If its request has arrived, answer it first.
+
+        Returns whether there was a connection to close.
+        """
         oldest = next((connection for connection in self._connections.values() if not connection.is_local), None)
         if oldest is None and even_local:
             oldest = next(iter(self._connections.values()), None)

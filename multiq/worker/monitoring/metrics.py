@@ -1,4 +1,4 @@
-"""Metrics: what a worker's processes count of their jobs, in shared memory, so that no count dies with a child.
+"""Metrics: the counts of a worker's processes, in shared memory, so that no count is lost when a child dies.
 
 Counting makes no system call. Each process writes its own counts only; a reader adds them up. There is a row of counts
 for each task that the app has when the worker starts, and one for all others, so that jobs cannot create labels.
@@ -22,7 +22,8 @@ BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0,
 """Seconds: the histogram's upper bounds, each inclusive. Longer runs have a bucket of their own."""
 OUTCOMES = ("done", "retried", "buried")
 OTHER = "other"
-"""The label for tasks that this worker does not know and for jobs without a task. A task of this name shares it."""
+"""The label for tasks that this worker does not know and for jobs without a task. A task of this name shares the label.
+"""
 
 _CELL = 8  # bytes
 _LOST, _CRASHED, _BACKEND_ERRORS, _COMMON = range(4)  # cells of a process

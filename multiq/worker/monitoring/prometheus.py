@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .metrics import Metrics, TaskCounts
     from .status import HealthReport, Status
 
-_LOOK_EVERY = 5.0  # seconds: a request that comes sooner gets the counts of the one before
+_LOOK_EVERY = 5.0  # seconds: a request that comes sooner gets the counts of the request before
 _PATIENCE = 1.5  # seconds for the backend's counts: a connection has three for its whole page
 _STATES = ("ready", "delayed", "reserved", "buried")
 
@@ -51,7 +51,7 @@ class WorkerCollector(Collector):
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Nothing: what there is to collect is only known on request."""
+        """Returns nothing, because the metrics are known only when a request collects them."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -69,7 +69,7 @@ class WorkerCollector(Collector):
     def _counts(self) -> list[QueueStats]:
         """The queues' counts, a few seconds old at most; empty if the backend does not answer soon.
 
-        A thread asks for them, because a call to a silent backend takes longer than a page may.
+        A thread asks for the counts, because a call to a silent backend takes longer than a page may take.
         """
         with self._looking:
             look, now = self._look, time.monotonic()

@@ -1,4 +1,4 @@
-"""The status of a worker, read from shared memory alone, so that no process of it has to answer."""
+"""The status of a worker, read from shared memory alone, so that no process of the worker has to answer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from multiq.worker.processes.shared_state import ProcessRow, SharedState
 
 _BACKEND_LIMIT = 60.0  # seconds without an answer: more than a server's restart takes
-_BACKEND_PATIENCE = 15.0  # seconds: the sidecar calls it every five
+_BACKEND_PATIENCE = 15.0  # seconds: the sidecar calls the backend every five seconds
 _CHILD_LIMIT = 30.0  # seconds: an idle child makes a turn every five
-_SUPERVISOR_LIMIT = 10.0  # seconds: it makes two rounds in one
+_SUPERVISOR_LIMIT = 10.0  # seconds: the supervisor makes two rounds per second
 _LISTED = 100  # jobs of one worker: an answer must fit into the smallest backend's largest job
 
 
@@ -27,7 +27,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's health, as the health file and the HTTP pages give it. All times are seconds."""
 
     pid: int
-    """The supervisor's."""
+    """The supervisor's pid."""
     worker: str
     """``host:pid``."""
     state: str
@@ -42,9 +42,9 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     backend_answered: float | None
     """Seconds since the backend answered; None: it has not yet."""
     children: list[int]
-    """Their pids."""
+    """The pids of the children."""
     jobs: int
-    """That have run so far."""
+    """Jobs that have run so far."""
     running: int
     crashed: int
     """Children that died, so far."""
@@ -113,7 +113,7 @@ class Status:
         )
 
     def entries(self, row: ProcessRow) -> list[Entry]:
-        """What a child holds."""
+        """The in-flight jobs of a child."""
         return self._shared_state.tables[int(row.table)].entries() if row.pid else []
 
     @property
@@ -132,7 +132,7 @@ class Status:
         if not rows and not worker.stops:
             faults.append("no process works: each died soon after its start and waits to be replaced")
         for row, held in zip(rows, entries, strict=True):
-            # while a child runs a job inline, its loop makes no turn (``WorkerProcess``); the job's timeout limits that
+            # while a child runs a job inline, its loop makes no turn (``WorkerProcess``); the job's timeout limits this
             if now - row.beat > _CHILD_LIMIT and not any(entry.is_running for entry in held):
                 faults.append(f"process {int(row.pid)} has made no turn for {now - row.beat:.0f} s")
         silence = now - (worker.contact or worker.started_at)

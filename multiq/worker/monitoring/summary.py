@@ -1,4 +1,4 @@
-"""The summary: a log line now and then with the jobs that a process has settled since the last one."""
+"""The summary: a log line now and then with the jobs that a process has settled since its last line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ _FIRST = 1.0  # seconds until the first line; each interval is twice the one bef
 
 
 class Summary:
-    """Logs the jobs whose verdicts *settled* counts, every *longest* seconds once jobs keep coming; 0: never.
+    """Logs how many jobs were settled, by verdict.
 
-    The first line comes soon, and so does the first line after a time without jobs. The worker's loop calls it once per
-    turn (``WorkerProcess``), not once per job, so that jobs do not become slower.
+    *settled*: the counts. *longest*: the seconds between two lines while jobs keep coming; 0: no lines.
+
+    The first line comes soon, and so does the first line after a time without jobs. The worker's loop calls
+    ``log_if_due`` once per turn (``WorkerProcess``), not once per job, so that jobs do not become slower.
     """
 
     def __init__(self, worker: str, settled: Mapping[type[Verdict], int], longest: float) -> None:

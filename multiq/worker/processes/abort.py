@@ -24,9 +24,9 @@ class ForcedSettlement:
     """Settles what has ended, what has not begun, and what is overdue.
 
     - *take_back*: takes the jobs that have not begun; their verdict is give-back.
-    - *has_sidecar*: running jobs are left to the sidecar, which gives them back once this process is gone: given back
-      earlier, they would run in two processes at a time. Without one, they are given back here, and their results
-      will not count.
+    - *has_sidecar*: running jobs are left to the sidecar, which gives them back when this process has ended. If they
+      were given back earlier, they could run in two processes at a time. Without a sidecar, running jobs are given back
+      here, and their results will not count.
     """
 
     def __init__(

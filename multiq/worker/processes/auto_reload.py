@@ -1,7 +1,7 @@
 """Auto-reload for development (``--watch``): a watcher process sends the supervisor SIGHUP when code changes.
 
 The watcher is a process because a supervisor starts no threads. A reload keeps the supervisor's pid, so the watcher
-goes on beside the reloaded program. It ends with the supervisor.
+goes on after the reload. The watcher ends with the supervisor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_library() -> None:
 
 
 def folders_of(module: str) -> list[Path]:
-    """The folders to watch for an app: the current one, and the one that its module was found in."""
+    """The folders to watch for an app: the current folder, and the folder of the app's top-level module."""
     folders = [Path.cwd()]
     origin = getattr(sys.modules[module.partition(".")[0]], "__file__", None)
     if origin is not None:
@@ -54,8 +54,8 @@ def folders_of(module: str) -> list[Path]:
 def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
     """While the block lasts, this process gets a SIGHUP when a file of code or settings in *folders* has changed."""
     # SIGHUP is blocked until the supervisor installs its handler. After the supervisor has restored this handler, which
-    # does nothing, a SIGHUP has no effect. SIG_IGN instead would discard a SIGHUP that is pending while a reloaded
-    # program starts (POSIX, sigaction(2): a pending signal that is set to SIG_IGN is discarded)
+    # does nothing, a SIGHUP has no effect. With SIG_IGN instead, a SIGHUP that is pending while a reloaded program
+    # starts would be lost (POSIX, sigaction(2): setting a signal to SIG_IGN discards the signal if it is pending)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     watcher = _running_watcher() or _start(folders)
@@ -70,14 +70,14 @@ def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def wait_if_reloaded(problem: Exception) -> None:
-    """After a reload to code that does not start: wait for a change, then re-execute. The old children work on.
+    """After a reload to code that does not start: wait until the code changes, then re-execute it.
 
-    A reload checks the code first, but the code may change between the check and the ``exec``. Returns at once if this
-    is not a reload, and when a signal asks the worker to stop.
+    The old children work on meanwhile. A reload checks the code first, but the code may change between the check and
+    the ``exec``. Returns at once if this is not a reload, and when a signal asks the worker to stop.
     """
     if not was_reloaded():
         return
-    _log.error("the new code does not start: %s; the old processes keep running until it is changed", problem)
+    _log.error("the new code does not start: %s; the old processes keep running until the code is changed", problem)
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []
@@ -95,7 +95,7 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
 
     for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's, for the whole group
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a reloaded program starts this with it blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a reloaded program starts watchers with it blocked
     changes = watchfiles.watch(
         *folders,
         watch_filter=watchfiles.PythonFilter(extra_extensions=(".toml",)),

@@ -13,7 +13,7 @@ EXIT_OVERDUE = 13
 EXIT_RECYCLED = 14
 """The process has reached ``recycle_jobs`` or ``recycle_time``, and is to be replaced."""
 EXIT_STUCK = 15
-"""The event loop was held for longer than any job on it may run, and it is unknown by which of them."""
+"""The event loop was held for longer than any job on it may run, and it is unknown by which job."""
 EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, ended jobs early; they were given back."""
 
@@ -21,7 +21,7 @@ _NAMED = frozenset(map(int, signal.Signals))
 
 
 def describe_exit(status: int, exit_code: int | None) -> str:
-    """How a child died. *status*: its exit code or, if negative, the signal; *exit_code*: what it wrote itself."""
+    """How a child died. *status*: its exit code or, if negative, the signal; *exit_code*: the code that it wrote."""
     if status < 0:
         return (
             f"was killed by {signal.Signals(-status).name}" if -status in _NAMED else f"was killed by signal {-status}"

@@ -1,9 +1,9 @@
 """Processes that a job forks do not belong to the worker: in them, signals act as before the worker started.
 
-A forked process inherits handlers, blocked signals and the wake-up socket. With those that it inherits from a worker,
-``Process.terminate()`` would stop the worker instead of the process. So after a fork by anything but the worker itself,
-each signal has the handler that it had before, no signal that the worker takes is blocked, and the wake-up socket is
-not written to.
+A forked process inherits handlers, blocked signals and the wake-up socket. If these are a worker's,
+``Process.terminate()`` would stop the worker instead of the process. So after every fork except the worker's own forks,
+each signal has the handler that it had before the worker started, no signal that the worker takes is blocked, and
+nothing is written to the wake-up socket.
 
 A job's code may return in a process that it has forked: then that process ends (``ExitInForks``).
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 
-#: signal.getsignal makes an enum of what it finds, which takes longer
+#: signal.getsignal converts its result to an enum, which takes longer
 handler_of = import_module("_signal").getsignal
 
 
@@ -47,11 +47,11 @@ _fork_state = _ForkState()
 
 
 def take_signal(number: int, handler: Callable[[int, Any], object]) -> Any:
-    """Have *handler* called for this signal, until ``restore_signal``. Returns the token for that."""
+    """Have *handler* called for this signal, until ``restore_signal``. Returns the token for ``restore_signal``."""
     known = number in _previous_handlers
     old = signal.signal(number, handler)
     if not known:
-        # None: a handler that Python does not know of
+        # *old* is None if the handler was not installed from Python
         _previous_handlers[number] = signal.SIG_DFL if old is None else old
     return old, known
 
@@ -106,7 +106,7 @@ def exit_forked_copy(error: BaseException | None) -> NoReturn:
 def flush_streams() -> None:
     """Flush the standard streams. The streams may be closed, or their reader may be gone."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # Python has None for one that was closed when it started
+        with contextlib.suppress(Exception):  # a stream is None if it was closed when Python started
             stream.flush()
 
 

@@ -1,15 +1,16 @@
-"""The in-flight table: which leases a worker process holds and how far each job is, in memory that outlives it.
+"""The in-flight table: which leases a worker process holds and how far each job is. The table outlives the process.
 
-The tables are shared memory, made by the supervisor before it forks anything. A child writes to one table as long as
-it lives. The supervisor and the sidecar read it, also after the child's death. Writing costs no system call.
+The tables are shared memory, made by the supervisor before it forks anything. A child writes to one table as long as it
+lives. The supervisor and the sidecar read that table, also after the child's death. Writing costs no system call.
 
 A table has a slot for each lease. A slot keeps the lease's queue, id and token beside its *mark*: how far the job is.
 
-Why a reader can trust it, without a lock:
+Why a reader can trust a table, without a lock:
 
-- Each number has one writer at a time (the table below), an aligned number of 8 bytes is read and written at once, and
-  a reader sees a child's writes in the order in which they were made. (x86 guarantees the order. Elsewhere it is
-  certain once the child is dead; before, hundreds of instructions of the interpreter lie between two writes.)
+- Each number has one writer at a time ("Who may write what", below). An aligned number of 8 bytes is read and written
+  at once. A reader sees a child's writes in the order in which they were made. (x86 guarantees that order. On other
+  processors, the order is certain when the child is dead; before, it is very likely, because hundreds of the
+  interpreter's instructions lie between two writes.)
 - A slot is published last. ``hold`` writes the serial number, the record and all else while the mark is ``NOTHING``, in
   no particular order, and then the mark. ``drop`` makes the mark ``NOTHING`` again before anything else changes. In
   between, only the mark and two single numbers change: the job's ``kill_at`` and the lease's ``ends_at``. ``end``
@@ -18,7 +19,8 @@ Why a reader can trust it, without a lock:
   changed. The first mark, read after the serial, says that ``hold`` of this serial is complete. The second mark, read
   before the serial, says that ``drop`` has not come yet: otherwise the mark would be ``NOTHING`` or, with another lease
   in the slot, the serial would be that lease's. Each lease of a table has its own serial.
-- ``kill_at`` reads mark, ``kill_at`` and mark: a job's mark is the moment at which it began, and no other job has it.
+- The method ``kill_at`` reads the mark, then the number ``kill_at``, then the mark again. A running job's mark is the
+  moment at which it began, and no other job has the same mark.
 - No thread writes to a slot that belongs to another lease by now. ``hold``, ``touch`` and ``drop`` are called under the
   fetcher's lock. A job's own thread calls ``begin`` and ``end``, and ``drop`` comes after ``end``, unless the job was
   aborted: then its slot is never used again. The heartbeat calls ``set_kill_at`` only for a job that still
@@ -27,20 +29,20 @@ Why a reader can trust it, without a lock:
 
 ``tests/unit/test_inflight_interleavings.py`` reads the table between any two writes, and ends the writer there.
 
-If a child dies between two writes, the older state counts: a job that has run and whose ack is not written yet counts
-as running, so its lease is abandoned, a crash is counted, and it runs again. If it dies while ``end`` writes a verdict,
-the lease is in no slot, so no process settles it, and it ends after its ttr. In both cases, no unfinished job counts as
-done.
+If a child dies between two writes, the older state counts. So a job that has run, but whose ack is not written yet,
+counts as running: its lease is abandoned, a crash is counted, and the job runs again. If a child dies while ``end``
+writes a verdict, the lease is in no slot: no process settles it, and the lease ends after its ttr. In both cases, no
+unfinished job counts as done.
 
 Who may write what:
 
 ====================  =================  ==========================================================
 a table's state       written by         meaning
 ====================  =================  ==========================================================
-``FREE`` -> ``LIVE``  the supervisor     it is assigned to a child that is about to be forked
+``FREE`` -> ``LIVE``  the supervisor     the table is assigned to a child that is about to be forked
 slots, next touch     the child          while it lives
-``exit_code``         the child          written last: it ends in order, with this exit code
-``LIVE`` -> ``DEAD``  the supervisor     the child has ended; the sidecar does so when the supervisor is gone
+``exit_code``         the child          written last: the child ends in order, with this exit code
+``LIVE`` -> ``DEAD``  the supervisor     the child has ended; the sidecar writes this if the supervisor is gone
 ``DEAD`` -> ``FREE``  the sidecar        what the child still held is settled
 ====================  =================  ==========================================================
 """
@@ -85,7 +87,8 @@ _REASON_ROOM = 160  # bytes of a reason that are kept beside its lease
 _READ_TRIES = 20
 
 _encode = msgspec.msgpack.Encoder().encode
-#: overwrites all of a slot except its mark in 0.19 us; single cells take 0.32 us, 1 % more CPU for a no-op job
+#: overwrites all of a slot except its mark. This takes 0.19 us; cell by cell, it takes 0.32 us, which is 1 % more CPU
+#: for a no-op job
 _write_slot = struct.Struct(f"={_SLOT_HEAD - 1}d{_RECORD_ROOM}s").pack_into
 
 
@@ -94,7 +97,8 @@ class Held(msgspec.Struct, eq=False):
 
     lease: Lease
     slot: int | None
-    """Its slot in the table, by the number of the slot's first cell; None: it has none, or none any more."""
+    """The number of the first cell of the lease's slot in the table; None: the lease has no slot, or no longer has one.
+    """
     touch_at: float
     """When to touch the lease next. All moments are ``time.monotonic``, one clock for all processes of a host."""
     ends_at: float
@@ -104,7 +108,9 @@ class Held(msgspec.Struct, eq=False):
     verdict: Verdict | None = None
     """The verdict on its job; None: there is none yet."""
     is_aborted: bool = False
-    """Whether it was given back while its job ran on. The job may still write to the slot: it is not used again."""
+    """Whether an abort settled the lease while its job ran on. The job may still write to the slot: it is not used
+    again.
+    """
     is_lost: bool = False
     """Whether its verdict was refused, because the lease had ended."""
 
@@ -206,7 +212,7 @@ class InflightTable:
         return bool(self._cells[_HAS_HELD])
 
     def assign(self) -> None:
-        """Assign it to a child that is about to be forked. The table must be free."""
+        """Assign this table to a child that is about to be forked. The table must be free."""
         life = self._cells[_LIFE] + 1
         self._bytes[:] = bytes(len(self._bytes))
         self._cells[_LIFE] = life
@@ -218,7 +224,7 @@ class InflightTable:
         self._cells[_LEFT] = code + 1
 
     def mark_dead(self, status: int, now: float, *, is_late: bool = False, is_cut: bool = False) -> None:
-        """The child has died: the sidecar settles what it held."""
+        """Note that the child has died. Then the sidecar settles what the child held."""
         self._cells[_STATUS] = status
         self._cells[_WHY] = _CUT if is_cut else _LATE if is_late else _DIED
         self._cells[_DIED_AT] = now
@@ -260,8 +266,8 @@ class InflightTable:
 class InflightWriter:
     """The child's side of its table.
 
-    Which thread may call what is said above. Nothing here needs a lock, because no slot is used again while a job may
-    write to it. The slot of an aborted job is never used again: its process ends.
+    The module's docstring says which thread may call which method. Nothing here needs a lock, because no slot is used
+    again while a job may write to it. The slot of an aborted job is never used again: its process ends.
     """
 
     def __init__(self, table: InflightTable) -> None:
@@ -292,22 +298,22 @@ class InflightWriter:
         self._serial = serial
 
     def touch(self, held: Held, ends_at: float) -> None:
-        """The lease is about to be renewed, until *ends_at*. Write this before the backend is asked."""
+        """Note that the lease is about to be renewed until *ends_at*. Call it before the backend is asked."""
         if held.slot is not None:
             self._cells[held.slot + _ENDS_AT] = ends_at
 
     def begin(self, held: Held) -> None:
-        """The job begins to run, at ``began_at``."""
+        """Note that the job begins to run, at ``began_at``."""
         if held.slot is not None:
             self._cells[held.slot] = held.began_at
 
     def set_kill_at(self, held: Held, kill_at: float) -> None:
-        """The job must have ended by then, or its process must end."""
+        """Note the moment at which the process must end if the job still runs."""
         if held.slot is not None:
             self._cells[held.slot + _KILL_AT] = kill_at
 
     def end(self, held: Held) -> None:
-        """The job has run, and its verdict waits to be settled."""
+        """Note that the job has run, and that its verdict waits to be settled."""
         slot = held.slot
         if slot is None:
             return

@@ -34,7 +34,7 @@ class LifecycleEvents:
         self._events.emit(WorkerStarted(worker=self._worker, queues=queues))
 
     def expect_stopping(self) -> None:
-        """Have ``wait_stopping`` wait until ``stopping``, which follows, has emitted its event."""
+        """Make ``wait_stopping`` wait until ``stopping``, which is called later, has emitted its event."""
         self._stopping_emitted.clear()
 
     def stopping(self, reason: str) -> None:
@@ -46,7 +46,7 @@ class LifecycleEvents:
         self._stopping_emitted.wait(timeout)
 
     def stopped(self, code: int, patience: float | None) -> None:
-        """Emit ``WorkerStopped``, and wait up to *patience* seconds for its subscribers; None: emit it right here.
+        """Emit ``WorkerStopped``, and wait up to *patience* seconds for its subscribers; None: emit it in this thread.
 
         The event is emitted once only: if another thread already does it, this call only waits for that thread.
         """

@@ -1,14 +1,15 @@
 """One worker process: a loop that reserves jobs, has them run, and settles them.
 
-Three threads call into a ``WorkerProcess``: its own loop (``_turn``), the heartbeat (``_on_heartbeat``), and the one
-that handles signals or ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resume``). The end has these steps:
+Three threads call into a ``WorkerProcess``: the thread of its loop (``_turn``), the heartbeat (``_on_heartbeat``), and
+the thread that handles signals or calls ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resume``). The end has these
+steps:
 
 1. ``_end`` notes why the process ends; the loop makes no further turn.
 2. ``_drain`` gives back what has not begun and waits for what runs, until the grace is over.
-3. ``abort`` skips or ends that wait: a second signal, the end of the grace.
+3. ``abort`` skips or ends that wait, after a second signal or at the end of the grace.
 4. ``_exit_for`` ends the process for an overdue job or a stuck event loop, ``_exit_hung`` when the end itself hangs.
 
-Steps 3 and 4 settle what is held without waiting for what runs (``abort``).
+Steps 3 and 4 settle what is held without waiting for what runs (``ForcedSettlement``).
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_held(self) -> int:
-        """Jobs that are held at a time, those that wait included."""
+        """Jobs that are held at a time: those that run and those that wait."""
         return self.at_a_time + self.prefetch
 
 
@@ -109,16 +110,17 @@ class WorkerProcess:
     ``stop``, ``abort``, ``pause``, ``resume`` and ``wake`` may be called from any thread.
 
     - *app*, *settings*: whose jobs to run, and how.
-    - *inflight*: where to write what is held, for the supervisor and the sidecar. None: there is no supervisor that
+    - *inflight*: the table in which the supervisor and the sidecar read what is held. None: there is no supervisor that
       could replace this process, so an overdue job runs on.
-    - *row*: this process's part of the shared state; *worker*: what the supervisor and the sidecar write for all.
-    - *is_handing_on*: whether the sidecar has yet to settle a dead process's jobs; then empty queues are no reason to
-      end, because those jobs may come back.
-    - *exit_process*: ends the process at once, with a code. None: it must not be ended (``run`` was not called in its
-      main thread).
-    - *owns_process*: whether the process is the worker's own. Then the process exits even if a job or a subscriber
-      hangs at the end. Else only a second signal ends the process; a job that hangs runs on to its end, and its result
-      does not count.
+    - *row*: this process's part of the shared state; *worker*: the part that the supervisor and the sidecar write for
+      all processes.
+    - *is_handing_on*: whether the sidecar still has to settle a dead process's jobs. While it has to, empty queues are
+      no reason to end, because those jobs may come back.
+    - *exit_process*: ends the process at once, with a code. None: the process must not be ended (``run`` was not called
+      in its main thread).
+    - *owns_process*: whether the process is the worker's own. If so, the process exits even if a job or a subscriber
+      hangs at the end. If not, only a second signal ends the process: a job that hangs runs on to its end, and its
+      result does not count.
     - *reclaim_signals*: takes back signals that a job may have taken.
     """
 
@@ -156,10 +158,10 @@ class WorkerProcess:
         self._unsettled: Held | None = None  # what had ended and was not settled when the heartbeat looked last
         self._paused = False
         self._asks_down: Callable[[], bool] | None = None
-        self._was_down_at: float | None = None  # when it was asked, if it was down then
+        self._was_down_at: float | None = None  # when ``is_down`` was asked, if it was True then
         self._was_paused = False
         self._taken = 0
-        self._taken_before = int(self._process_row.taken)  # by those that filled this place before
+        self._taken_before = int(self._process_row.taken)  # by earlier processes of this slot
         self._stop_requested = False
         self._is_finished = threading.Event()  # the loop has come to its end
         self._ending = threading.Lock()
@@ -200,10 +202,10 @@ class WorkerProcess:
         self._end("asked to", EXIT_OK)  # the reason of WorkerStopping
 
     def abort(self, *, by_signal: bool = False) -> None:
-        """Give everything back now. What runs is not waited for, and its result will not count.
+        """Settle everything now. Jobs that run are not waited for, and their results will not count.
 
-        A job or hook in the main thread runs on there, unless this process may be ended: because the worker owns it, or
-        because the operator has sent a second signal (*by_signal*).
+        If a job or hook occupies the main thread, the process is ended, but only if the worker owns the process, or if
+        the operator has sent a second signal (*by_signal*). Otherwise the job or hook runs on.
         """
         self._aborted = self._stop_requested = True
         late = _EXIT_AFTER_JOBS if self._is_finished.is_set() else _EXIT_AFTER_ABORT
@@ -230,7 +232,7 @@ class WorkerProcess:
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether a stop was requested from outside; an end of its own (``max_jobs``) does not count."""
+        """Whether a stop was requested from outside; an end at a limit (``max_jobs``) does not count."""
         return self._stop_requested
 
     def pause(self) -> None:
@@ -244,7 +246,7 @@ class WorkerProcess:
         self._notify()
 
     def wake(self) -> None:
-        """The shared state has changed: read it now."""
+        """Make the loop read the shared state now, because it has changed."""
         self._notify()
 
     def obey_down(self, is_down: Callable[[], bool]) -> None:
@@ -286,7 +288,7 @@ class WorkerProcess:
         return self._stopping is None
 
     def _turn(self) -> None:
-        """Settle what is finished, reserve what there is room for, and have it run."""
+        """Settle the finished jobs, reserve as many jobs as there is room for, and start them."""
         executor = self._executor
         self._begin_turn()
         if self._recycling.is_reached(self._taken):
@@ -354,7 +356,9 @@ class WorkerProcess:
 
     @property
     def _is_down(self) -> bool:
-        """Whether the connection is down, as the sidecar read last or, before, as this process read at its start."""
+        """Whether the connection is down, as the sidecar read it last; before that, as this process read it at its
+        start.
+        """
         if self._was_down_at is not None and self._worker_row.asked_at < self._was_down_at:
             return True
         return bool(self._worker_row.is_down)
@@ -364,7 +368,7 @@ class WorkerProcess:
         self._was_down_at = asked_at if self._asks_down is not None and self._asks_down() else None
 
     def _follow_shared_state(self) -> None:
-        """Stop or abort if the shared state says so: a job may have replaced the handlers of these signals."""
+        """Stop or abort if the shared state says so. A job may have replaced the handlers of the signals for this."""
         if self._worker_row.stops > 1 and not self._aborted:
             self.abort()
         elif self._worker_row.stops and not self._stop_requested:
@@ -520,7 +524,7 @@ class WorkerProcess:
             self._give_back_waiting()
 
     def _hold(self, holding: bool) -> None:
-        """Have the heartbeat run while jobs are held, and sleep while there are none."""
+        """Make the heartbeat run while jobs are held, and sleep while no jobs are held."""
         if holding:
             self._heartbeat.holding.set()
         elif not self._stop_requested:
@@ -532,7 +536,7 @@ class WorkerProcess:
             self._fetcher.settle(jobs)
 
     def _take_back(self) -> Sequence[Held]:
-        """Take back the jobs that have not begun; they never begin here."""
+        """Take the jobs that have not begun, with the verdict give-back. The executor will never begin them."""
         return self._as_given_back(self._executor.take_back())
 
     def _give_back(self, jobs: Sequence[Held]) -> None:
@@ -565,7 +569,7 @@ class WorkerProcess:
         return code
 
     def _on_job_done(self) -> None:
-        """A job has ended. One notification per turn is enough: the turn takes all that have ended."""
+        """Called when a job has ended. One notification per turn is enough: the turn takes all jobs that have ended."""
         if not self._changed.is_set():
             self._notify()
 
@@ -577,7 +581,7 @@ class WorkerProcess:
         settings, common = self._settings, (self._runner, self._prefetch, self._on_job_done)
         if settings.concurrency:
             return CoroutineExecutor(*common, settings.concurrency, self._inflight, timeouts=self._timeouts)
-        # in a thread that runs an event loop (a notebook's cell), none of ours can run
+        # in a thread that runs an event loop (a notebook's cell), the worker cannot run another one
         if settings.threads > 1 or asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, says asyncio.events
             return ThreadExecutor(*common, settings.threads, self._inflight)
         return InlineExecutor(*common, self._inflight, after_job=self._after_inline_job)

@@ -1,15 +1,16 @@
 """Recovery: settles the jobs of dead worker processes, and renews the leases of stuck ones, from the sidecar's process.
 
 A child is stuck when one call into C keeps the child's interpreter busy, for minutes perhaps. Recovery reads the
-children's in-flight tables, and does for each lease what the child has written about that very lease:
+children's in-flight tables. What the child has written about a lease decides what recovery does with that lease:
 
 =============================  =============================================================================
 the child has written          recovery's verdict
 =============================  =============================================================================
 the job waits                  give back, uncounted: it never began, whatever ended the process
 the job has run, and is acked  ack
-the job has run, and is not    the verdict that stands in the table: release with its delay, or bury
+the job has run, and is not    the verdict that stands in the table: release, give back or bury
 the job runs, and the child
+  had a stuck event loop       abandon: which of its running jobs held the loop cannot be known
   wrote its exit code          give back; timed out, if the job's own limit was over and the child ended for that
   was killed for a time limit  timed out, if it was this job's; else give back, because a neighbour was to blame
   was killed at the end        give back
@@ -50,10 +51,10 @@ _log = logging.getLogger("multiq.sidecar")
 UNKNOWN_EXIT = 2**31
 """The exit status of a child that ended after its supervisor: only a parent learns how a process ended."""
 
-_SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
+_SLACK = 0.1  # of a ttr: a child that touches a little late is not stuck
 _TOUCH_SHARE = 1 / 3
 _RETRY = 0.2  # seconds, after a call that did not reach the backend
-_STUCK_LOOP = "its worker process was killed: its event loop was stuck, in this job or another"
+_STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this job or another"
 
 
 class Recovery:
@@ -210,7 +211,7 @@ class Recovery:
                 self._lost.add(key)  # it was settled, or is over: there is nothing to keep alive
 
     def _settler(self) -> Consumer:
-        """A consumer that reserves nothing: it settles the leases of others."""
+        """A consumer that reserves nothing: it settles the leases of other processes."""
         if self._consumer is None:
             self._consumer = self._backend.consumer(("default",))
         return self._consumer

@@ -1,8 +1,8 @@
 """What a reload passes to the re-executed program in the same process: the previous children, and their lifeline.
 
-Signals stay blocked across the ``exec``, so that none ends the program before it can handle it. Processes that the app
-starts while it is imported would inherit the blocked signals. So as soon as multiq itself is imported, the signals are
-unblocked and noted (``note_signals``), until the supervisor takes them.
+Signals stay blocked across the ``exec``, so that no signal ends the program before the program can handle signals.
+Processes that the app starts while it is imported would inherit the blocked signals. So as soon as multiq itself is
+imported, the signals are unblocked and noted (``note_signals``), until the supervisor takes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: children, and those of sidecars as negative numbers
 _RELOADED = "MULTIQ_RELOADED"
 
-_POLL = 0.1  # seconds between looks at the children, where no supervisor does that
+_POLL = 0.1  # seconds between two checks of the children, where no supervisor checks them
 
 BLOCKED_SIGNALS = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2, signal.SIGCONT}
@@ -57,7 +57,10 @@ def note_signals() -> None:
 
 
 def note_signal(number: int, _frame: object = None) -> bool:
-    """The handler of ``note_signals``; handlers that replace it for a time call it. False: no reload is going on."""
+    """The handler that ``note_signals`` installs; handlers that replace it for a time call it.
+
+    Returns False if no reload is going on.
+    """
     if _tokens:
         _noted_signals.append(signal.Signals(number))
     return bool(_tokens)
@@ -101,7 +104,7 @@ class PreviousGeneration:
         os.close(words[1])
         pids = words[3:]
         for pid in pids:
-            # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
+            # stopped by a signal, too: a process that the app has started meanwhile may hold the lifeline open
             if pid > 0 and is_child(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -127,12 +130,12 @@ class PreviousGeneration:
         return not self.pids
 
     def reap(self) -> None:
-        """Wait for all of them. For a worker without a supervisor, which calls it in a thread of its own."""
+        """Wait for all of them. A worker without a supervisor calls this in a thread of its own."""
         while not self.have_all_ended():
             time.sleep(_POLL)
 
     def send(self, number: signal.Signals) -> None:
-        """Send the children a signal. Safe beside a thread in ``reap``."""
+        """Send the children a signal. Another thread may run ``reap`` meanwhile."""
         for pid in list(self.children):
             if is_child(pid):
                 with contextlib.suppress(ProcessLookupError):

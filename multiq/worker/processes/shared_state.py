@@ -55,7 +55,7 @@ class WorkerRow(Row):
     is_down = _Cell(4)
     """Whether the connection is down, as the sidecar has read from the backend. Children obey it."""
     asked_at = _Cell(5)
-    """When the last successful call began by which the sidecar read whether the connection is down."""
+    """When the sidecar began its last successful call to read whether the connection is down."""
     contact = _Cell(6)
     """When the backend last answered the sidecar."""
     crashed = _Cell(7)
@@ -65,7 +65,7 @@ class WorkerRow(Row):
     restarts = _Cell(9)
     """How many requests to restart the sidecar has read from the backend."""
     restart_mark = _Cell(10)
-    """Which request to restart the sidecar has read last: a number for each, 1 for none; 0: it has not asked yet."""
+    """The last request to restart that the sidecar has read, as a number. 1: there is none; 0: it has not asked yet."""
     sidecar_beat = _Cell(11)
     """When the sidecar last made a round; it does four times a second, unless it waits for the backend."""
 
@@ -96,7 +96,7 @@ class SharedState:
         self.worker.started_at = self.worker.supervisor_beat = time.monotonic()
 
     def free_table(self) -> InflightTable | None:
-        """A table for a new child; None: dead children have left too many that are not settled yet."""
+        """A table for a new child; None: too many dead children's tables are not settled yet."""
         return next((table for table in self.tables if table.state == FREE), None)
 
     @property

@@ -1,9 +1,11 @@
 """The sidecar: a process beside the children that makes all calls to the backend on behalf of the worker as a whole.
 
-It settles the jobs of dead children and renews the leases of stuck ones (``recovery``), polls the control flags of the
-connection (``multiq down``, ``multiq restart``) and writes them to the shared state, answers viewers of
-``multiq top``, and writes the health file. The HTTP pages are served from its process, too. When the supervisor dies,
-the sidecar declares tables of ended children dead, kills children that do not end, and ends last.
+It settles the jobs of dead children and renews the leases of stuck ones (``recovery``). It polls the control flags of
+the connection (``multiq down``, ``multiq restart``) and writes them to the shared state. It writes the health file,
+serves the HTTP pages, and answers viewers of ``multiq top``.
+
+When the supervisor dies, the sidecar declares tables of ended children dead, kills children that do not end, and ends
+last.
 """
 
 from __future__ import annotations
@@ -46,14 +48,14 @@ class Sidecar:
     """Runs until the supervisor is gone and all children's jobs are settled.
 
     - *app*: whose backend is called, and whose subscribers get ``JobCrashed``.
-    - *shared_state*: of the worker.
+    - *shared_state*: the worker's shared state.
     - *notifications*: the supervisor sends a byte when a child has died; the socket closes when the supervisor ends.
     - *lifeline*: a pipe that closes when the children are to end.
-    - *patience*: seconds after that until children that still live are killed.
+    - *patience*: seconds from that close until children that still live are killed.
     - *force*: the worker works although the connection is down.
     - *shares_loop*: see ``Recovery``.
-    - *status*: what the health file and the viewers are given.
-    - *health_file*, *server*: None where there is none.
+    - *status*: what the health file and the viewers show.
+    - *health_file*, *server*: None if the worker has none.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Sidecar:
                 self._poll_control(time.monotonic())
 
     def kill(self) -> None:
-        """Once the supervisor is gone: kill its children now. May be called from a signal handler."""
+        """Kill the children as soon as the supervisor is gone. May be called from a signal handler."""
         self._kill_requested = True
 
     def _poll_control(self, now: float) -> None:
@@ -146,7 +148,7 @@ class Sidecar:
             self._worker_row.restarts += 1
 
     def _is_supervisor_alive(self) -> bool:
-        """Wait for its notification, a quarter of a second at most. False: the supervisor is gone."""
+        """Wait a quarter of a second at most for a notification. Returns False if the supervisor is gone."""
         poll = select.poll()
         poll.register(self._notifications, select.POLLIN)
         return not poll.poll(_POLL * 1000) or bool(self._notifications.recv(64))
@@ -159,8 +161,8 @@ class Sidecar:
 
     def _watch_children(self) -> None:
         """Open a handle on each living child before its pid can be reused; drop those of children that ended."""
-        # read the pid once, and after the life: in between, the table may be assigned to a new child, whose pid is 0
-        # at first
+        # read the pid only once, and after the life: between the two reads, the table may be assigned to a new child,
+        # whose pid is 0 at first
         pids = {(table.number, table.life): table.pid for table in self._tables if table.state == LIVE}
         living = {key: pid for key, pid in pids.items() if pid}
         for key in self._children.keys() - living.keys():

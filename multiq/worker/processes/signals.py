@@ -1,7 +1,7 @@
 """Signals, read from a socket: a Python handler would run in the middle of whatever the main thread does.
 
 The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it acts.
-So no signal interrupts a driver in mid-call, and none waits until a job's C code returns to the interpreter.
+So no signal interrupts a driver in the middle of a call, and no signal waits until a job's C code returns.
 
 A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While the job has the
 socket, the Python handler forwards the signal to the inbox. ``reclaim_signals`` takes back socket and signals when the
@@ -66,9 +66,9 @@ class SignalInbox:
             self._reader.close()
 
     def wait(self, timeout: float | None) -> list[signal.Signals]:
-        """The signals that have arrived, waiting up to *timeout* seconds (None: for ever) for the first.
+        """The signals that have arrived. Waits up to *timeout* seconds (None: for ever) for the first.
 
-        An empty list after the timeout; ``EOFError`` once the block is left.
+        Returns an empty list after the timeout. Raises ``EOFError`` when the block is left.
         """
         poll = select.poll()  # and not select, which takes no file descriptors above 1,023
         poll.register(self._reader, select.POLLIN)
@@ -89,8 +89,7 @@ class SignalInbox:
     def reclaim_signals(self, *, also_wakeups: bool = False) -> None:
         """Take back the handlers and the wake-up socket that a job may have taken. Call it in the main thread.
 
-        Without *also_wakeups*, it takes back only the handlers: with them, signals arrive here, too, but not while C
-        code runs.
+        Without *also_wakeups*, only the handlers are taken back. Then signals arrive here, but not while C code runs.
         """
         if not self.installed:
             return
@@ -107,7 +106,7 @@ class SignalInbox:
             self._writer.send(bytes([number]))
 
     def serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
-        """Call each signal's action in a thread of its own until the block is left."""
+        """Start a thread that calls the action of each signal that arrives, until the block is left."""
         self._has_thread = True
         threading.Thread(target=self._serve, args=(actions,), name="multiq-signals", daemon=True).start()
 
@@ -123,7 +122,11 @@ class SignalInbox:
         return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def _handle(self, number: int, _frame: object) -> None:
-        """Forward a signal while a job has the wake-up socket. Only signals with a Python handler are written to it."""
+        """Forward a signal while a job has the wake-up socket.
+
+        The inbox needs this handler in any case: only signals that have a Python handler are written to the wake-up
+        socket.
+        """
         if os.getpid() != self._pid:
             return  # in a child of the supervisor that has no inbox of its own yet; forks.generation may not know yet
         current = self._take_wakeups()

@@ -21,13 +21,13 @@ class Assignment(msgspec.Struct, frozen=True):
     lifeline: int
     """A pipe that closes when the supervisor ends."""
     table: InflightTable
-    """Its in-flight table: where it writes what it holds."""
+    """The child's in-flight table."""
     index: int
-    """The number of the slot that it fills."""
+    """The number of the slot that the child fills."""
 
 
 class ProcessSlot:
-    """One slot of a supervisor. A child fills it until it dies; then another one does."""
+    """One slot of a supervisor. A child fills the slot until the child dies; then another child fills it."""
 
     def __init__(self, index: int, row: ProcessRow) -> None:
         self.index = index
@@ -41,7 +41,7 @@ class ProcessSlot:
         self.early_deaths = 0
 
     def assign(self, pid: int, table: InflightTable) -> None:
-        """A child was forked."""
+        """Note that a child was forked."""
         self.pid = table.pid = pid
         self.row.pid = pid
         self.table = table
@@ -51,10 +51,10 @@ class ProcessSlot:
         return NEVER if self.table is None else self.table.kill_at() + _KILL_MARGIN
 
     def entries(self) -> list[Entry]:
-        """What the child holds."""
+        """The in-flight jobs of the child."""
         return [] if self.table is None else self.table.entries()
 
     def clear(self) -> None:
-        """The child has died."""
+        """Note that the child has died."""
         self.pid, self.table, self.is_timed_out, self.is_cut = None, None, False, False
         self.row.pid = 0

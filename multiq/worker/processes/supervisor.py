@@ -5,7 +5,7 @@ connection and starts no thread, because a fork would copy either in an undefine
 a child's jobs are made by the sidecar, a separate process.
 
 A reload (SIGHUP) re-executes the same command in the same process, with the current code. The previous generation of
-children works on until the new program takes over; then it is stopped, as if its supervisor had died.
+children works on until the new program takes over; then that generation is stopped, as if its supervisor had died.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _YOUNG = 5.0  # seconds: a child that lived longer did not die because of its st
 _FIRST_BACKOFF = 0.1  # seconds before a child that died young is replaced, doubling...
 _LONGEST_BACKOFF = 30.0  # ...up to this,
 _WORKING_BACKOFF = 1.0  # or to this if it got as far as a job: then the job is to blame, and max_crashes ends that
-_POLL = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
+_POLL = 0.5  # seconds between two checks of the children, in case a SIGCHLD does not arrive
 KILL_MARGIN = 5.0  # seconds beyond the grace after which a child that does not end is killed
 _SIDECAR_WAIT = 5.0  # seconds that the sidecar has, at the end, to settle the jobs of children that died last
 
@@ -85,11 +85,11 @@ class Supervisor:
     - *run_child*: the work of a child process; takes its ``Assignment``, returns an exit code.
     - *run_sidecar*: the work of the sidecar; takes the socket that notifies it of dead children, and the pipe that
       closes when the children are to end. Returns an exit code.
-    - *shared_state*: made before, for as many processes as are to run.
+    - *shared_state*: made beforehand, with a row for each process.
     - *grace*: seconds that running jobs get after a stop.
     - *once*: a child that ends with 0 has finished its work and is not replaced.
-    - *check*: a command that ends with 0 if the program would start. A reload runs it first and is refused otherwise;
-      None: reload without a check.
+    - *check*: a command that ends with 0 if the program would start. A reload runs this command first, and is refused
+      if the command fails. None: reload without a check.
     - *reaps_all*: also wait for orphans of jobs, as process 1 of a container must.
     """
 
@@ -152,14 +152,14 @@ class Supervisor:
                     self._handle(number)
             self._end_check()
             if self._sidecar is None and any(table.state == DEAD for table in self._shared_state.tables):
-                self._start_sidecar()  # it died just before what a last child held was handed on
+                self._start_sidecar()  # the sidecar died just before the jobs of a last child were handed on
             self._end_sidecar()
         if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(self._previous.codes):
             self._codes.append(EXIT_CUT_SHORT)
         return max(self._codes, key=(EXIT_OK, EXIT_CRASHED, EXIT_CUT_SHORT).index, default=EXIT_OK)
 
     def stop(self) -> None:
-        """Do as SIGTERM does; called again, as a second SIGTERM. From any thread."""
+        """Do what SIGTERM does; a second call does what a second SIGTERM does. From any thread."""
         self._inbox.put(signal.SIGTERM)
 
     def _handle(self, number: signal.Signals) -> None:
@@ -236,7 +236,7 @@ class Supervisor:
             _log.error("the new code does not start (exit code %d): the old code keeps running", code)
 
     def _end_check(self) -> None:
-        """Kill a check that still runs: the worker ends."""
+        """Kill a check that still runs, because the worker ends."""
         if self._checking is not None:
             self._checking.kill()
             self._checking.wait()
@@ -315,7 +315,7 @@ class Supervisor:
 
     def _fork(self, run_child: Callable[[], int], *, is_child: bool, table: InflightTable | None = None) -> int:
         fork.flush_streams()
-        # until the child has an inbox of its own, signals sent to it would arrive in the supervisor's
+        # until the child has an inbox of its own, signals sent to the child would arrive in the supervisor's inbox
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, ABORT, *FORWARDED})
         pid = -1
         try:
@@ -384,7 +384,8 @@ class Supervisor:
             table.has_held,
             slot.is_timed_out or table.exit_code == EXIT_OVERDUE,
         )
-        # jobs that it reserved and never began are left to the next children of this slot (max_jobs)
+        # jobs that the child reserved and never began do not count for max_jobs: the next children of this slot may
+        # take them
         slot.row.taken -= sum(entry.mark == WAITING for entry in slot.entries())
         # a job may have reset SIGTERM to its default: then the supervisor's stop has killed the process
         is_cut = exit_code is None and (slot.is_cut or bool(self._stop_requests and status == -signal.SIGTERM))
@@ -409,7 +410,7 @@ class Supervisor:
             return
         self._worker_row.crashed += 1
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
-        # the first early death is replaced at once: it may have been a kill from outside, and jobs wait
+        # after a first early death, the child is replaced at once: it may have been killed from outside, and jobs wait
         longest = _WORKING_BACKOFF if has_held else _LONGEST_BACKOFF
         backoff = _backoff(slot.early_deaths, longest)
         slot.start_at = now + backoff
@@ -435,7 +436,7 @@ class Supervisor:
             self._sidecar_notifier.send(b"\0")
 
     def _kill_overdue(self) -> None:
-        """Kill children that outlast the grace, or did not end themselves for an overdue job, and a stuck sidecar."""
+        """Kill a stuck sidecar, and children that run beyond the grace or did not end themselves for an overdue job."""
         now = time.monotonic()
         if now >= self._kill_at:
             self._kill_at = now + _YOUNG  # and again, if some are still there then

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-_LONGEST_WAIT = 3600.0  # seconds: a wait has a limit, and a grace has none
+_LONGEST_WAIT = 3600.0  # seconds: the length of a wait is limited, that of a grace is not
 
 
 class Watchdog:
-    """While the ``with`` block lasts, calls *action* at the deadline, whatever the other threads hang in.
+    """While the ``with`` block lasts, calls *action* at the deadline, even if all other threads hang.
 
-    There is no deadline at first. The thread starts with the block, because the system may refuse one later.
+    There is no deadline at first. The thread starts with the block, because the system may refuse a thread later.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -39,7 +39,10 @@ class Watchdog:
             self._changed.notify()
 
     def set_deadline(self, deadline: float) -> None:
-        """Call *action* at *deadline* (``time.monotonic``); the earliest of several counts. From any thread."""
+        """Call *action* at *deadline* (``time.monotonic``); of several deadlines, the earliest counts.
+
+        From any thread.
+        """
         with self._changed:
             self._deadline = min(self._deadline, deadline)
             self._changed.notify()
