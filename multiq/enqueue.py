@@ -3,10 +3,10 @@
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-no second job         the same ids again, where the backend takes them from the caller        none
-nothing is guessed    a job whose reply was lost stays uncertain until a reply confirms it,    none, without an error
+no second job         every attempt sends the same ids, if the backend takes the caller's     none
+nothing is guessed    a job whose reply was lost stays uncertain until a reply confirms it,   none if no error occurs
                       whatever error a later attempt ends with
-the same due time     what has passed since the call began is taken off the delay             none, without an error
+the same due time     the time since the call began is taken off the delay                    none if no error occurs
 ====================  ======================================================================  =======================
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .backend import Backend
 
-#: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
+#: seconds for which an enqueue is repeated after the backend dropped a connection; ids make the repetition harmless
 PATIENCE = 1.0
 
 _Ids = TypeVar("_Ids", str, list[str])
@@ -73,7 +73,7 @@ def put_one(
     connection: Any,
     own_id: str | None = None,
 ) -> JobHandle:
-    """As ``put``, for one job, and faster. *own_id* is an id of the caller's own, checked already."""
+    """As ``put``, for one job, and faster. *own_id*: an id of the caller's own, checked already. None: a new id."""
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
     job_id = new_id() if own_id is None else _allowed(backend, own_id)
@@ -125,7 +125,7 @@ class _Delivery:
         Raises ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)
-        attempts = Attempts(since + PATIENCE, has_failover=True)  # or the server itself is back soon
+        attempts = Attempts(since + PATIENCE, has_failover=True)  # another server answers, or the same one is back soon
         while True:
             self._note(error)
             if not may_repeat or not attempts.again(_classify(error)):

@@ -1,7 +1,7 @@
-"""Values to bytes and back: JSON, and the envelope that a task's job travels in.
+"""Encodes values as bytes, and decodes them: JSON, and the envelope, which is the body of a task's job.
 
-``docs/envelope.md`` describes the envelope for programs that write or read it without multiq. No pickle, no classes by
-name: what comes out of a queue is data.
+``docs/envelope.md`` describes the envelope for programs that write or read it without multiq. There is no pickle, and
+no class is loaded by its name: what comes out of a queue is plain data.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """A task's job as it is stored. A field that is None was not set for this job: the value of the task holds."""
+    """A task's job as it is stored. A field that is None was not set for this job: the task's own setting holds."""
 
     multiq: int
-    """The version of this format. It is also the mark that tells an envelope from any other JSON."""
+    """The version of this format. This field also distinguishes an envelope from any other JSON."""
     task: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -45,13 +45,15 @@ class Envelope(msgspec.Struct, omit_defaults=True):
 
 
 class _Mark(msgspec.Struct):
-    """What every version of the envelope has."""
+    """The field that every version of the envelope has."""
 
     multiq: int
 
 
 def _plain(value: Any) -> Any:
-    """A subclass's plain value: frameworks use a subclass of str for safe strings, numeric libraries one of float."""
+    """The plain value of a subclass: frameworks have a subclass of str for safe strings, numeric libraries one of
+    float.
+    """
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -72,7 +74,7 @@ _UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, Recur
 
 
 def encode_json(value: Any, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
-    """*value* as JSON. Raises ``PayloadInvalid`` with the path of what is not JSON, ``PayloadTooLarge``."""
+    """*value* as JSON. Raises ``PayloadInvalid``, with the path of what is not JSON, and ``PayloadTooLarge``."""
     check_json(value)
     return _encode(value, max_body)
 
@@ -91,7 +93,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelope:
-    """The envelope in a body. Raises ``PayloadInvalid`` saying what is wrong with it."""
+    """The envelope in a body. Raises ``PayloadInvalid``, which says what is wrong with the body."""
     if len(body) > max_body:
         raise PayloadTooLarge(len(body), max_body, "it was not decoded; raise max_body in the settings")
     try:
@@ -105,7 +107,7 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
 
 
 def check_json(value: Any, path: str = "value") -> None:
-    """Raise ``PayloadInvalid``, with the path of the culprit, unless *value* comes back from JSON as it went in.
+    """Raise ``PayloadInvalid``, with the path of the wrong part, unless *value* as JSON can be read back unchanged.
 
     Only one difference is allowed: a tuple comes back as a list.
     """

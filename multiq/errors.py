@@ -1,7 +1,7 @@
 """Every error that multiq raises: one root, one class per failure that a caller can act on.
 
-A client library's own exception is always the ``__cause__``. Errors that reject an argument are also the
-standard library's ``ValueError`` or ``TypeError``, so that code written without multiq in mind catches them.
+If a client library's exception is the reason for an error, that exception is the ``__cause__``. Errors that reject an
+argument are subclasses of ``ValueError`` or ``TypeError``, too, so that code that knows nothing of multiq catches them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MultiqError(Exception):
 
 
 class NameInvalid(MultiqError, ValueError):
-    """A queue's or task's name breaks the one rule for names."""
+    """The name of a queue or a task breaks the rule for names."""
 
 
 class OptionInvalid(MultiqError, ValueError):
@@ -55,7 +55,10 @@ class PayloadInvalid(MultiqError, ValueError):
 
 
 class PayloadTooLarge(PayloadInvalid):
-    """A body is larger than the backend takes. ``size_bytes`` and ``limit_bytes`` say by how much."""
+    """A body is larger than the backend or ``max_body`` allows.
+
+    ``size_bytes`` is its size, ``limit_bytes`` the limit.
+    """
 
     def __init__(self, size_bytes: int, limit_bytes: int, advice: str) -> None:
         self.size_bytes = size_bytes
@@ -68,14 +71,14 @@ class TaskNotFound(MultiqError, LookupError):
 
 
 class TaskExists(MultiqError, ValueError):
-    """Two functions claim one task name."""
+    """Two functions have the same task name."""
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------
 
 
 class JobError(MultiqError):
-    """About one job; ``job_id`` and ``queue`` say which."""
+    """An error about one job, which ``queue`` and ``job_id`` name."""
 
     sentence = "job {job_id} of queue {queue!r} failed"
 
@@ -123,22 +126,24 @@ class BackendError(MultiqError):
     """The backend refused or failed."""
 
     is_partial = False
-    """Whether other servers of the same backend answered: a call that does without this one may go well."""
+    """Whether other servers of the same backend answered: a call that does not need the failed server may succeed."""
 
     may_be_done = False
     """Whether the server may have carried out the call that raised this: it was sent, and its reply was lost.
 
-    Set by drivers, for themselves: what an enqueue raises then is ``EnqueueUncertain``.
+    Drivers set this for their own use. An enqueue raises ``EnqueueUncertain`` instead.
     """
 
 
 class BackendUnavailable(BackendError):
-    """The backend cannot be reached, or went away in mid-call. Worth a retry: an enqueue has stored nothing."""
+    """The backend cannot be reached, or the connection ended during the call. A retry may help: an enqueue that raises
+    this has stored nothing.
+    """
 
 
 class BackendTimeout(BackendUnavailable):
-    """The backend did not answer, or stayed locked, until the call's deadline. Worth a retry: an enqueue has stored
-    nothing.
+    """The backend did not answer, or stayed locked, until the call's deadline. A retry may help: an enqueue that raises
+    this has stored nothing.
     """
 
 
@@ -154,7 +159,7 @@ class BackendFull(BackendError):
 
 
 class BackendCorrupt(BackendError):
-    """What the backend holds is damaged, or not multiq's, or of a newer multiq."""
+    """The data in the backend is damaged, is not multiq's, or was written by a newer multiq."""
 
 
 class SchemaNotReady(BackendError):
@@ -170,11 +175,11 @@ class BackendNotInstalled(MultiqError, LookupError):
 
 
 class ExtraNotInstalled(MultiqError, ImportError):
-    """A library is missing that comes with one of multiq's extras."""
+    """A library is missing. One of multiq's extras installs it."""
 
 
 class EnqueuePartial(BackendError):
-    """Some jobs of a batch were accepted, the rest was refused. Only where a store has no transactions.
+    """Some jobs of a batch were accepted, the rest was refused. Only stores without transactions raise this.
 
     ``accepted`` maps the position in the batch to the job's id.
     """
@@ -187,13 +192,13 @@ class EnqueuePartial(BackendError):
 
 
 class EnqueueUncertain(BackendError):
-    """The jobs were sent and the reply was lost: it is unknown whether ``jobs`` are there.
+    """Jobs were sent, and the reply was lost: it is unknown whether ``jobs`` are stored.
 
     ``accepted`` maps the position in the batch to the id, for the jobs that certainly are stored. ``unsent`` are the
-    jobs that certainly are not stored: they were not sent, or were refused. Each job of the batch is in one of the
-    three.
+    jobs that certainly are not stored: they were not sent, or were refused. Each job of the batch is in exactly
+    one of ``jobs``, ``accepted`` and ``unsent``.
 
-    Its ``__cause__`` is the error that says what happened: a ``BackendTimeout``, if no reply came in time.
+    The ``__cause__`` is the error that says what happened: a ``BackendTimeout`` if no reply came in time.
     """
 
     def __init__(
@@ -206,12 +211,12 @@ class EnqueueUncertain(BackendError):
         unsent: Sequence[NewJob] = (),
         client_ids: bool = False,
     ) -> None:
-        """Drivers raise it.
+        """For drivers, which raise this error.
 
         - *queue*, *jobs*: the jobs that were sent without an answer, and their queue.
         - *why*: what happened, for the message.
-        - *accepted*: position in the batch to id, for the jobs that are certainly there. Default: none.
-        - *unsent*: the jobs that are certainly not there. Default: none.
+        - *accepted*: the ids of the jobs that are certainly stored, by their position in the batch. Default: none.
+        - *unsent*: the jobs that are certainly not stored. Default: none.
         - *client_ids*: whether the jobs have the ids that the caller sent, so that sending them again adds nothing.
         """
         self.queue = queue
@@ -229,28 +234,28 @@ class EnqueueUncertain(BackendError):
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
             f"not be there{others}"
         )
-        """The message without what to do."""
+        """The message without the advice at its end."""
         super().__init__(f"{self.what}; {self._advice()}")
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of ``jobs``; none where the backend chooses the ids, as they are unknown."""
+        """The ids of ``jobs``. Empty where the backend chooses the ids, because they are unknown."""
         return tuple(job.id for job in self.jobs) if self.client_ids else ()
 
     def repeat(self) -> Any:
-        """Send the jobs again that are not certainly there, and return what the call would have returned.
+        """Send the jobs again that are not certainly stored. Returns what the enqueue would have returned.
 
-        The jobs keep their ids and their due times, so those that the queue has already are not added a second time. A
+        The jobs keep their ids and their due times, so jobs that the queue has already are not added a second time. A
         job that was stored, run and acked meanwhile is added again, as a new one. ``repeat`` may be called again and
         again.
 
-        Raises what an enqueue raises, and perhaps ``EnqueueUncertain`` again; ``Unsupported`` where the backend chooses
-        the ids.
+        Raises what an enqueue raises, ``EnqueueUncertain`` included, and ``Unsupported`` where the backend chooses the
+        ids.
         """
         if self._again is None:
             raise BackendError(
-                "only an error of a task's or a queue's enqueue can be repeated, got one of the backend's own: pass "
-                "its jobs to the backend's enqueue, if it takes ids from the caller"
+                "only an error that a task's or a queue's enqueue raised can be repeated, and the backend itself "
+                "raised this one: pass error.jobs to the backend's enqueue again, if the backend takes the caller's ids"
             )
         return self._again()
 
@@ -268,7 +273,7 @@ class EnqueueUncertain(BackendError):
         if not self.client_ids:
             return "enqueue them again only if running one twice does no harm"
         shown = ", ".join(self.ids[:_SHOWN]) + (f" and {len(self.ids) - _SHOWN} more" if self.ids[_SHOWN:] else "")
-        return f"error.repeat() sends them again under their ids ({shown}), which adds none that is there"
+        return f"error.repeat() sends them again under their ids ({shown}), and adds none that is there already"
 
     def __reduce__(self) -> tuple[Callable[..., EnqueueUncertain], tuple[Any, ...]]:
         kind = functools.partial(type(self), accepted=self.accepted, unsent=self.unsent, client_ids=self.client_ids)
@@ -276,7 +281,7 @@ class EnqueueUncertain(BackendError):
 
 
 class Unsupported(MultiqError, NotImplementedError):
-    """This backend cannot do this. ``capability`` names the power, ``others`` the backends that have it."""
+    """This backend cannot do this. ``capability`` names what it lacks, ``others`` the backends that have it."""
 
     def __init__(self, capability: str, backend: str, reason: str, others: Sequence[str] = ()) -> None:
         self.capability = capability

@@ -1,6 +1,6 @@
 """What happens to jobs and workers, as typed events. Logging and metrics are subscribers like any other.
 
-A subscriber is called in the thread in which the event happened and should be quick. A subscriber that is a coroutine
+A subscriber is called in the thread in which the event happened, and should be quick. A subscriber that is a coroutine
 function runs on an event loop instead, beside the jobs (``async_subscribers``). A subscriber's error is logged and
 never changes the outcome of a job.
 """
@@ -32,7 +32,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
-    """About one run of a job."""
+    """An event about one run of a job."""
 
     job: JobContext
 
@@ -62,7 +62,7 @@ class JobRetried(JobEvent, frozen=True, kw_only=True):
 
 
 class JobBuried(JobEvent, frozen=True, kw_only=True):
-    """A job will be buried: its attempts are used up, it is poison, or it cannot be decoded."""
+    """A job will be buried: its attempts are used up, it crashed too often (poison), or it cannot be decoded."""
 
     reason: str
 
@@ -72,11 +72,13 @@ class JobTimedOut(JobEvent, frozen=True, kw_only=True):
 
     timeout: float
     stack: str | None = None
-    """The stack of its thread, if its process had to end for it; None: the job ended by itself, or it is unknown."""
+    """The stack of the job's thread, if the process had to end to stop the job. None: the job ended by itself, or its
+    stack is unknown.
+    """
 
 
 class JobOverdue(JobEvent, frozen=True, kw_only=True):
-    """A job ran on after its timeout. Under a supervisor its process ends; elsewhere it runs on."""
+    """A job still runs after its timeout. Under a supervisor its process is ended; without one, the job runs on."""
 
     timeout: float
 
@@ -101,7 +103,7 @@ class JobLost(Event, frozen=True, kw_only=True):
 
 
 class WorkerEvent(Event, frozen=True, kw_only=True):
-    """About a worker process."""
+    """An event about a worker process."""
 
     worker: str
     """``host:pid``."""
@@ -118,7 +120,7 @@ class WorkerLooping(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerPaused(WorkerEvent, frozen=True, kw_only=True):
-    """A worker stops reserving until it is resumed; what it runs goes on."""
+    """A worker stops reserving until it is resumed; the jobs that it runs go on."""
 
 
 class WorkerResumed(WorkerEvent, frozen=True, kw_only=True):
@@ -138,7 +140,7 @@ class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
 
 
 class BackendDown(WorkerEvent, frozen=True, kw_only=True):
-    """An attempt to reach the backend failed, the first or a later one; the next one is in ``retry_in`` seconds."""
+    """An attempt to reach the backend failed: the first or a later one. The next follows in ``retry_in`` seconds."""
 
     error: Exception
     retry_in: float
@@ -161,26 +163,29 @@ class Events:
         """The subscribers of a concrete event type. Where there are none, the event need not be made."""
         self.logged = False
         """Whether ``multiq.logging`` has subscribed already."""
-        self._async_subscribers: AsyncSubscribers | None = None  # as long as no subscriber is a coroutine function
+        self._async_subscribers: AsyncSubscribers | None = None  # None as long as no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
         self._session_lock = threading.Lock()
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
-        """Call *subscriber* with each event of this kind and of the kinds below it."""
+        """Call *subscriber* with each event of the class *kind* and of its subclasses."""
         self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
         self.listeners = _Listeners(self._subscribers)  # a lookup that runs now goes on in the old one
 
     def open_session(self, loop: asyncio.AbstractEventLoop | None = None) -> EventSession:
-        """A worker begins to emit events. Subscribers that are coroutines may run on its *loop*."""
+        """Begin the session of a worker that emits events from now on.
+
+        Subscribers that are coroutine functions may run on its *loop*.
+        """
         with self._session_lock:
-            # without those of a parent process
+            # drop the sessions of a parent process
             self._sessions[:] = [session for session in self._sessions if session.generation == forks.generation]
             session = EventSession(self, loop)
             self._sessions.append(session)
             return session
 
     def finish(self, patience: float) -> None:
-        """Wait for subscribers that are coroutines, up to *patience* seconds; what is left then is cancelled."""
+        """Wait up to *patience* seconds for subscribers that are coroutine functions, then cancel the rest."""
         self.open_session().close(patience)
 
     def emit(self, event: Event) -> None:
@@ -203,7 +208,7 @@ class Events:
 class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
     """Concrete event type -> the subscribers to it and to its parent types.
 
-    Filled on demand, for speed: each job looks up two.
+    Filled on demand, for speed: each job looks up two event types.
     """
 
     def __init__(self, subscribers: Mapping[type[Event], list[Subscriber]]) -> None:
@@ -220,23 +225,29 @@ class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
 
 
 class EventSession:
-    """A worker, from its first event to its last. Several may share an app at a time."""
+    """The time of one worker with an app, from its first event to its last. Several workers may share an app."""
 
     def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
         self._events = events
         self.loop = loop
-        """Where subscribers that are coroutines run, until ``finish``."""
+        """Where subscribers that are coroutine functions run, until ``finish``."""
         self.generation = forks.generation
 
     def finish(self, patience: float) -> None:
-        """Wait up to *patience* seconds for subscribers that are coroutines. Cancels what is left on its loop."""
+        """Wait up to *patience* seconds for subscribers that are coroutine functions.
+
+        Then cancel those that still run on the worker's loop.
+        """
         loop, self.loop = self.loop, None
         background = self._events._async_subscribers  # noqa: SLF001 - our own half
         if background is not None:
             background.finish(loop, patience)
 
     def close(self, patience: float) -> None:
-        """The worker has ended. The last session of the app cancels what is left on any loop."""
+        """End the session, because the worker has ended.
+
+        The last session of an app cancels the subscribers that still run on any loop.
+        """
         self.finish(patience)
         events = self._events
         with events._session_lock:  # noqa: SLF001

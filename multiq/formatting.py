@@ -11,11 +11,11 @@ _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _SIZES = ("bytes", "KB", "MB", "GB")
 
 UNKNOWN = "?"
-"""For what the backend cannot know."""
+"""Shown for what the backend cannot know."""
 
 
 def shown(value: object) -> str:
-    """*value* as an error message shows it: short, printable, and without failing on what cannot be shown."""
+    """*value* as an error message shows it: short and printable. Never raises, even if ``repr`` does."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - a broken __repr__, or a number of more digits than Python converts
@@ -25,7 +25,7 @@ def shown(value: object) -> str:
 
 
 def safe(text: str, *, keep: str = "") -> str:
-    """*text* without anything that moves a cursor, changes a colour or hides: such characters become escapes."""
+    """*text*, with escapes for characters that a terminal would not print but act on: to move, colour or hide text."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)

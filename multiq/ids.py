@@ -1,4 +1,7 @@
-"""Ids that the caller makes: UUIDv7 (RFC 9562, section 5.7), so that an enqueue can be repeated safely."""
+"""Ids made by the caller, and not by the backend, so that an enqueue can be repeated safely.
+
+They are UUIDv7 (RFC 9562, section 5.7).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ import time
 
 _PER_MILLISECOND = 4096  # as many values as the counter has
 _WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the two bits that every such UUID has there
-_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # the same, of the digit that holds them
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # the same, in the digit that holds these bits
 
-_head = 0, ""  # milliseconds since 1970, and the prefix of ids of that time: fast callers need many in one millisecond
+_head = 0, ""  # milliseconds since 1970, and the prefix of the ids of that millisecond, of which there may be many
 
 
 def new_id() -> str:

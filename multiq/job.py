@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class JobHandle:
-    """An enqueued job: its queue and its id, and what can be done with them from outside."""
+    """An enqueued job: its queue, its id, and what can be done with the job from outside."""
 
     __slots__ = ("_backend", "id", "queue")
 
@@ -39,13 +39,13 @@ class JobHandle:
         self.id = job_id
 
     def cancel(self) -> None:
-        """The job never starts. Raises ``JobReserved`` if it runs already, ``JobNotFound`` if it is gone."""
+        """Delete the job: it never starts. Raises ``JobReserved`` if it runs already, ``JobNotFound`` if it is gone."""
         self._backend.delete(self.queue, self.id)
 
     def reschedule(self, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None) -> None:
-        """The job becomes due in *delay* seconds or at *at*, as if it were enqueued now.
+        """Make the job due in *delay* seconds or at the time *at*, as if it were enqueued now.
 
-        Raises ``JobReserved``, ``JobNotFound``. Where the backend has no stable ids, ``id`` changes.
+        Raises ``JobReserved``, ``JobNotFound``. Where the backend has no stable ids, this handle gets a new ``id``.
         """
         seconds = check_delay(delay, at)
         self._backend.check_terms(delay=seconds)
@@ -97,7 +97,7 @@ def task_of(value: Any) -> str | None:
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """A part of a listing: iterate it, and pass ``after`` to get the next part (None: this was the last)."""
+    """A page of a listing. Iterate over it, and pass its ``after`` to get the next page. None: this is the last."""
 
     jobs: list[JobInfo]
     after: str | None
@@ -110,10 +110,10 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """A reserved job, to be settled once: ``ack``, ``release`` or ``bury``, or as a ``with`` block ends.
+    """A reserved job. Settle it once: with ``ack``, ``release`` or ``bury``, or by leaving a ``with`` block.
 
-    Leaving the block acks it; an exception releases it with a backoff and is raised again. The lease is not touched
-    unless you call ``touch``. Any thread may settle the job, not only the one that reserved it.
+    Leaving the block acks the job; an exception releases the job with a backoff, and is raised again. The lease is
+    extended only if you call ``touch``. Any thread may settle the job, not only the one that reserved it.
     """
 
     __slots__ = ("_consumer", "_settled", "_value", "lease")
@@ -141,7 +141,7 @@ class Job:
 
     @property
     def raw(self) -> bytes:
-        """The body, to the byte."""
+        """The bytes of the body, unchanged."""
         return self.lease.body
 
     @property
@@ -164,7 +164,7 @@ class Job:
         return self.lease.age
 
     def ack(self) -> None:
-        """The job is done and gone. Raises ``LeaseLost`` if its lease has ended: the job is run again."""
+        """The job is done: delete it. Raises ``LeaseLost`` if its lease has ended: the job will run again."""
         self._settle(Ack(self.lease))
 
     def release(
@@ -172,7 +172,7 @@ class Job:
     ) -> None:
         """Make the job ready again, now or in *delay* seconds.
 
-        Raises ``LeaseLost``, and for its arguments the errors that ``Queue.enqueue`` raises.
+        Raises ``LeaseLost``, and the errors that ``Queue.enqueue`` raises for such arguments.
         """
         seconds = check_delay(delay)
         first = None if priority is None else check_priority(priority)
@@ -213,7 +213,7 @@ class Job:
     def _settle(self, verdict: Verdict) -> None:
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._consumer.settle([verdict])  # if it raises, the verdict was not settled and may be repeated
+        (lost,) = self._consumer.settle([verdict])  # if it raises, the job is not settled: repeat the verdict
         self._settled = True
         if lost is not None:
             raise lost
@@ -227,14 +227,14 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     envelope: Envelope | None
     deadline: float | None = None
-    """When its ``timeout`` is over, as ``time.monotonic()``; None: it has none."""
+    """When the job's ``timeout`` is over, on the clock of ``time.monotonic()``. None: the job has no ``timeout``."""
     notice: Notice | None = None
-    """Whether ``SoftTimeout`` was raised in it; None: it has no ``timeout``."""
+    """Whether ``SoftTimeout`` was raised in the job. None: the job has no ``timeout``."""
 
     def check(self) -> None:
         """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``.
 
-        For long work in plain functions on threads, which cannot be interrupted: call it between two steps.
+        For long work in plain functions, which cannot be interrupted on a thread: call ``check`` between two steps.
         """
         if self.deadline is not None and time.monotonic() >= self.deadline:
             from .retry import SoftTimeout
@@ -265,26 +265,26 @@ running: ContextVar[JobContext] = ContextVar("multiq_running_job")
 
 
 class JobTasks(set["asyncio.Task[Any]"]):
-    """One job's tasks on the event loop that all jobs share: they end with the job."""
+    """One job's asyncio tasks on the event loop that all jobs share. These tasks end with the job."""
 
     is_over = False
     """Whether the job has ended."""
 
 
 job_tasks: ContextVar[JobTasks | None] = ContextVar("multiq_job_tasks", default=None)
-"""Of the job of this context, if it runs on an event loop."""
+"""The asyncio tasks of the job of this context. None: no job, or one that does not run on an event loop."""
 
 
 def current_job() -> JobContext:
-    """The job that runs in this thread or coroutine. Raises ``LookupError`` outside of one."""
+    """The job that runs in this thread or coroutine. Raises ``LookupError`` outside of a job."""
     try:
         return running.get()
     except LookupError:
-        raise LookupError("no multiq job runs here: current_job() answers inside a task that a worker runs") from None
+        raise LookupError("no multiq job runs here: current_job() works inside a task that a worker runs") from None
 
 
 def describe(error: BaseException) -> str:
-    """``Kind: message``, cut short, for an error whose own ``str`` may fail too."""
+    """``Kind: message`` of an error, cut short. Works even if the ``str`` of the error fails."""
     kind = "an error"
     try:
         kind = type.__getattribute__(type(error), "__name__")  # past a metaclass of the user's

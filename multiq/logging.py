@@ -39,14 +39,14 @@ _LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whateve
 def setup_logging(level: str = "info", format: str = "text", *, over_app: bool = False) -> bool:  # noqa: A002
     """Log to standard error, as text or as lines of JSON, unless the program has set up logging itself.
 
-    If the root logger has handlers, they and its level stay, and multiq's records go to them. A level that the program
-    has set stays, too. Only a *level* from a command line (*over_app*) replaces the level of multiq's own logger.
-    Returns whether this call has set up the handler and its format.
+    If the root logger has handlers, its handlers and its level stay, and multiq's records go to these handlers. A level
+    that the program has set for multiq's own logger stays, too; only a *level* from a command line (*over_app*)
+    replaces that level. Returns whether this call has set up the handler and its format.
     """
     add_job_fields()
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "multiq" and isinstance(logger, logging.Logger):
-            logger.disabled = False  # as dictConfig and fileConfig make all loggers that they do not name
+            logger.disabled = False  # dictConfig and fileConfig disable all loggers that they do not name
     ours = logging.getLogger("multiq")
     if over_app or ours.level == logging.NOTSET:
         ours.setLevel(level.upper())
@@ -61,8 +61,10 @@ def setup_logging(level: str = "info", format: str = "text", *, over_app: bool =
 
 
 def add_job_fields() -> None:
-    """Have each record that is made in a job say which: ``multiq_task``, ``multiq_job_id``, ``multiq_queue``,
-    ``multiq_attempt``. Outside of jobs they are empty texts, so that any format may name them. Once per process.
+    """Add the job to each record that is made in one: ``multiq_task``, ``multiq_job_id``, ``multiq_queue``,
+    ``multiq_attempt``.
+
+    Outside of jobs these fields are empty texts, so that any format may name them. A second call does nothing.
     """
     make = logging.getLogRecordFactory()
     if isinstance(make, _RecordFactory):
@@ -71,10 +73,10 @@ def add_job_fields() -> None:
 
 
 def log_events(app: App, *, each_job: bool = False) -> None:
-    """Have an app's events logged, each kind only if the log's level lets it through. Once per app.
+    """Log an app's events, each kind only if the log's level shows it. A second call for an app does nothing.
 
-    A job that is done is logged at the level debug, and at info with *each_job*: a log line costs as much as a short
-    job.
+    A job that is done is logged at the level debug, because a log line costs as much as a short job. *each_job*: log it
+    at the level info.
     """
     if app.events.logged:
         return
@@ -202,7 +204,7 @@ class _RecordFactory:
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The job that a record was made in. The record of an event names its job itself."""
+    """The job that a record was made in. Empty for the record of an event, which names its job itself."""
     if not getattr(record, "multiq_job_id", "") or hasattr(record, "multiq"):
         return {}
     return {name: getattr(record, f"multiq_{name}") for name in ("task", "queue", "job_id", "attempt")}
@@ -221,13 +223,15 @@ class _Line:
         self._level = level
 
     def __call__(self, event: Event) -> None:
-        # a failed job's traceback is what its author needs
+        # the author of a failed job needs its traceback
         trace = event.error if isinstance(event, ev.JobFailed) else None
         _write(self._level, *_describe(event), trace)
 
 
 class _Outages:
-    """Logs the outages of each worker of an app: at once, at growing intervals, and how long each one took."""
+    """Logs the outages of each worker of an app: each one at once, then at growing intervals, and its length at its
+    end.
+    """
 
     def __init__(self) -> None:
         self._outages: defaultdict[str, Outage] = defaultdict(Outage)
@@ -260,7 +264,7 @@ def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException |
 
 
 def _of_the_app(error: BaseException) -> TracebackType | None:
-    """The error's traceback without multiq's own frames and those before them; at debug, all of it."""
+    """The error's traceback without multiq's frames and those before the task's code. At the level debug, all of it."""
     frames: list[TracebackType] = []
     trace = error.__traceback__
     while trace is not None:

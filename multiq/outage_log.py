@@ -16,7 +16,7 @@ class Outage:
         self.reset()
 
     def reset(self) -> None:
-        """The outage is over, or has not begun."""
+        """Forget the outage: it is over, or none has begun."""
         self.failures = 0
         self._began_at = 0.0
         self._silent_until = 0.0
@@ -31,7 +31,7 @@ class Outage:
     def should_log(self, error: str) -> bool:
         """Note a failure. Returns whether to log it.
 
-        A failure is logged if it is the first, or of a new kind, or the interval since the last line is over.
+        A failure is logged if it is the first, or of a new kind, or if the interval since the last line is over.
         """
         now = time.monotonic()
         self.failures += 1

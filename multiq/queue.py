@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .backend import Backend, Lease, QueueStats, Verdict
     from .errors import LeaseLost
 
-_YIELD_EVERY = 0.0005  # seconds between two looks whether the threads that settle are finished
+_YIELD_EVERY = 0.0005  # seconds between two checks whether the threads that settle are finished
 _INTERRUPT_EVERY = 0.002  # seconds until a thread that waits for jobs is interrupted: most calls end before
 
 
@@ -63,7 +63,7 @@ class Queue:
         """Add one job: bytes as they are, anything else as JSON.
 
         - *delay*: seconds, or a timedelta, before the job may start.
-        - *at*: the point in time, with a time zone, before which it does not start; instead of *delay*.
+        - *at*: the point in time, with a time zone, before which the job does not start; instead of *delay*.
         - *priority*: 0 goes first, 4294967295 last. Default: 1024.
         - *ttr*: seconds that a reservation lasts without a touch. Default: 60.
         - *connection*: your own database connection: the job is written in its transaction, and exists if you commit.
@@ -94,7 +94,7 @@ class Queue:
         connection: Any = None,
         ids: Iterable[str] | None = None,
     ) -> list[JobHandle]:
-        """Add many jobs in one round trip, with the same options. All or nothing where the backend can.
+        """Add many jobs in one round trip, with the same options. Where the backend can, it adds all or none.
 
         - *bodies*: bytes as they are, anything else as JSON.
         - *delay*, *at*, *priority*, *ttr*, *connection*: as for ``enqueue``, for all of the jobs.
@@ -122,7 +122,8 @@ class Queue:
     def reserve(self, timeout: float = 0) -> Job:
         """The next due job, waiting up to *timeout* seconds for it. Raises ``QueueEmpty`` if none came.
 
-        Use it as a ``with`` block: leaving it acks the job, an exception releases it with a backoff.
+        Use the job in a ``with`` statement: leaving the block acks the job, an exception releases the job with a
+        backoff.
         """
         jobs = self.reserve_many(1, timeout)
         if not jobs:
@@ -153,30 +154,30 @@ class Queue:
         return JobPage([JobInfo.of(record) for record in page.jobs], page.after)
 
     def delete(self, job_id: str) -> None:
-        """The job never starts. Raises ``JobReserved`` if it runs, ``JobNotFound`` if it is not there."""
+        """Delete a job that no consumer holds. Raises ``JobReserved`` if it runs, ``JobNotFound`` if it is gone."""
         self._app.backend.delete(self.name, check_id(job_id))
 
     def reschedule(
         self, job_id: str, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None
     ) -> JobHandle:
-        """The job becomes due in *delay* seconds or at *at*, as if it were enqueued now.
+        """Make a job due in *delay* seconds or at the time *at*, as if it were enqueued now.
 
-        Returns its handle, with the id to use from now on. Raises ``JobReserved``, ``JobNotFound``.
+        Returns the job's handle, with the id to use from now on. Raises ``JobReserved``, ``JobNotFound``.
         """
         backend, seconds = self._app.backend, check_delay(delay, at)
         backend.check_terms(delay=seconds)
         return JobHandle(backend, self.name, backend.reschedule(self.name, check_id(job_id), seconds))
 
     def kick(self, limit: int = 1) -> int:
-        """Up to *limit* buried jobs, the longest buried first, become ready. Returns how many."""
+        """Make up to *limit* buried jobs ready, the longest buried first. Returns how many became ready."""
         return self._app.backend.kick(self.name, check_count(limit, "limit"))
 
     def kick_job(self, job_id: str) -> None:
-        """One buried or delayed job becomes ready now. Raises ``JobNotFound``, ``JobReserved``."""
+        """Make one buried or delayed job ready now. Raises ``JobNotFound``, ``JobReserved``."""
         self._app.backend.kick_job(self.name, check_id(job_id))
 
     def pause(self, seconds: float) -> None:
-        """No new reservations for *seconds*; delays and leases run on."""
+        """Hand out no jobs for *seconds*. Delays and leases run on."""
         self._app.backend.pause(self.name, check_timeout(seconds, "seconds"))
 
     def resume(self) -> None:
@@ -184,7 +185,7 @@ class Queue:
         self._app.backend.resume(self.name)
 
     def purge(self, states: Sequence[str] | str = (State.READY, State.DELAYED, State.BURIED)) -> int:
-        """Delete all jobs in these states, never reserved ones. Returns how many."""
+        """Delete all jobs in these states, but never a reserved one. Returns how many were deleted."""
         return self._app.backend.purge(self.name, check_states(states))
 
     def close(self) -> None:
@@ -205,9 +206,9 @@ class Queue:
 
 
 class SharedConsumer:
-    """The consumer of one thread, whose jobs any thread may settle. A lock keeps two threads from using it at a time.
+    """The consumer of one thread. Any thread may settle its jobs; a lock keeps two threads from using it at a time.
 
-    It closes when nothing refers to it any more: neither its thread nor any of its jobs.
+    The consumer closes when neither its thread nor any of its jobs refers to it any more.
     """
 
     def __init__(self, backend: Backend, queues: Sequence[str]) -> None:
@@ -244,7 +245,7 @@ class SharedConsumer:
         self._consumer.close()
 
     def _interrupt_and_lock(self) -> None:
-        """Acquire the lock from a thread that may hold it while it waits for jobs that never come."""
+        """Acquire the lock. A thread that holds it while it waits for jobs is interrupted: the jobs may never come."""
         self._settling.add(threading.get_ident())
         try:
             while not self._lock.acquire(timeout=_INTERRUPT_EVERY):

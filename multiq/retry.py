@@ -1,4 +1,4 @@
-"""Retry or give up: what happens to a job before it runs and after it failed, and how long to wait in between.
+"""Retry or give up: whether a job may start, what happens after it failed, and how long it waits for a retry.
 
 A backoff is a function that takes the number of the attempt that failed (1 for the first) and returns seconds.
 """
@@ -23,13 +23,13 @@ Backoff: TypeAlias = Callable[[int], float]
 
 
 def fixed(seconds: float) -> Backoff:
-    """Always the same."""
+    """The same wait after each attempt."""
     _check(seconds, "fixed")
     return lambda _attempt: seconds
 
 
 def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter: float = 0.5) -> Backoff:
-    """``first`` seconds after attempt 1, then times ``base`` each time, never more than ``cap``.
+    """Wait ``first`` seconds after attempt 1, ``base`` times as long after each further attempt, at most ``cap``.
 
     A random part of the wait, at most the share ``jitter``, is taken off, so that jobs that failed together are not all
     retried at once.
@@ -52,7 +52,7 @@ def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter:
 
 
 def steps(*seconds: float) -> Backoff:
-    """One number for each attempt; the last one holds for all that follow."""
+    """One number of seconds for each attempt. The last number holds for all later attempts."""
     if not seconds:
         raise OptionInvalid("a list of backoffs must have at least one number of seconds, got an empty one")
     for value in seconds:
@@ -61,7 +61,7 @@ def steps(*seconds: float) -> Backoff:
 
 
 def to_backoff(value: Backoff | Sequence[float] | float) -> Backoff:
-    """A number, a list of numbers or a function, as a function."""
+    """The backoff function of a number, a list of numbers or a function."""
     if callable(value):
         return value
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -70,7 +70,7 @@ def to_backoff(value: Backoff | Sequence[float] | float) -> Backoff:
     return fixed(value)  # type: ignore[arg-type]  # checked
 
 
-_HUGE = 1e300  # times any number of seconds, still a number
+_HUGE = 1e300  # times any number of seconds, this is still a finite number
 
 
 def _check(value: object, name: str) -> None:
@@ -87,10 +87,10 @@ MAX_CRASHES_DEFAULT = 3
 
 
 class ReleaseJob(Exception):
-    """Raised in a task: release this job and try again after *delay*, or after its backoff. It counts as an attempt.
+    """Raised in a task: release this job and try again after *delay*. The run counts as an attempt.
 
-    *delay* is seconds or a timedelta. An invalid *delay* raises ``OptionInvalid``, and the attempt fails as with any
-    other error.
+    *delay*: seconds or a timedelta. None: the task's backoff. An invalid *delay* raises ``OptionInvalid``, and the
+    attempt fails as with any other error.
     """
 
     def __init__(self, delay: float | dt.timedelta | None = None, reason: str | None = None) -> None:
@@ -111,7 +111,7 @@ _N = TypeVar("_N", int, float)
 
 
 class SoftTimeout(TimeoutError):
-    """Raised in a task's own code when its ``timeout`` has passed: to tidy up, and end.
+    """Raised in a task's own code when its ``timeout`` has passed, so that the task tidies up and ends.
 
     If the task does not catch it, the attempt fails as with any error. A task that still runs ``kill_after`` seconds
     later is ended with its process.
@@ -127,18 +127,18 @@ def tighter(one: _N, other: _N) -> _N:
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """When to stop trying. Each kick raises both limits by one: a kicked job gets one more attempt."""
+    """When to stop trying. Each kick raises ``max_attempts`` and ``max_crashes`` of the job by one."""
 
     max_attempts: int | None = None
     """0: no limit. None: 5, or no limit where ``retry_for`` is set."""
     max_crashes: int = MAX_CRASHES_DEFAULT
-    """Reservations that ended without a verdict before the job is taken for poison. 0: no limit."""
+    """After this many reservations that ended without a verdict, a job is poison: no more attempts. 0: no limit."""
     retry_for: float | None = None
-    """Seconds after the enqueue beyond which no attempt is started any more."""
+    """Seconds after the enqueue. Later than that, a job is not tried again."""
     backoff: Backoff = DEFAULT
 
     def bounded(self, other: RetryPolicy) -> RetryPolicy:
-        """*other*, with no limit looser than these. *other*'s backoff does not count."""
+        """A policy with the stricter of both policies' limits, and with this policy's backoff."""
         times = [seconds for seconds in (self.retry_for, other.retry_for) if seconds is not None]
         return RetryPolicy(
             max_attempts=tighter(self.attempts(), other.attempts()),
@@ -148,11 +148,11 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         )
 
     def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
-        """Why the job must not even be started, or None.
+        """Why the job must not be started. None: it may be started.
 
-        *counts_given_back*: the store also counts attempts that were given back before the job began. Then the number
-        of attempts that began is not known, and a job that never began must not be refused, so only crashed attempts
-        count here. ``after_failure`` applies the limits.
+        *counts_given_back*: the store also counts attempts that were given back before the job began, so it is unknown
+        how many attempts began. A job that never began must not be refused, so only crashed attempts count here;
+        ``after_failure`` applies the limit to the store's number.
         """
         attempt = lease.crashes + 1 if counts_given_back else lease.attempt
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:

@@ -1,1 +1,1 @@
-"""Controlling all workers of a connection, on every host (``flags``: down, restart), and their list (``presence``)."""
+"""Control of all workers of a connection, on every host: take down and restart (``flags``), list (``presence``)."""

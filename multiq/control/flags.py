@@ -1,4 +1,4 @@
-"""Control flags for all workers of a connection, on every host: it is down, or they are to restart.
+"""Control flags for all workers of a connection, on every host: the connection is down, or the workers are to restart.
 
 Control flags are stored as jobs delayed by 100 years in reserved queues: the interface for drivers stores jobs and
 nothing else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job
@@ -46,7 +46,7 @@ def missing_for_control(backend: Backend) -> Unsupported | None:
 
 
 def visible_queues(backend: Backend) -> list[str]:
-    """All queues of users: not the reserved ones that hold the control flags."""
+    """The queues of users: all queues but the reserved ones (``CONTROL_QUEUES``)."""
     return [name for name in backend.queues() if name not in CONTROL_QUEUES]
 
 
@@ -95,14 +95,14 @@ class Control:
     def ask_presence(self, seconds: float) -> None:
         """Have all workers look for viewers during the next *seconds* seconds.
 
-        The flag is a pause of the restart queue, because a pause ends by itself, and because the counts that workers
-        read anyway contain it.
+        This flag is a pause of the restart queue: a pause ends by itself, and the counts that workers read anyway say
+        whether the queue is paused.
         """
         self._refuse()
         self._backend.pause(RESTART, seconds)
 
     def read(self) -> ControlState:
-        """Read the flags, except ``is_down``: one call if no restart was requested."""
+        """Read the flags, except ``is_down``. Makes one call to the backend, or two if a restart was requested."""
         stats = self._backend.stats(RESTART)  # also where there are no flags: it shows that the backend answers
         if self._missing is not None:
             return ControlState(None, is_presence_asked=False)

@@ -1,10 +1,10 @@
 """Presence: which workers a connection has, on every host, and what they run.
 
 Viewers (``multiq top``) ask the workers through the backend. Without a viewer, nothing is stored. A viewer takes one of
-a few reserved queues and puts a request there: a job delayed by 15 seconds, which it renews. While that job is delayed,
-each worker puts its answer beside it, once a second. When that job becomes due, because the viewer has gone, workers
-answer no more and clear the queue. Only the server's clock decides when that is. Workers learn that there is a viewer
-from the counts that they read anyway (``Control``).
+a few reserved queues and puts a request there: a job delayed by 15 seconds. The viewer renews the request. While there
+is a delayed request, each worker puts its answer into the same queue, once a second. When the viewer has gone, its last
+request becomes due: the workers then stop answering, and clear the queue. Only the server's clock decides when a
+request is due. Workers learn from the counts that they read anyway (``Control``) that there is a viewer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 FIRST_ANSWERS = 6.5
-"""Seconds until all workers that will answer have answered: they check for viewers every five."""
+"""Seconds after which each worker that can answer has answered: workers check for viewers every five seconds."""
 
-_CALL_SECONDS = 15.0  # seconds that a request stands if it is not renewed
+_CALL_SECONDS = 15.0  # seconds that a request lasts if it is not renewed
 _RENEW_EVERY = 5.0  # seconds
-_FORGET_AFTER = 10.0  # seconds after the last answer of a worker until it is left out
+_FORGET_AFTER = 10.0  # seconds after a worker's last answer until the worker is left out
 _BATCH = 100  # answers
 
 
@@ -48,7 +48,7 @@ class Process(msgspec.Struct, frozen=True):
     held: int
     """Jobs, including those that run."""
     runs: list[Run]
-    """The longest first; of very many, the first ones."""
+    """The longest run first. Of very many runs, only the first ones."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooManyViewers(MultiqError):
-    """The connection has as many viewers of its workers as it can have."""
+    """All queues for viewers of the connection's workers are taken."""
 
 
 class Viewer:
@@ -129,7 +129,7 @@ class Viewer:
 
 
 class Responder:
-    """A worker's side: answers each viewer, and clears what viewers have left behind."""
+    """A worker's side of presence: answers each viewer, and clears what viewers have left behind."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -158,7 +158,7 @@ class Responder:
             stats = self._backend.stats(queue)
             if stats.delayed:
                 viewers.append(queue)
-            elif stats.ready or stats.reserved:  # reserved by a viewer that was killed: it becomes ready again
+            elif stats.ready or stats.reserved:  # a job that a killed viewer had reserved becomes ready again
                 self._backend.purge(queue, [State.READY])
                 to_clear.add(queue)
         self._viewers, self._to_clear = viewers, to_clear

@@ -1,3 +1,3 @@
-"""Tools that drivers share: sockets, names, TLS, wake-ups, polling, forks, clocks, repeated calls, guarded replies,
-statement files, pages, records as of now, external transactions.
+"""Tools that drivers share: sockets, name resolution, TLS, wake-ups, polling, forks, clocks, repeated calls, checks of
+replies, files of SQL statements, pages of listings, job records as of now, external transactions.
 """

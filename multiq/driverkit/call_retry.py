@@ -1,12 +1,12 @@
 """When a call that failed is attempted again: one policy for all drivers, which only classify their errors.
 
 ===============  ======================================================  ==============================================
-the failure      what has happened                                       what follows
+the failure      what has happened                                       the next attempt
 ===============  ======================================================  ==============================================
 ``STALE``        nothing was done, and the connection is of no use: the  the first time in a call: at once, on a new
-                 server had closed it while it was idle, or it leads to  connection; then as ``UNREACHABLE``
+                 server had closed it while it was idle, or it leads to  connection; later as after ``UNREACHABLE``
                  a server that takes no writes any more
-``REPLY_LOST``   the call was sent, and the connection broke before the  as ``STALE``; *may_be_done* from then on
+``REPLY_LOST``   the call was sent, and the connection broke before the  as after ``STALE``; ``may_be_done`` is set
                  reply, or the attempt's time was over
 ``UNREACHABLE``  there is no connection, so nothing was sent             after a pause, if another server may take the
                                                                          failed one's place; else the error is raised
@@ -14,13 +14,13 @@ the failure      what has happened                                       what fo
                  busy, has no primary
 ``CONFLICT``     the call was undone, or did not begin, because of       after a pause, which is shorter
                  another client's lock or change
-``FINAL``        anything else; also a lost reply to a call that the     the error is raised
+``FINAL``        anything else; also a lost reply to a call that the     none: the error is raised
                  driver cannot tell from its repetition
 ===============  ======================================================  ==============================================
 
-A pause is between 0.2 and 1 of its longest value, at random, so that clients that failed together do not come back
-together; the longest value doubles with each pause of the call. An attempt is made only if it begins before the call's
-deadline: a pause that would end later is not made, and the error is raised at once.
+The length of a pause is random, from 0.2 to 1 times an upper limit, so that clients that failed together do not come
+back together. The upper limit doubles with each pause of the call. An attempt is made only if it begins before the
+call's deadline: a pause that would end later is not made, and the error is raised at once.
 
 What only a driver knows stays in the driver: redirections, the text of a script that the server does not know, the
 receipts by which a repeated call is recognised. A driver makes ``Attempts`` when the first attempt has failed, so a
@@ -51,7 +51,7 @@ class Failure(enum.Enum):
 
 
 class Pauses(NamedTuple):
-    """The upper limits of a call's pauses, in seconds: for the first pause, and for every later one."""
+    """The upper limit of a call's first pause, and the value up to which that limit doubles; both in seconds."""
 
     first: float
     longest: float
@@ -61,7 +61,7 @@ REJECTED_PAUSES = Pauses(0.01, 0.25)
 CONFLICT_PAUSES = Pauses(0.001, 0.1)
 
 repetitions: Counter[Failure] = Counter()
-"""Attempts after the first in this process, by the failure of the attempt before."""
+"""How many repeated attempts this process has made, by the failure of the attempt before."""
 
 
 class Attempts:
@@ -78,14 +78,14 @@ class Attempts:
         """Begin to count.
 
         Parameters:
-            deadline: of the whole call, by *clock*.
+            deadline: the end of the whole call, as a value of *clock*.
             has_failover: whether another server may take the place of one that cannot be reached.
             conflict_pauses: the pauses after a ``CONFLICT``; a store whose locks are short takes shorter ones.
-            clock: in seconds.
+            clock: returns seconds.
         """
         self.may_be_done = False
-        """Whether the server may have carried out an attempt: it was sent, and its reply was lost. What a later attempt
-        ends with does not change that.
+        """Whether the server may have carried out an attempt: it was sent, and its reply was lost. No
+        outcome of a later attempt changes this.
         """
         self._deadline = deadline
         self._has_failover = has_failover
@@ -104,7 +104,7 @@ class Attempts:
         return True
 
     def next_pause(self, failure: Failure) -> float | None:
-        """Return the seconds until the attempt that follows this failure; None: none follows."""
+        """Return the seconds until the next attempt after this failure. None: there is no further attempt."""
         if failure is Failure.REPLY_LOST:
             self.may_be_done = True
         pause = self._pause_after(failure)

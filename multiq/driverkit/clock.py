@@ -1,4 +1,4 @@
-"""Clocks in integer nanoseconds, for drivers that keep the time themselves: no rounding makes a job early."""
+"""Clocks in integer nanoseconds, for drivers that keep the time themselves. Rounding never makes a job early."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on by *seconds*; a negative number moves back, as a host's clock may."""
+        """Move on by *seconds*; a negative number moves the clock back, as may happen on a host."""
         self._now += nanoseconds(seconds)

@@ -1,9 +1,9 @@
 """What an application passes as ``connection=``: a database driver's connection, or SQLAlchemy's or Django's.
 
-multiq's driver needs the connection inside, and must let the library run the first statement. SQLAlchemy begins its
-transaction with that statement, and does not commit a transaction that it has not begun; Django checks that its
-transaction can still be committed. None of these libraries is imported: their objects are recognized by documented
-attributes.
+multiq's driver needs the database driver's connection inside of SQLAlchemy's or Django's, and must let the library run
+the first statement. With that statement SQLAlchemy begins its transaction: it commits no transaction that it has not
+begun. Django checks that its transaction can still be committed. multiq imports neither library, and recognizes their
+objects by documented attributes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ExternalConnection:
         self.driver = driver
         """The database driver's own connection."""
         self.adapter = adapter
-        """The same, or SQLAlchemy's adapter that gives an asyncio driver the interface of the DB API."""
+        """The same connection, or SQLAlchemy's adapter, which gives an asyncio driver the interface of the DB API."""
         self.execute = execute
         """Runs a statement without parameters through the library and returns its rows. None: there is no library."""
 
@@ -50,8 +50,8 @@ class ExternalConnection:
 def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> ExternalConnection:
     """Find the database driver's connection in *connection*; instances of *drivers* are used as they are.
 
-    Raises ``OptionInvalid`` if there is none inside (*expected* names in its message what is accepted), and the
-    library's own errors.
+    Raises the library's own errors, and ``OptionInvalid`` if there is no such connection inside. *expected*: what is
+    accepted, for the message.
     """
     if isinstance(connection, drivers):
         return ExternalConnection(connection, connection, None)
@@ -87,10 +87,10 @@ def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> Externa
 
 @contextlib.contextmanager
 def explained(translate: Callable[[BaseException], MultiqError | None]) -> Iterator[None]:
-    """Raise multiq's errors in place of those that a use of the application's connection raises in this block.
+    """Replace the errors that the use of the application's connection raises in this block by multiq's errors.
 
-    *translate* gets the database driver's error. *translate* returns None for an error that does not come from the
-    database, but says that the connection cannot be used: then ``OptionInvalid`` is raised.
+    *translate*: gets the database driver's error, and returns multiq's. It returns None for an error that does not come
+    from the database, but says that the connection cannot be used: then ``OptionInvalid`` is raised.
     """
     try:
         yield
@@ -101,7 +101,7 @@ def explained(translate: Callable[[BaseException], MultiqError | None]) -> Itera
 
 
 def driver_error(exc: BaseException) -> BaseException:
-    """The database driver's error inside of SQLAlchemy's or Django's, else *exc* itself."""
+    """The database driver's error inside an error of SQLAlchemy's or Django's; else *exc* itself."""
     inner = getattr(exc, "orig", None)
     if isinstance(inner, BaseException):
         return inner
@@ -111,7 +111,7 @@ def driver_error(exc: BaseException) -> BaseException:
 
 
 def _refuse_outside_run_sync(bind: Any) -> None:
-    """Raise ``OptionInvalid`` for an asyncio driver's connection outside of ``run_sync``: it works only inside."""
+    """Raise ``OptionInvalid`` for an asyncio driver's connection that is used outside of ``run_sync``."""
     module = sys.modules.get("sqlalchemy.util.concurrency")
     if bind.dialect.is_async and module is not None and not module.in_greenlet():
         raise OptionInvalid(f"connection= got a connection of {bind.dialect.driver} outside run_sync: {_RUN_SYNC}")
@@ -135,12 +135,12 @@ def _django(connection: Any) -> ExternalConnection:
 
 
 def _has(thing: Any, *names: str) -> bool:
-    """Looks at the class, because an attribute of a closed connection may raise any error."""
+    """Whether the class of *thing* has these attributes: reading them from a closed connection may raise any error."""
     return all(hasattr(thing.__class__, name) for name in names)
 
 
 def _is_of(thing: Any, *paths: str) -> bool:
-    """Whether *paths* name the class of *thing*, one of its bases, or a package or module that has one of these."""
+    """Whether a path names the class of *thing*, a base class of it, or a module or package that has one of them."""
     names = [f"{base.__module__}.{base.__qualname__}." for base in type(thing).__mro__]
     return any(name.startswith(f"{path}.") for name in names for path in paths)
 

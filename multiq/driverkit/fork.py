@@ -1,10 +1,10 @@
 """Forks: how an object finds out that it is in a child, and the only place where hooks for forks are registered.
 
 ==============================  ========================================================================================
-what a fork would break         what serves
+what a fork would break         what to use
 ==============================  ========================================================================================
-connections, names, counters    ``forks.generation``: remember it, and start over at the next use if it has changed. It
-                                is an attribute, which costs less than ``os.getpid``
+connections, names, counters    ``forks.generation``: remember it, and start over at the next use if it has changed.
+                                To read this attribute costs less than ``os.getpid``
 locks that any thread may hold  ``forks.watch(thing)``: ``thing.start_over_in_child()`` makes a new lock before anything
 for long; pools of connections  else runs in the child, and drops what belongs to the parent
 sockets, also while a login     ``forks.close_in_child(sock)``: the child's copy is closed before anything else runs
@@ -16,11 +16,11 @@ share, locks included           child
 anything else                   ``forks.register(before=..., in_parent=..., in_child=...)``
 ==============================  ========================================================================================
 
-In a child the new generation is there before any other hook runs. Where a system has no fork (Windows), the generation
-stays 0 and no hook runs. A fork by C code that does not call Python's hooks goes unnoticed.
+In a child, ``generation`` has its new value before any other hook runs. Where a system has no fork (Windows), the
+generation stays 0 and no hook runs. A fork by C code that does not call Python's hooks goes unnoticed.
 
-``os.getpid`` is for what needs a process id: names, messages, signals to send; and for a signal handler that must know
-in which process it runs, as a signal may arrive in a child before its hooks have run.
+Use ``os.getpid`` only for what needs a process id: names, messages, signals to send. A signal handler that must know
+its process uses it, too, because a signal may arrive in a child before the hooks have run there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Forks:
     """The number of forks that led to this process, and the hooks for forks."""
 
     generation = 0
-    """The number of forks between the first process and this one. A parent and its child never have the same."""
+    """The number of forks between the first process and this one. A parent and its child never have the same number."""
 
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[StartsOver] = weakref.WeakSet()
@@ -70,13 +70,16 @@ class Forks:
         """Have each child close its copy of *sock*, for as long as something refers to *sock*.
 
         As long as a copy is open, the server takes the connection for alive, even if the parent has closed it or was
-        killed: leases go on that should end with it, and a blocking read on it is still handed a job.
+        killed. Leases that should end with the connection go on, and the server still hands a job to a blocking read.
         """
         self._sockets.add(sock)
 
     def hold(self, lock: Lock) -> None:
-        """Hold *lock* during each fork. A thread that has the lock must not wait long while it has it, and must not
-        fork, unless the lock is an RLock."""
+        """Hold *lock* during each fork.
+
+        A thread must release the lock soon after it took it. The thread must not fork meanwhile, unless the lock is an
+        RLock.
+        """
         self.register(before=lock.acquire, in_parent=lock.release, in_child=lock.release)
 
     def register(
@@ -88,7 +91,8 @@ class Forks:
     ) -> None:
         """Call these at each fork, for as long as the process lives.
 
-        Before a fork the hooks run in the reverse order of their registration, after it in that order.
+        Before a fork, the hooks run in the reverse order of their registration; after a fork, in the order of
+        registration.
         """
         if hasattr(os, "register_at_fork"):  # Windows has no fork
             hooks = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
@@ -114,10 +118,10 @@ class PerProcess(Generic[_T]):
     """
 
     def __init__(self, make: Callable[[], _T]) -> None:
-        """*make* makes an object. An object may go unused: two threads may ask for one key at the same time."""
+        """*make*: makes an object. If two threads ask for a key at the same time, one of their objects is dropped."""
         self._make = make
         self._objects: weakref.WeakValueDictionary[tuple[int, Hashable], _T] = weakref.WeakValueDictionary()
 
     def of(self, *key: Hashable) -> _T:
-        """The object for this key. Keep it, and ask again only if ``forks.generation`` has changed since."""
+        """The object for this key. Callers keep it, and ask again only if ``forks.generation`` has changed since."""
         return self._objects.setdefault((forks.generation, key), self._make())

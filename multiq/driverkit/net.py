@@ -16,9 +16,9 @@ Address: TypeAlias = "tuple[str, int] | str"
 def connect(address: Address, deadline: float) -> socket.socket:
     """Return a socket connected to the first of the host's addresses that accepts. A forked child closes its copy.
 
-    *deadline* is in ``time.monotonic``'s seconds. The socket keeps as its timeout the time that was left until
-    *deadline*: the caller sets another one. Raises ``OSError``, ``TimeoutError`` at the deadline, and
-    ``NameTimeoutError`` if the host's addresses were not found by then.
+    *deadline* is in ``time.monotonic``'s seconds. The socket's timeout is still what was left until *deadline*: the
+    caller sets a new timeout. Raises ``OSError``, ``TimeoutError`` at the deadline, and ``NameTimeoutError`` if the
+    host's addresses were not found by then.
     """
     if isinstance(address, str):
         return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
@@ -37,7 +37,10 @@ def connect(address: Address, deadline: float) -> socket.socket:
 
 
 def time_left(deadline: float) -> float:
-    """Seconds until *deadline*, more than 0. Raises ``TimeoutError`` if it has passed: 0 would not block."""
+    """Seconds until *deadline*, more than 0: a timeout of 0 would make a socket non-blocking.
+
+    Raises ``TimeoutError`` if *deadline* has passed.
+    """
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the server did not answer in time")

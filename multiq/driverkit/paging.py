@@ -23,7 +23,7 @@ def cursor_of(place: Place) -> str:
 
 
 def read_cursor(after: str) -> Place:
-    """The place in a cursor. Raises ``OptionInvalid`` for any other text: users pass what they like."""
+    """The place that a cursor names. Raises ``OptionInvalid`` for a text that is no cursor: users may pass any text."""
     first, _, second = after.partition(".")
     with contextlib.suppress(ValueError):
         place = int(first), int(second)

@@ -1,12 +1,12 @@
-"""Waiting for jobs in a store that cannot notify its clients: polls, often at first, and notifications in the process.
+"""Waiting for jobs in a store that cannot notify its clients: polls, and notifications within the process.
 
-====================  ======================================================================================
-``PollPause``         the pause between two polls: short right after activity, and longer with the time since
+====================  =======================================================================================
+``PollPause``         the pause between two polls: short right after activity, then longer and longer
 ``Notifier``          wakes the consumers of a store that wait in this process, at once and without a poll
-``SharedPoller``      a notifier whose waiting consumers poll together: one of them, for all of the process
-====================  ======================================================================================
+``SharedPoller``      a notifier whose waiting consumers share polls: one of them polls for the whole process
+====================  =======================================================================================
 
-Take a ``Notifier`` alone where a poll is nearly free and belongs to a consumer's own connection (SQLite), a
+Use a ``Notifier`` alone where a poll is nearly free and belongs to a consumer's own connection (SQLite). Use a
 ``SharedPoller`` where each poll is a query to a server (MySQL). Get either from a ``driverkit.fork.PerProcess``: all
 consumers and producers of one store in a process must share one object.
 """
@@ -59,7 +59,7 @@ class PollPause:
 
 
 class Listener(Protocol):
-    """What a notification releases: a ``threading.Lock`` that is held, or an object with the same method."""
+    """What a notification releases: a ``threading.Lock`` that is held, or another object with a ``release`` method."""
 
     def release(self) -> None: ...
 
@@ -75,8 +75,8 @@ class Notifier:
     def notify(self) -> None:
         """Release all listeners.
 
-        Holds the lock, so that no listener leaves meanwhile: a listener that has left may be closed, and its file
-        number reused.
+        Holds the lock meanwhile, so that no listener is removed: a removed listener may be closed, and its file number
+        reused.
         """
         with self._guard:
             self.notifications += 1
@@ -102,7 +102,10 @@ class Found(NamedTuple):
     working: Collection[str]
     """The queues that have a job to reserve."""
     changes_in: float
-    """Seconds until time alone may give one of the queues a job; at most the time until the next poll matters."""
+    """Seconds until one of the queues may get a job without a call: a delay, a lease or a pause ends.
+
+    A value beyond the next poll makes no difference.
+    """
 
 
 class SharedPoller:
@@ -111,7 +114,7 @@ class SharedPoller:
     def __init__(self, pause: PollPause) -> None:
         self.pause = pause
         self.notifications = 0
-        """How often consumers were notified. Read it before the look that precedes ``sleep``."""
+        """How often consumers were notified. Read it before the query for jobs that precedes ``sleep``."""
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
         self._polling_waiter: _Waiter | None = None
@@ -133,8 +136,8 @@ class SharedPoller:
     ) -> None:
         """Sleep until there are more *notifications*, or work in *queues*, or the monotonic clock reaches *until*.
 
-        *poll* reads the queues that are passed to it, those of all waiting consumers. It is called in this thread if no
-        other thread polls already, and its errors are raised here; another consumer then takes over.
+        *poll*: queries the queues that it gets, which are those of all waiting consumers. This thread calls *poll* if
+        no other thread polls already. An error of *poll* is raised here; then another consumer polls.
         """
         waiter = _Waiter(queues)
         with self._lock:
@@ -149,7 +152,7 @@ class SharedPoller:
                 if self._polling_waiter is waiter:
                     self._polling_waiter = None
                 if self._polling_waiter is None and self._waiters:
-                    self._waiters[0].wake()  # it returns from its wait, calls this method again, and polls for all
+                    self._waiters[0].wake()  # its consumer returns, calls this method again, and polls for all
 
     def _wait(self, waiter: _Waiter, until: float, poll: Callable[[Sequence[str]], Found]) -> None:
         with self._lock:
@@ -195,5 +198,5 @@ class _Waiter:
             self._wakeup.release()
 
     def sleep(self, seconds: float) -> bool:
-        """Whether it was woken within so many seconds."""
+        """Sleep. Returns whether the consumer was woken within *seconds*."""
         return seconds > 0 and self._wakeup.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))

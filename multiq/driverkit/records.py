@@ -1,7 +1,7 @@
-"""Job records as of now, for stores that keep a due time in a column: such a store may change a due job's state later.
+"""Job records as of now, for stores that keep a due time in a column: the stored state of a due job may change later.
 
-A delayed job that is due, and a reserved one whose lease has ended, are ready, whether or not a statement has made them
-so yet. Records and counts show them as ready at once; a lease that ended counts as a crash.
+A delayed job that is due, and a reserved one whose lease has ended, are ready, even if no statement has changed their
+stored state yet. Records and counts show them as ready at once; a lease that ended counts as a crash.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def job_record(
     Parameters:
         stored: its state in the store.
         left: seconds until its delay or lease ends; 0 or less: it has ended.
-        crashes: as stored, without that of a lease which has just ended.
+        crashes: as stored: a lease that has just ended is not counted there yet.
         age: seconds since it was enqueued.
 
     The other parameters are passed on as they are.

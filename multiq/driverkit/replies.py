@@ -28,7 +28,7 @@ PARSE_ERRORS: tuple[type[Exception], ...] = (
     msgspec.MsgspecError,
     struct.error,
 )
-"""What code raises that parses a reply of an unexpected shape."""
+"""What parsing code raises for a reply of an unexpected shape."""
 
 BACKEND_METHODS = (
     "enqueue",
@@ -51,8 +51,8 @@ BACKEND_METHODS = (
 def guarded(*methods: str, server: str, also: tuple[type[Exception], ...] = ()) -> Callable[[_C], _C]:
     """A class decorator: *methods* raise ``BackendUnavailable`` for replies that *server* ("a Redis") cannot have sent.
 
-    *also*: a client library's errors that mean the same. Requests and replies on a connection may be out of step
-    afterwards, so a class that keeps connections closes them in a method ``_discard_connections``.
+    *also*: a client library's errors that mean the same. After such a reply, the next one on the connection may belong
+    to an earlier request. So a class that keeps connections has a method ``_discard_connections``, which closes them.
     """
 
     def guard(cls: _C) -> _C:

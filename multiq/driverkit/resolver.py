@@ -1,7 +1,7 @@
 """Name resolution with a deadline, which the system's resolver does not have.
 
 A name is resolved in a thread, which may outlive the deadline if the resolver is slow. Callers that want the same name
-meanwhile wait for the same thread, so that there is one per name at most.
+meanwhile wait for the same thread: each name has one thread at most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NameTimeoutError(TimeoutError):
 
 
 def resolve(host: str, port: int, deadline: float) -> list[Any]:
-    """Return what ``socket.getaddrinfo`` does for TCP. Raises ``OSError``, and ``NameTimeoutError`` at the deadline."""
+    """Return what ``socket.getaddrinfo`` finds for TCP. Raises ``OSError``; at the deadline ``NameTimeoutError``."""
     with contextlib.suppress(socket.gaierror):  # an address in digits needs no resolver
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     key = forks.generation, host, port

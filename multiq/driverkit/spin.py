@@ -1,7 +1,7 @@
 """Spinning for a short time before a blocking read, for drivers that own their sockets.
 
-A thread that blocks until a socket is readable is woken by the kernel, and on an idle core that takes longer than a
-server on the same machine takes for a small call. See docs/decisions/0018.
+The kernel wakes a thread that blocks until a socket is readable. On an idle core, this wake-up takes longer than a
+small call to a server on the same machine. See docs/decisions/0018.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DONT_WAIT = getattr(socket, "MSG_DONTWAIT", 0) if hasattr(os, "sched_yield") el
 
 
 class SpinReader:
-    """Reads from one socket. For one thread at a time, as the socket is."""
+    """Reads from one socket. Like the socket, it is for one thread at a time."""
 
     __slots__ = ("_misses", "_recv", "_skip_calls")
 
@@ -28,12 +28,12 @@ class SpinReader:
         self._skip_calls = 0 if can_spin else float("inf")  # calls that return at once, without spinning
 
     def receive(self, size: int) -> bytes:
-        """Return up to *size* bytes that arrive within 0.1 ms, else nothing: the caller then reads blocking.
+        """Return up to *size* bytes that arrive within 0.1 ms, else nothing: the caller then makes a blocking read.
 
-        Between two reads the loop yields the core, so that other threads, above all the server, can run on it. After
-        each miss in a row, twice as many calls return without spinning: the server may be far away, busy, or at a large
-        call. Raises what ``recv`` raises, except ``BlockingIOError``. An empty result may also be the end of the
-        connection, which the blocking read reports.
+        Between two reads the loop yields the core, so that other threads, above all the server, can run on it. A miss
+        is a call without data: after each further miss in a row, twice as many calls return without spinning, because
+        the server may be far away, or busy. Raises what ``recv`` raises, except ``BlockingIOError``. An empty result
+        may also be the end of the connection, which the blocking read reports.
         """
         if self._skip_calls:
             self._skip_calls -= 1

@@ -8,7 +8,7 @@ import pkgutil
 def statement(package: str, name: str) -> str:
     """The statement in ``sql/<name>.sql`` of *package* (pass ``__package__``), without comments and semicolon.
 
-    Reads the file each time: the driver keeps what it uses, with ``functools.cache``.
+    Reads the file at each call, so drivers keep the result, with ``functools.cache``.
     """
     return "\n".join(file_lines(package, name)).strip().removesuffix(";")
 
@@ -22,5 +22,5 @@ def file_lines(package: str, name: str) -> list[str]:
 
 
 def code_lines(text: str) -> list[str]:
-    """The lines of *text* that are neither empty nor a comment. A comment has a line of its own."""
+    """The lines of *text* that are neither empty nor a comment. Only a whole line can be a comment."""
     return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--")]

@@ -1,9 +1,9 @@
-"""Sockets whose deadline and size limit are those of a whole reply, for a client library that takes a ready socket.
+"""Sockets with a deadline and a size limit for a whole reply, for a client library that takes a connected socket.
 
-The timeouts of such libraries, like PyMySQL, are those of one ``recv``: a server that sends a byte now and then can
-hold a call for as long as it likes. Such libraries read through ``socket.makefile``, which calls ``recv_into``, and
-write with ``sendall``. In the classes here, both methods keep the deadline. Setting the socket's own timeout is a
-system call, so both do that only if it is off by more than a tenth of a second.
+A timeout of such a library, PyMySQL for example, holds for one ``recv``: a server that sends a byte now and then can
+make a call last for ever. Such libraries read through ``socket.makefile``, which calls ``recv_into``, and write with
+``sendall``. In the classes here, both methods keep the deadline. To set the socket's own timeout is a system call, so
+both methods set it only if it differs from the time that is left by more than a tenth of a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class DeadlineSocket(socket.socket):
     deadline = math.inf
     """The monotonic time at which all reads and writes end."""
     period: float | None = None
-    """Seconds from the start of each write until its reply is read; each write sets the deadline. None: it stays."""
+    """Seconds from the start of a write to the deadline, which each write sets. None: writes do not set the deadline.
+    """
     _received = 0  # bytes since the last write
 
     def bound(self) -> None:
@@ -86,7 +87,7 @@ class TimedTlsSocket(DeadlineSocket, ssl.SSLSocket):
 
 
 class TimedTlsContext:
-    """Stands for the ``SSLContext`` of one connection, for a library that calls nothing but ``wrap_socket``."""
+    """Takes the place of the ``SSLContext`` of one connection, for a library that calls nothing but ``wrap_socket``."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import socket
 
 openssl_lock = threading.RLock()
-"""To be held while OpenSSL computes; also held during a fork.
+"""A thread holds this lock while OpenSSL computes for it, and while it forks.
 
 OpenSSL fills process-wide tables during a handshake, each under a lock. A child forked at that moment inherits the held
-lock, but not the thread that would release it: its own first handshake hangs for ever. Measured: 13 of 1,500 children
-while two threads connected and a third one forked.
+lock, but not the thread that would release it: the child's own first handshake hangs for ever. Measured without this
+lock: 13 of 1,500 children hung, while two threads connected and a third one forked.
 """
 
 forks.hold(openssl_lock)
@@ -44,11 +44,11 @@ def tls_context(
         ca: file with the authority's certificate; None: the system's authorities.
         cert: file with the client's certificate, if the server wants one.
         key: file with its private key, if that is not in *cert*.
-        skip_verification: accept any certificate, with a warning.
-        prefix: what the three options' names begin with in the URL, for messages.
+        skip_verification: accept any certificate, and warn.
+        prefix: the beginning of the names of *ca*, *cert* and *key* in the URL, for messages.
         ca_path: folder with authorities' certificates, instead of *ca* or beside it.
         key_password: what decrypts the private key, if it is encrypted.
-        ciphers: OpenSSL's list of the ciphers that are allowed, TLS 1.3's apart; None: Python's.
+        ciphers: the allowed ciphers, as OpenSSL lists them; those of TLS 1.3 stay allowed. None: Python's list.
 
     Raises ``UrlInvalid`` for files that cannot be used.
     """
@@ -80,8 +80,9 @@ def tls_context(
 def handshake(context: ssl.SSLContext, sock: socket.socket, name: str, deadline: float) -> ssl.SSLSocket:
     """Return *sock* wrapped in TLS, verified for the server's host *name*; *sock* itself is not usable afterwards.
 
-    A forked child closes its copy of the new socket. A thread that forks meanwhile waits while OpenSSL computes, not
-    while the server is silent. Raises ``ssl.SSLError``, ``OSError``, and ``TimeoutError`` at the *deadline*.
+    A forked child closes its copy of the new socket. Another thread that forks meanwhile waits only while OpenSSL
+    computes, and not until the server answers. Raises ``ssl.SSLError``, ``OSError``, and ``TimeoutError`` at the
+    *deadline*.
     """
     sock.settimeout(0)
     with openssl_lock:
@@ -101,7 +102,7 @@ def handshake(context: ssl.SSLContext, sock: socket.socket, name: str, deadline:
 
 
 def _step(sock: ssl.SSLSocket) -> int | None:
-    """Do as much of the handshake as there is data for. Returns the event to wait for; None: done."""
+    """Do as much of the handshake as there is data for. Returns the event to wait for. None: the handshake is done."""
     try:
         with openssl_lock:
             sock.do_handshake()

@@ -9,7 +9,7 @@ from .fork import forks
 
 
 class Wakeup:
-    """Opens its pipe at the first wait. A forked child opens its own, as its parent still polls the inherited one."""
+    """Opens its pipe at the first wait. A forked child opens a new pipe, as its parent still polls the old one."""
 
     def __init__(self) -> None:
         self._pipe: tuple[int, int] | None = None

@@ -95,7 +95,8 @@ def test_a_lost_reply_raises_an_error_with_the_ids() -> None:
     assert [job.id for job in queue.jobs("ready")] == [*told.value.ids]
     assert str(told.value) == (
         "2 job(s) for queue 'q' were sent, but the reply was lost (no answer): they may or may not be there; "
-        f"error.repeat() sends them again under their ids ({', '.join(told.value.ids)}), which adds none that is there"
+        f"error.repeat() sends them again under their ids ({', '.join(told.value.ids)}), "
+        "and adds none that is there already"
     )
 
 
@@ -229,7 +230,7 @@ def test_where_the_backend_gives_out_the_ids_a_repetition_is_refused_and_says_wh
 def test_the_error_of_a_backend_s_own_enqueue_says_how_it_can_be_repeated() -> None:
     with pytest.raises(EnqueueUncertain) as told:
         Failing(uncertain()).enqueue("q", [NewJob(b"x", "1")])
-    with pytest.raises(BackendError, match="pass its jobs to the backend's enqueue"):
+    with pytest.raises(BackendError, match=r"pass error\.jobs to the backend's enqueue"):
         told.value.repeat()
 
 

@@ -31,13 +31,13 @@ class KickTests(Topic):
     @promise("6.1")
     @requires("total_order", "priorities")
     def test_the_longest_buried_job_is_kicked_first(self) -> None:
-        # Given jobs that are buried in the opposite order of their age and their priority
+        # Given jobs that are buried youngest and least urgent first
         self.enqueue(b"1", priority=1)
         self.enqueue(b"2", priority=2)
         self.enqueue(b"3", priority=3)
         for lease in sorted(self.reserve(), key=lambda lease: lease.body, reverse=True):
             self.settle(Bury(lease))
-        # When one is kicked at a time, then it is the one that was buried first
+        # When they are kicked one at a time, then each kick takes the job that was buried first
         kicked = []
         for _ in range(3):
             assert self.backend.kick(self.queue, 1) == 1
@@ -51,7 +51,7 @@ class KickTests(Topic):
         self._bury(b"first", b"second")
         self.backend.kick(self.queue, 1)
         self.settle(Bury(self.take()))
-        # When one is kicked, then it is the other job
+        # When one more job is kicked, then that is the other job
         self.backend.kick(self.queue, 1)
         assert self.bodies() == [b"second"]
 
@@ -60,7 +60,7 @@ class KickTests(Topic):
         # Given a buried and a delayed job
         delayed = self.enqueue(b"delayed", delay=LONG)
         self._bury(b"buried")
-        # When more is kicked than is buried, twice
+        # When two kicks ask for more jobs than are buried
         kicked = [self.backend.kick(self.queue, 10) for _ in range(2)]
         # Then only the buried one has moved
         assert kicked == [1, 0]
@@ -90,7 +90,7 @@ class KickTests(Topic):
         for lease in self.reserve():
             self.settle(Bury(lease))
         self.enqueue(b"young", priority=5)
-        # When they are kicked, then they go by priority, then by age
+        # When they are kicked, then all jobs come by priority, and within a priority by age
         self.backend.kick(self.queue, 10)
         assert self.bodies() == [b"best", b"old", b"young"]
 
@@ -110,7 +110,7 @@ class KickTests(Topic):
         started = self.harness.now()
         self.given(State.BURIED)
         self.harness.advance(self.short_delay)
-        # When it is kicked, then its age counts from the enqueue
+        # When it is kicked, then its age is still the time since its enqueue
         self.backend.kick(self.queue, 1)
         assert self.about(self.take().age, self.harness.now() - started)
 
@@ -130,7 +130,7 @@ class KickTests(Topic):
         other = self.another_queue()
         self._bury(b"here")
         self._bury(b"there", queue=other)
-        # When one queue is kicked, then only that one is
+        # When one queue is kicked, then the other queue's job stays buried
         assert self.backend.kick(self.queue, 10) == 1
         assert self.counts(other) == (0, 0, 0, 1)
 

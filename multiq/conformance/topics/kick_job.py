@@ -1,4 +1,4 @@
-"""Kick one job: whatever it waits for, it becomes ready now."""
+"""Kick one job: a buried or a delayed job becomes ready now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class KickJobTests(Topic):
     @promise("6.2")
     @pytest.mark.parametrize("state", [State.BURIED, State.DELAYED])
     def test_a_kicked_job_is_ready_now(self, state: State) -> None:
-        # Given a job that is set aside, or put off
+        # Given a buried or a delayed job
         job_id = self.given(state)
         # When it is kicked
         self.backend.kick_job(self.queue, job_id)
@@ -30,7 +30,7 @@ class KickJobTests(Topic):
         # Given ready jobs
         self.enqueue_all(b"1", b"2")
         job_id = self.enqueue(b"3")
-        # When the last one is kicked, then that raises no error, and does not move it forward
+        # When the last one is kicked, then the kick raises no error, and the job does not move forward
         self.backend.kick_job(self.queue, job_id)
         assert self.counts() == (3, 0, 0, 0)
         assert self.in_line(self.bodies(), [b"1", b"2", b"3"])
@@ -40,7 +40,7 @@ class KickJobTests(Topic):
         # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
-        # When it is kicked, then that is refused, and its holder goes on
+        # When it is kicked, then the kick raises JobReserved, and the holder can still settle the job
         with pytest.raises(JobReserved):
             self.backend.kick_job(self.queue, job_id)
         assert self.stands(job_id, State.RESERVED)
@@ -48,7 +48,7 @@ class KickJobTests(Topic):
 
     @promise("6.4")
     def test_a_job_that_is_not_there_cannot_be_kicked(self) -> None:
-        # Given a job that is done, and an id that never was
+        # Given a job that is done, and an id that no job ever had
         job_id = self.enqueue()
         self.settle(Ack(self.take()))
         for missing in (job_id, new_id()):
@@ -61,7 +61,7 @@ class KickJobTests(Topic):
         buried = self.enqueue_all(b"a", b"b")
         self.settle(*map(Bury, self.reserve()))
         delayed = self.enqueue_all(b"c", b"d", delay=LONG)
-        # When the second of each is kicked, then the first of each is not
+        # When the second buried and the second delayed job are kicked, then the first ones stay as they are
         self.backend.kick_job(self.queue, buried[1])
         self.backend.kick_job(self.queue, delayed[1])
         assert self.counts() == (2, 1, 0, 1)
@@ -74,13 +74,13 @@ class KickJobTests(Topic):
         job_id = self.enqueue(b"old", priority=5, delay=LONG)
         self.enqueue(b"young", priority=5)
         self.enqueue(b"best", priority=1)
-        # When it is kicked, then it goes by priority, then by age
+        # When it is kicked, then all jobs come by priority, and within a priority by age
         self.backend.kick_job(self.queue, job_id)
         assert self.bodies() == [b"best", b"old", b"young"]
 
     @promise("6.3", "4.5")
     def test_a_kicked_job_keeps_its_count_of_attempts(self) -> None:
-        # Given a job that was put off after its first attempt
+        # Given a job that was released with a delay after its first attempt
         job_id = self.enqueue()
         self.settle(Release(self.take(), delay=LONG))
         # When it is kicked, then its next attempt is the second
@@ -91,7 +91,7 @@ class KickJobTests(Topic):
     def test_kicking_a_delayed_job_does_not_count_as_a_kick(self) -> None:
         # Given a delayed job that was never buried
         job_id = self.given(State.DELAYED)
-        # When it is kicked, then its lease counts no kick
+        # When it is kicked, then its next lease counts no kick
         self.backend.kick_job(self.queue, job_id)
         assert self.take().kicks == 0
 
@@ -110,6 +110,6 @@ class KickJobTests(Topic):
     def test_a_job_whose_lease_has_ended_counts_as_ready(self) -> None:
         # Given an abandoned job
         lease = self.abandoned()
-        # When it is kicked, then that raises no error
+        # When it is kicked, then the kick raises no error
         self.backend.kick_job(self.queue, lease.id)
         assert self.take().id == lease.id

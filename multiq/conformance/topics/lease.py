@@ -1,4 +1,4 @@
-"""Leases: how long they last, what they count, and that a verdict without one changes nothing."""
+"""Leases: how long they last, what they count, and that a verdict without a valid lease changes nothing."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class LeaseTests(Topic):
     def test_a_lease_ends_after_its_ttr_and_the_job_is_ready_by_itself(self) -> None:
         # Given a job whose holder sends no verdict
         lease = self.abandoned()
-        # Then it is handed out to another consumer, without a sweeper
+        # Then another consumer gets the job, and no background process has to free it
         assert self.take(by=self.another_consumer(backend=self.another_backend())).id == lease.id
 
     @promise("1.2", "4.2")
     def test_an_ended_lease_shows_in_every_answer_before_another_reserve(self) -> None:
-        # Given a job whose lease has ended, and no consumer since
+        # Given a job whose lease has ended, and that no consumer has reserved since
         lease = self.abandoned()
         # Then peek and stats show it as ready
         record = self.peek(lease.id)
@@ -55,7 +55,7 @@ class LeaseTests(Topic):
         over = self.in_(self.short_ttr)
         lease = self.take()
         self.harness.nearly(over)
-        # When its verdict comes, then it is accepted, unless this machine stalled
+        # When its verdict comes, then the verdict is accepted, unless this machine stalled until the lease had ended
         (answer,) = self.worker.settle([Ack(lease)])
         assert answer is None or self.harness.now() >= over
 
@@ -81,7 +81,7 @@ class LeaseTests(Topic):
         self.enqueue(ttr=1)
         over = self.in_(self.can.min_ttr)
         lease = self.take()
-        # Then the lease has the ttr that is in force, and lasts so long
+        # Then the lease has the backend's shortest ttr, and lasts that long
         assert lease.ttr == self.can.min_ttr
         self.harness.nearly(over)
         self.nothing_before(over)
@@ -117,7 +117,7 @@ class LeaseTests(Topic):
     @promise("4.3")
     @requires("fenced_late")
     def test_the_store_itself_refuses_a_late_verdict_of_a_consumer_that_cannot_know(self) -> None:
-        # Given an ended lease, and a consumer that never saw when it began
+        # Given a lease that has ended, and a consumer that cannot know when the lease began
         lease = self.abandoned()
         stranger = self.another_consumer(backend=self.another_backend())
         # When that consumer sends the verdict, then the store refuses it
@@ -130,21 +130,21 @@ class LeaseTests(Topic):
     def test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs(self) -> None:
         # Given jobs that were abandoned, and reserved by another consumer
         leases, other = self._abandoned_by_one_and_held_by_another()
-        # When the old holder settles each in another way, then all is refused
+        # When the old holder sends another kind of verdict for each job, then all verdicts are refused
         self._refuse_all_kinds(leases)
-        # And the new holder's verdicts count
+        # And the new holder's verdicts are accepted
         self.settle(*map(Ack, other.held.values()), by=other)
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_the_same_consumer_holds_the_jobs_again(self) -> None:
-        # Given jobs that a consumer let go, and has reserved once more
+        # Given jobs whose leases a consumer let end, and which it has reserved once more
         leases = self._abandoned_of_each_kind()
         again = self.reserve()
         assert len(again) == len(leases)
-        # When it settles by its first leases, then all is refused
+        # When it settles with its first leases, then all verdicts are refused
         self._refuse_all_kinds(leases)
-        # And the second ones count
+        # And verdicts with its second leases are accepted
         self.settle(*map(Ack, again))
         assert self.counts() == (0, 0, 0, 0)
 
@@ -218,7 +218,7 @@ class LeaseTests(Topic):
     @promise("4.4", "2.4")
     @requires("client_ids", "management")
     def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
-        # Given jobs that were abandoned and deleted, and new ones of the same ids that are reserved
+        # Given jobs that were abandoned and deleted, and new jobs of the same ids that another consumer holds
         leases = self._abandoned_of_each_kind()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
@@ -250,7 +250,7 @@ class LeaseTests(Topic):
         assert (first.attempt, first.crashes) == (1, 0)
         second = self.take()
         self.harness.past(self.in_(self.short_ttr))
-        # Then its leases count its attempts
+        # Then its leases count its attempts and its crashes
         third = self.take()
         assert (second.attempt, second.crashes) == (2, 1)
         assert (third.attempt, third.crashes) == (3, 2)
@@ -272,7 +272,7 @@ class LeaseTests(Topic):
     def test_a_crash_is_counted_once_however_often_it_is_looked_at(self) -> None:
         # Given an ended lease
         lease = self.abandoned()
-        # When several calls look at it
+        # When several calls read the job
         for _ in range(3):
             self.counts()
             record = self.peek(lease.id)
@@ -284,7 +284,7 @@ class LeaseTests(Topic):
     @promise("4.7")
     @requires("management")
     def test_kicks_count_how_often_a_job_came_back_from_being_buried(self) -> None:
-        # Given a job that is buried and kicked, by both ways of kicking
+        # Given a job that is buried and kicked twice: with kick, then with kick_job
         job_id = self.enqueue()
         kicks = []
         for kick in (lambda: self.backend.kick(self.queue, 1), lambda: self.backend.kick_job(self.queue, job_id)):
@@ -292,7 +292,7 @@ class LeaseTests(Topic):
             kicks.append(lease.kicks)
             self.settle(Bury(lease))
             kick()
-        # Then its leases count its kicks
+        # Then each lease has the number of kicks before it
         assert [*kicks, self.take().kicks] == [0, 1, 2]
 
     @promise("4.8")

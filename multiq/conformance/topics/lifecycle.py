@@ -35,7 +35,7 @@ class LifecycleTests(Topic):
         waiting = self.waiting(sleeper)
         # When that backend is closed
         theirs.close()
-        # Then the waiting consumer waits on, or gets BackendUnavailable and tries again, and gets the next job
+        # Then the waiting consumer gets the next job: it waits on, or gets BackendUnavailable and tries again
         job_id = self.enqueue()
         try:
             leases = self.woken(waiting)
@@ -44,7 +44,7 @@ class LifecycleTests(Topic):
         ids = {lease.id, job_id} if self.can.disconnect_ends_lease else {job_id}
         assert len(leases) == 1
         assert leases[0].id in ids
-        # And the other one can settle what it holds, unless its lease ended with a connection
+        # And the other consumer can settle its job, unless the lease ended with a connection
         (answer,) = holder.settle([Ack(lease)])
         assert answer is None or self.can.disconnect_ends_lease
 
@@ -80,16 +80,16 @@ class LifecycleTests(Topic):
         consumer = self.another_consumer(backend=other)
         self.enqueue_all(b"a", b"b", ttr=LONG)
         lease = self.take(by=consumer)
-        # When one is closed
+        # When one backend is closed
         self.backend.close()
-        # Then the other one's leases and jobs are as they were
+        # Then the leases and jobs of the other backend are as they were
         self.settle(Ack(lease), by=consumer)
         assert self.in_line([lease.body, self.take(by=consumer).body], [b"a", b"b"])
 
     @promise("11.7", "11.1")
     @requires("persistent")
     def test_jobs_outlive_all_clients_of_the_store(self) -> None:
-        # Given jobs in all states but reserved, with everything set
+        # Given a ready, a delayed and a buried job, with options and a reason other than the defaults
         buried = self.enqueue(b"buried")
         self.settle(Bury(self.take(), reason="why"))
         priority = 4 if self.can.priorities else PRIORITY_DEFAULT
@@ -131,7 +131,7 @@ class LifecycleTests(Topic):
         assert ended_well(child)
         with os.fdopen(read) as pipe:
             job_id = pipe.read()
-        # Then its job is here
+        # Then this process can read and reserve the job
         assert self.peek(job_id).body == b"from a child"
         assert self.take().id == job_id
 
@@ -145,7 +145,7 @@ class LifecycleTests(Topic):
         waiting: Background[list[bytes]] = self.background(
             lambda: [lease.body for lease in consumer.reserve(1, 3 * self.harness.patience)]
         )
-        # When another process enqueues, then it wakes
+        # When another process enqueues, then the consumer wakes
         child = fork(lambda: self.enqueue(b"from a child"))
         assert ended_well(child)
         assert waiting.result(HANGS) == [b"from a child"]

@@ -1,4 +1,4 @@
-"""Peek, listings, stats and the names of queues: what can be seen from outside, without touching anything."""
+"""Peek, listings, stats and the names of queues: what can be seen from outside, without changing anything."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PeekTests(Topic):
     def test_peek_counts_the_time_that_is_left(self) -> None:
         # Given a delayed job
         job_id = self.enqueue(delay=LONG)
-        # When time passes, then less is left, and the job is older
+        # When time passes, then less of the delay is left, and the job is older
         self.harness.advance(2 * self.short_delay)
         record = self.peek(job_id)
         assert self.about(record.due_in, LONG - 2 * self.short_delay)
@@ -66,7 +66,7 @@ class PeekTests(Topic):
 
     @promise("9.1")
     def test_a_job_that_is_not_there_cannot_be_seen(self) -> None:
-        # Given a job that is done, and an id that never was
+        # Given a job that is done, and an id that no job ever had
         job_id = self.enqueue()
         self.settle(Ack(self.take()))
         for missing in (job_id, new_id()):
@@ -85,7 +85,7 @@ class PeekTests(Topic):
 
     @promise("1.2", "9.1")
     def test_a_delayed_job_past_its_due_time_is_ready(self) -> None:
-        # Given a delayed job whose time has come, and no consumer
+        # Given a delayed job that is due by now, and that no consumer has reserved
         job_id = self.enqueue(delay=self.short_delay)
         self.harness.past(self.in_(self.short_delay))
         # Then peek shows it as ready
@@ -122,7 +122,7 @@ class JobsTests(Topic):
     @promise("9.2")
     @requires("lists_jobs", "total_order", "priorities")
     def test_ready_jobs_are_listed_as_they_would_be_reserved(self) -> None:
-        # Given jobs of several priorities and ages, one of which came back
+        # Given jobs of several priorities and ages, one of which was reserved and released
         for number, priority in enumerate((5, 1, 5, 0, 1)):
             self.enqueue(b"%d" % number, priority=priority)
         self.settle(Release(self.take()))
@@ -134,10 +134,10 @@ class JobsTests(Topic):
     @promise("9.2")
     @requires("lists_jobs", "total_order", "priorities")
     def test_delayed_jobs_are_listed_by_due_time(self) -> None:
-        # Given delayed jobs that were enqueued in another order than they become due
+        # Given delayed jobs that do not become due in the order of their enqueues
         for number in (4, 2, 3, 1):
             self.enqueue(b"%d" % number, delay=number * LONG, priority=number)
-        # Then the next due is the first
+        # Then the job that is due next is listed first
         assert self._list(State.DELAYED) == [b"1", b"2", b"3", b"4"]
 
     @promise("9.2")
@@ -147,7 +147,7 @@ class JobsTests(Topic):
         for number in (3, 1, 2):
             self.enqueue(b"%d" % number, ttr=number * LONG)
         self.reserve()
-        # Then the next to end is the first
+        # Then the job whose lease ends next is listed first
         assert self._list(State.RESERVED) == [b"1", b"2", b"3"]
 
     @promise("9.2", "5.4")
@@ -158,7 +158,7 @@ class JobsTests(Topic):
         self.enqueue(b"other", ttr=LONG + self.short_delay / 2)
         touched, _ = self.reserve()
         assert self._list(State.RESERVED) == [b"touched", b"other"]
-        # When the first to end is touched a little later, then it is the last
+        # When the lease that ends first is touched a little later, then its job is listed last
         self.harness.advance(self.short_delay)
         self.settle(Touch(touched))
         assert self._list(State.RESERVED) == [b"other", b"touched"]
@@ -188,12 +188,12 @@ class JobsTests(Topic):
     @requires("lists_jobs", "priorities")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_a_listing_says_of_a_job_what_peek_says(self, state: State) -> None:
-        # Given a job with values of its own
+        # Given a job with options other than the defaults
         job_id = self.given(state, b"\0body", priority=7, ttr=LONG)
         # When it is listed and peeked at
         (listed,) = self.backend.jobs(self.queue, state).jobs
         peeked = self.peek(job_id)
-        # Then both have the same values, apart from the time between
+        # Then both records have the same values, apart from the time between the two calls
         assert self._timeless(listed) == self._timeless(peeked)
         assert self.about(listed.age, peeked.age or 0.0)
         assert listed.due_in == peeked.due_in or self.about(listed.due_in, peeked.due_in or 0.0)
@@ -201,11 +201,11 @@ class JobsTests(Topic):
     @promise("1.2", "9.2")
     @requires("lists_jobs")
     def test_due_and_abandoned_jobs_are_listed_as_ready(self) -> None:
-        # Given a delayed job whose time has come, and an ended lease, and no consumer since
+        # Given a delayed job that is due and a job whose lease has ended, and that no consumer has reserved since
         due = self.enqueue(delay=self.short_delay)
         abandoned = self.abandoned()
         self.harness.past(self.in_(self.short_delay))
-        # Then both are among the ready, and nowhere else
+        # Then both jobs are listed as ready, and in no other state
         assert {record.id for record in self.backend.jobs(self.queue, State.READY).jobs} == {due, abandoned.id}
         assert self._list(State.DELAYED) == self._list(State.RESERVED) == []
 
@@ -230,16 +230,16 @@ class JobsTests(Topic):
             self.settle(*map(Bury, leases if state is State.BURIED else []))
         # When the pages are read one by one
         pages = self._pages(state, 3)
-        # Then each is full but the last, and together they are all
+        # Then all pages but the last are full, and together they have all jobs
         assert [len(page) for page in pages] == [3, 3, 3, 2]
         assert sorted(body for page in pages for body in page) == bodies
 
     @promise("9.3")
     @requires("lists_jobs")
     def test_a_page_of_exactly_the_rest_is_the_last(self) -> None:
-        # Given as many jobs as fit on two pages
+        # Given as many jobs as fill two pages
         self.enqueue_all(*[b"x"] * 6)
-        # Then there are no more pages: no third, empty one
+        # Then there are two pages, and no third, empty one
         assert [len(page) for page in self._pages(State.READY, 3)] == [3, 3]
 
     @promise("9.3")
@@ -249,7 +249,7 @@ class JobsTests(Topic):
         ids = self.enqueue_all(*[b"%d" % number for number in range(8)])
         page = self.backend.jobs(self.queue, State.READY, limit=3)
         seen = [record.id for record in page.jobs]
-        # When jobs before and after the cursor disappear, one at the cursor among them
+        # When jobs are deleted before, at and after the cursor
         for gone in (ids[0], ids[2], ids[4]):
             self.backend.delete(self.queue, gone)
         # Then the rest follows, and nothing is skipped
@@ -263,7 +263,7 @@ class JobsTests(Topic):
         ids = self.enqueue_all(*[b"x"] * 6, priority=5)
         page = self.backend.jobs(self.queue, State.READY, limit=3)
         seen = [record.id for record in page.jobs]
-        # When a job comes that belongs before the cursor, and one after it
+        # When two jobs come: one is sorted before the cursor, the other one after it
         self.enqueue(priority=1)
         late = self.enqueue(priority=9)
         # Then the jobs that were there are seen once each
@@ -273,11 +273,11 @@ class JobsTests(Topic):
     @promise("9.2")
     @requires("lists_jobs")
     def test_a_listing_changes_nothing(self) -> None:
-        # Given jobs that are listed in all states
+        # Given ready jobs, and a listing of each state
         self.enqueue_all(b"a", b"b")
         for state in STORED_STATES:
             self.backend.jobs(self.queue, state, limit=1)
-        # Then they are handed out in their order, for the first time
+        # Then the jobs are handed out in their order, each in its first attempt
         assert self.in_line([(lease.body, lease.attempt) for lease in self.reserve()], [(b"a", 1), (b"b", 1)])
 
     @promise("9.2", "11.5")
@@ -294,7 +294,7 @@ class JobsTests(Topic):
         # Given several jobs in a state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)
-        # When all are listed, then the backend returns the first ones and refuses further pages, or refuses all
+        # When all pages are read, then the first page or a later one raises Unsupported, before all jobs were seen
         seen: list[str] = []
         with pytest.raises(Unsupported) as refusal:
             self._list_on(state, seen)
@@ -373,7 +373,7 @@ class StatsTests(Topic):
         self.backend.reschedule(self.queue, ids[4], LONG)
         self.backend.kick_job(self.queue, ids[2])
         seen.append(self.counts())
-        # Then the counts are right after each of these verbs
+        # Then the counts after each step are correct
         assert seen == [(6, 0, 0, 0), (1, 0, 5, 0), (3, 1, 0, 1), (3, 1, 0, 0), (3, 1, 0, 0)]
 
     @promise("1.2", "9.5")
@@ -391,7 +391,7 @@ class StatsTests(Topic):
         # Given a paused queue
         self.backend.pause(self.queue, LONG)
         assert self.about(self.backend.stats(self.queue).paused_for, LONG)
-        # When time passes, then less is left
+        # When time passes, then less of the pause is left
         self.harness.advance(self.short_delay)
         assert self.about(self.backend.stats(self.queue).paused_for, LONG - self.short_delay)
         # And after a resume, the queue is not paused
@@ -415,7 +415,7 @@ class QueuesTests(Topic):
 
     @promise("9.4")
     def test_queues_are_named_in_order(self) -> None:
-        # Given queues that were used in no order
+        # Given queues that were used in another order than that of their names
         names = [self.another_queue() for _ in range(12)]
         for name in (names[3], names[11], names[0], names[2], names[10]):
             self.enqueue(queue=name)
@@ -442,7 +442,7 @@ class QueuesTests(Topic):
     @promise("9.4")
     @requires("pausing", "purging")
     def test_a_queue_that_was_only_asked_about_is_not_named(self) -> None:
-        # Given a queue that was looked at, waited at, resumed and purged, and never held a job
+        # Given a queue that never held a job: it was counted, reserved from, resumed and purged
         self.counts()
         self.reserve()
         self.backend.resume(self.queue)

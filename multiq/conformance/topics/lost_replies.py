@@ -1,4 +1,4 @@
-"""Replies that are lost on their way: wherever the cut is, the verb is carried out once, and its answer is true.
+"""Lost replies: wherever the connection is cut, the verb is carried out once, and the caller's last answer is correct.
 
 A caller whose connection ends cannot know whether the server has received the call, so requests are cut, too.
 """
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TRIES = 5  # calls after which a call that raises BackendUnavailable each time is given up
-AGAIN_AFTER = 0.05  # seconds between them
+TRIES = 5  # how often a call is made that raises BackendUnavailable each time
+AGAIN_AFTER = 0.05  # seconds between two of these calls
 
 
 _LIMITS: dict[str, dict[str, int]] = {"jobs": {"limit": 1}}
@@ -40,9 +40,9 @@ _SEEN: dict[str, Callable[[Any, str, str], bool]] = {
 
 
 class Cut:
-    """One call of a verb, in a queue of its own: a call made while ``armed`` loses its reply after *at* bytes.
+    """One cut, with a queue of its own: a call that is made while ``armed`` loses its reply after *at* bytes.
 
-    With another *fault* the call loses its request.
+    With ``CutRequest`` as *fault*, the call loses its request after *at* bytes instead.
     """
 
     def __init__(self, proxy: Proxy, far: Backend, at: int | None, fault: type[Fault] = CutReply) -> None:
@@ -95,7 +95,7 @@ class LostRepliesTests(Topic):
             except (EnqueueUncertain, BackendUnavailable) as exc:
                 error = exc
             if isinstance(error, EnqueueUncertain):
-                # Then the error has each job in one of three lists (uncertain, accepted, unsent), with its id
+                # Then each job is in one of the error's three lists (uncertain, accepted, unsent), with its id
                 is_uncertain = True
                 assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs that may be stored"
                 named = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
@@ -145,7 +145,7 @@ class LostRepliesTests(Topic):
                 with cut.armed():
                     leases = self._insist(consumer.reserve, 2, 0)
                 assert [lease.body for lease in leases] == [b"x"] * 2
-                if not self.can.disconnect_ends_lease:  # elsewhere an attempt may have ended with its connection
+                if not self.can.disconnect_ends_lease:  # otherwise an attempt may have ended with its connection
                     assert [(lease.attempt, lease.crashes) for lease in leases] == [(1, 0)] * 2
                     assert [lease.id for lease in leases] == ids[:2] or not self.can.total_order
                 self._all_done(consumer, leases)
@@ -173,7 +173,7 @@ class LostRepliesTests(Topic):
                 done = self._answered(held, answers)
                 left = self._all_done(consumer, leases)
                 assert not {*done} & {*left}, "a job that was acked is handed out again"
-                perhaps = {lease.id for lease in held} - {*done}  # acked, and called lost with its connection
+                perhaps = {lease.id for lease in held} - {*done}  # acked, but reported as lost with its connection
                 assert {*ids} - perhaps <= {*done, *left}, "a job is lost"
 
     # --- verdicts ---
@@ -262,11 +262,11 @@ class LostRepliesTests(Topic):
             else:
                 carried_out += cut.at is not None
                 continue
-            # When it was carried out, another consumer has reserved the job since, and the verdict is repeated
+            # When the release was carried out, and its holder repeats it after another consumer has reserved the job
             carried_out += 1
             theirs = self.take(by=rival)
             (answer,) = self._insist(consumer.settle, [Release(lease)])
-            # Then the answer says that it was carried out, and the other consumer keeps its lease
+            # Then the answer says that the release was carried out, and the other consumer keeps its lease
             assert answer is None, "a verdict that was carried out is called lost"
             self.settle(Ack(theirs), by=rival)
         assert carried_out, "no release of which the reply was lost was carried out"
@@ -389,7 +389,7 @@ class LostRepliesTests(Topic):
 
     @contextlib.contextmanager
     def _consumer(self, cut: Cut) -> Iterator[TrackedConsumer]:
-        """A consumer behind the proxy that is connected already, as in a running worker."""
+        """A consumer behind the proxy. Its connection is open already, as in a running worker."""
         consumer = self.another_consumer(backend=cut.far)
         consumer.reserve(1, 0)
         yield consumer
@@ -414,7 +414,7 @@ class LostRepliesTests(Topic):
 
     @staticmethod
     def _managed(cut: Cut, call: Callable[..., Any], *arguments: object) -> tuple[bool, Any]:
-        """Whether the call returned (False: ``BackendUnavailable``), and its answer."""
+        """Whether the call returned, and its answer. False: the call raised ``BackendUnavailable``."""
         try:
             with cut.armed():
                 return True, call(*arguments)
@@ -439,7 +439,10 @@ class LostRepliesTests(Topic):
             leases = consumer.reserve(ALL, 0)
 
     def _answered(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:
-        """The jobs whose verdicts were accepted. Only those whose leases ended with the connection may be refused."""
+        """The ids of the jobs whose verdicts were accepted.
+
+        A verdict may be refused only if the job's lease ended with the connection.
+        """
         if not self.can.disconnect_ends_lease:
             assert list(answers) == [None] * len(held), "a verdict that was carried out is called lost"
         return [lease.id for lease, answer in zip(held, answers, strict=True) if answer is None]
@@ -451,7 +454,7 @@ class LostRepliesTests(Topic):
         verdict: Callable[[Lease], Verdict] | None = None,
         then: Callable[[Lease], Verdict] | None = None,
     ) -> None:
-        """Hold two jobs and send this verdict for both in one call; check *holds* for each accepted verdict."""
+        """Settle two jobs in one call whose reply is lost. *holds*: checks a job whose verdict was accepted."""
         make = verdict or VERDICTS[kind]
         for cut in self._cuts():
             with self._consumer(cut) as consumer:

@@ -14,7 +14,7 @@ class PauseTests(Topic):
     def test_a_paused_queue_hands_nothing_out(self) -> None:
         # Given a queue with jobs
         self.enqueue_all(b"a", b"b")
-        # When it is paused, then no consumer gets any, through any backend object
+        # When it is paused, then no consumer of any backend object gets a job
         self.backend.pause(self.queue, LONG)
         assert self.reserve() == []
         assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
@@ -70,7 +70,7 @@ class PauseTests(Topic):
         self.enqueue()
         self.backend.pause(self.queue, LONG)
         self.backend.resume(self.queue)
-        # When it is paused again, then it is paused
+        # When it is paused again, then nothing is handed out
         self.backend.pause(self.queue, LONG)
         assert self.reserve() == []
 
@@ -84,10 +84,10 @@ class PauseTests(Topic):
 
     @promise("10.1")
     def test_a_paused_queue_takes_jobs(self) -> None:
-        # Given a queue that is paused before it was used
+        # Given a queue that is paused before its first job comes
         self.backend.pause(self.queue, LONG)
         self.enqueue_all(b"a", b"b")
-        # Then the jobs are there, and wait
+        # Then the jobs are stored, and not handed out
         assert self.counts() == (2, 0, 0, 0)
         assert self.reserve() == []
         self.backend.resume(self.queue)
@@ -109,7 +109,7 @@ class PauseTests(Topic):
         # Given a delayed job in a paused queue
         job_id = self.enqueue(delay=self.short_delay)
         self.backend.pause(self.queue, LONG)
-        # When its time comes, then it is ready, and still not handed out
+        # When its due time comes, then the job is ready, and still not handed out
         self.harness.past(self.in_(self.short_delay))
         assert self.stands(job_id, State.READY)
         assert self.reserve() == []
@@ -118,11 +118,11 @@ class PauseTests(Topic):
 
     @promise("10.1")
     def test_leases_run_on_during_a_pause(self) -> None:
-        # Given a job under a short lease in a queue that is paused then
+        # Given a job under a short lease, in a queue that is paused after the reserve
         self.enqueue(ttr=self.short_ttr)
         lease = self.take()
         self.backend.pause(self.queue, LONG)
-        # When the lease ends, then the job is ready, and its verdict is too late
+        # When the lease ends, then the job is ready, and a verdict is too late
         self.harness.past(self.in_(self.short_ttr))
         assert self.counts() == (1, 0, 0, 0)
         self.refused(Ack(lease))
@@ -150,10 +150,10 @@ class PauseTests(Topic):
         self.enqueue(b"paused")
         self.enqueue(b"goes on", queue=other)
         self.backend.pause(self.queue, LONG)
-        # Then a consumer of both goes on with the second
+        # Then a consumer of both gets the second queue's job
         consumer = self.another_consumer(self.queue, other)
         assert [lease.body for lease in self.reserve(by=consumer)] == [b"goes on"]
-        # And comes back to the first when it is resumed
+        # And when the first queue is resumed, the consumer gets its job
         self.backend.resume(self.queue)
         assert self.take(by=consumer).body == b"paused"
 
@@ -164,7 +164,7 @@ class PauseTests(Topic):
         self.enqueue_all(b"a", b"b")
         self.enqueue(b"paused", queue=other)
         self.backend.pause(other, LONG)
-        # Then the first is served alone
+        # Then a consumer of both gets only the first queue's jobs
         leases = self.reserve(by=self.another_consumer(self.queue, other))
         assert self.in_line([lease.body for lease in leases], [b"a", b"b"])
 
@@ -173,16 +173,16 @@ class PauseTests(Topic):
         # Given a consumer that waits for a moment at a paused queue with a job
         self.enqueue()
         self.backend.pause(self.queue, LONG)
-        # Then its wait ends with nothing
+        # Then the wait ends without a job
         assert self.worker.reserve(1, 0.2) == []
 
     @promise("10.1", "5.9")
     def test_an_exchange_hands_out_nothing_of_a_paused_queue(self) -> None:
-        # Given a held job and a ready one, in a queue that is paused then
+        # Given a held job and a ready one, in a queue that is paused after the reserve
         self.enqueue_all(b"held", b"ready")
         lease = self.take()
         self.backend.pause(self.queue, LONG)
-        # When the first is exchanged, then its verdict is taken, and nothing is handed out
+        # When an exchange acks the held job, then the ack is accepted, and nothing is handed out
         assert self.worker.exchange([Ack(lease)], 2, 0) == ([None], [])
         assert self.counts() == (1, 0, 0, 0)
         # And a job that the exchange itself releases is not handed out either

@@ -13,7 +13,7 @@ UNRESERVED = [State.READY, State.DELAYED, State.BURIED]
 
 @requires("purging")
 class PurgeTests(Topic):
-    """What ``Backend.purge`` promises; its race with reserve is in ``concurrency``."""
+    """What ``Backend.purge`` promises. Its race with reserve is tested in ``concurrency``."""
 
     @promise("10.4")
     @pytest.mark.parametrize("state", UNRESERVED)
@@ -24,7 +24,7 @@ class PurgeTests(Topic):
         assert before == (2, 2, 2, 2)
         # When one state is purged
         assert self.backend.purge(self.queue, [state]) == 2
-        # Then only that one is empty
+        # Then no job is left in that state, and the other states keep their jobs
         expected = [0 if other is state else 2 for other in STORED_STATES]
         assert self.counts() == tuple(expected)
 
@@ -32,7 +32,7 @@ class PurgeTests(Topic):
     def test_a_purge_of_several_states_counts_them_together(self) -> None:
         # Given two jobs in each state
         self._two_in_each_state()
-        # When all but the reserved ones are purged, then six go
+        # When all states but reserved are purged, then six jobs are deleted
         assert self.backend.purge(self.queue, UNRESERVED) == 6
         assert self.counts() == (0, 0, 2, 0)
 
@@ -43,7 +43,7 @@ class PurgeTests(Topic):
         lease = self.take()
         # When every state is purged, RESERVED included
         assert self.backend.purge(self.queue, list(STORED_STATES)) == 0
-        # Then its holder goes on
+        # Then the holder still has the job, and can settle it
         assert self.counts() == (0, 0, 1, 0)
         self.settle(Ack(lease))
 
@@ -64,12 +64,12 @@ class PurgeTests(Topic):
 
     @promise("10.4", "1.2")
     def test_due_and_abandoned_jobs_are_purged_as_ready_ones(self) -> None:
-        # Given a delayed job whose time has come, one whose time has not, and an ended lease
+        # Given a delayed job that is due, a delayed job that is not due yet, and a job whose lease has ended
         self.enqueue(delay=self.short_delay)
         later = self.enqueue(delay=2 * LONG)
         self.abandoned()
         self.harness.past(self.in_(self.short_delay))
-        # When the ready ones are purged, then the due job and the job of the ended lease are deleted
+        # When the ready jobs are purged, then the due job and the job of the ended lease are deleted
         assert self.backend.purge(self.queue, [State.READY]) == 2
         assert self.counts() == (0, 1, 0, 0)
         assert self.stands(later, State.DELAYED)
@@ -92,7 +92,7 @@ class PurgeTests(Topic):
         other = self.another_queue()
         self.enqueue_all(b"a", b"b")
         self.enqueue_all(b"c", b"d", queue=other)
-        # When one is purged, then the other is not
+        # When one queue is purged, then the other queue keeps its jobs
         self.backend.purge(self.queue, UNRESERVED)
         assert self.counts(other) == (2, 0, 0, 0)
 
@@ -101,13 +101,13 @@ class PurgeTests(Topic):
         # Given a queue that was purged
         self.enqueue_all(*[b"old"] * 20)
         self.backend.purge(self.queue, UNRESERVED)
-        # When jobs come again, then they are all there is
+        # When new jobs come, then the queue has these jobs and no others
         self.enqueue_all(b"1", b"2")
         assert self.in_line(self.bodies(), [b"1", b"2"])
 
     @promise("10.4")
     def test_many_jobs_are_purged_in_one_call(self) -> None:
-        # Given more jobs than a driver may delete in one go
+        # Given more jobs than a driver may delete with one statement
         for _ in range(5):
             self.enqueue_all(*[b"x"] * 500)
         # When they are purged, then the count is exact
@@ -120,7 +120,7 @@ class PurgeTests(Topic):
         # Given a job that was purged
         job_id = self.enqueue(b"old")
         self.backend.purge(self.queue, [State.READY])
-        # When its id is enqueued again, then it is a new job
+        # When its id is enqueued again, then that adds a new job
         self.enqueue(b"new", id=job_id)
         assert self.bodies() == [b"new"]
 

@@ -45,7 +45,7 @@ class QueueOrderTests(Topic):
         )
         for call in calls:
             assert [lease.queue for lease in call([other, self.queue])] == [other]
-            # When the next call is given none, then the consumer's own order holds
+            # When the next call is given no order, then the consumer's own order holds
             assert [lease.queue for lease in call(None)] == [self.queue]
 
     @promise("3.9")
@@ -61,15 +61,15 @@ class QueueOrderTests(Topic):
 
     @promise("3.9", "5.9")
     def test_an_exchange_follows_the_order_and_settles_what_was_taken_in_another_one(self) -> None:
-        # Given a job of the first queue, and more in both
+        # Given a consumer that holds a job of the first queue, and more jobs in both queues
         other = self.another_queue()
         self.enqueue_all(b"a", b"b")
         self.enqueue_all(b"c", b"d", queue=other)
         consumer = self.another_consumer(self.queue, other)
         lease = self.take(by=consumer)
-        # When it is settled by an exchange in the reverse order
+        # When an exchange with the reverse order acks the held job
         refusals, leases = consumer.exchange([Ack(lease)], 1, 0, [other, self.queue])
-        # Then the verdict counts, and the next job is of the other queue
+        # Then the ack is accepted, and the next job is of the other queue
         assert refusals == [None]
         assert [lease.queue for lease in leases] == [other]
 
@@ -91,7 +91,7 @@ class QueueOrderTests(Topic):
         empty = self.another_queue()
         self.enqueue_all(b"a", b"b")
         consumer = self.another_consumer(self.queue, empty)
-        # When the orders change, then the jobs come
+        # When either queue is named first, then the jobs come
         for order in ([empty, self.queue], [self.queue, empty]):
             assert [lease.queue for lease in consumer.reserve(1, 0, order)] == [self.queue]
 
@@ -107,7 +107,7 @@ class QueueOrderTests(Topic):
             "another one": [other, stranger],
             "one twice": [other, other],
         }[change]
-        # When it is given other queues, then it refuses, and goes on as before
+        # When it is given other queues, then the call raises OptionInvalid, and its own queues hold
         for call in (lambda: consumer.reserve(1, 0, asked), lambda: consumer.exchange((), 1, 0, asked)):
             with pytest.raises(OptionInvalid, match="in another order"):
                 call()

@@ -30,7 +30,7 @@ class ReleaseTests(Topic):
 
     @promise("5.2", "2.5")
     def test_a_job_released_with_a_delay_is_not_early(self) -> None:
-        # Given a job that is put off
+        # Given a job that is released with a delay
         job_id = self.enqueue()
         lease = self.take()
         moment = self.in_(self.short_delay)
@@ -45,7 +45,7 @@ class ReleaseTests(Topic):
 
     @promise("5.2")
     def test_a_job_released_with_a_delay_is_delayed(self) -> None:
-        # Given a job that is put off for long
+        # Given a job that is released with a long delay
         job_id = self.enqueue()
         self.settle(Release(self.take(), delay=LONG))
         # Then stats and peek show it as delayed
@@ -55,10 +55,10 @@ class ReleaseTests(Topic):
     @promise("5.2")
     @requires("priorities")
     def test_a_released_job_keeps_its_priority_and_its_ttr(self) -> None:
-        # Given a job with values of its own, released without new ones
+        # Given a job with its own body, priority and ttr, which is released without a new priority
         self.enqueue(b"body", priority=77, ttr=90)
         self.settle(Release(self.take()))
-        # Then it has them still
+        # Then the job still has these values
         lease = self.take()
         assert (lease.body, lease.priority, lease.ttr) == (b"body", 77, 90)
 
@@ -76,21 +76,21 @@ class ReleaseTests(Topic):
     @promise("5.2")
     @requires("priorities")
     def test_a_release_can_give_the_first_priority_of_all(self) -> None:
-        # Given a job that is released with priority 0, which is a number and not "no change"
+        # Given a job that is released with priority 0, which does not mean "no new priority"
         self.enqueue(priority=900)
         self.settle(Release(self.take(), priority=0))
-        # Then that is its priority
+        # Then the job's priority is 0
         assert self.take().priority == 0
 
     @promise("5.2")
     @requires("total_order", "priorities")
     def test_a_new_priority_holds_when_the_delay_is_over(self) -> None:
-        # Given a job that is put off with a better priority
+        # Given a job that is released with a delay and a better priority
         self.enqueue(b"late", priority=500)
         self.settle(Release(self.take(), delay=self.short_delay, priority=3))
         over = self.in_(self.short_delay)
         self.enqueue(b"other", priority=4)
-        # When it is due, then it goes by its new priority
+        # When it is due, then it is handed out by its new priority
         self.harness.past(over)
         assert self.bodies() == [b"late", b"other"]
 
@@ -100,7 +100,7 @@ class ReleaseTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Release(lease))
-        # When its old holder acks and buries it, then both are refused
+        # When its old holder acks, buries and releases it, then all three are refused
         self.refused(Ack(lease), Bury(lease), Release(lease))
         assert self.stands(job_id, State.READY)
 
@@ -111,13 +111,13 @@ class ReleaseTests(Topic):
         # Given a job that is released with a reason
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason=reason))
-        # Then peek shows it as it was given
+        # Then peek shows the reason as it was given
         assert self.peek(job_id).reason == reason
 
     @promise("5.6")
     @requires("reasons")
     def test_the_last_reason_is_the_one_that_is_kept(self) -> None:
-        # Given a job that was released once for each of two reasons
+        # Given a job that was released twice, each time with another reason
         job_id = self.enqueue()
         for reason in ("first", "second"):
             self.settle(Release(self.take(), reason=reason))
@@ -129,7 +129,7 @@ class ReleaseTests(Topic):
     @promise("5.6")
     @requires("reasons")
     def test_a_reason_stays_while_the_job_is_tried_again(self) -> None:
-        # Given a job that failed before
+        # Given a job that was released with a reason
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="failed before"))
         # When it is reserved, then the reason can still be read
@@ -139,8 +139,8 @@ class ReleaseTests(Topic):
     @promise("5.6", "11.3")
     @without("reasons")
     def test_a_backend_that_keeps_no_reasons_shows_none(self) -> None:
-        # Given a job that is released with a reason which cannot be kept
+        # Given a backend that does not store reasons, and a job that is released with a reason
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="why"))
-        # Then the reason is None: unknown, not an invented one
+        # Then peek shows None, which means unknown
         assert self.peek(job_id).reason is None

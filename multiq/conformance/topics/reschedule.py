@@ -1,4 +1,4 @@
-"""Reschedule: as if the job were enqueued at this moment, with this delay."""
+"""Reschedule: from now on a job is treated as if it were enqueued at this moment, with the new delay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from multiq.ids import new_id
 
 @requires("management")
 class RescheduleTests(Topic):
-    """What ``Backend.reschedule`` promises; waking is in ``waiting``."""
+    """What ``Backend.reschedule`` promises. How it wakes consumers is tested in ``waiting``."""
 
     @promise("7.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
@@ -41,9 +41,9 @@ class RescheduleTests(Topic):
 
     @promise("7.1", "2.5")
     def test_a_job_can_become_due_earlier(self) -> None:
-        # Given a job for later
+        # Given a job with a long delay
         job_id = self.enqueue(delay=LONG)
-        # When it is rescheduled to soon
+        # When it is rescheduled with a short delay
         moment = self.in_(self.short_delay)
         job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
         over = self.in_(self.short_delay)
@@ -55,9 +55,9 @@ class RescheduleTests(Topic):
 
     @promise("7.1", "2.5")
     def test_a_job_put_off_does_not_start_at_its_old_time(self) -> None:
-        # Given a job for soon
+        # Given a job with a short delay
         job_id = self.enqueue(delay=self.short_delay)
-        # When it is rescheduled to later
+        # When it is rescheduled with a long delay
         job_id = self.backend.reschedule(self.queue, job_id, LONG)
         # Then it is not handed out at its old due time
         self.harness.past(self.in_(self.short_delay))
@@ -78,11 +78,11 @@ class RescheduleTests(Topic):
     @promise("7.1")
     @requires("priorities")
     def test_body_priority_and_ttr_stay(self) -> None:
-        # Given a job with values of its own
+        # Given a job with its own body, priority and ttr
         job_id = self.enqueue(b"\0body\xff", priority=33, ttr=90, delay=LONG)
         # When it is rescheduled
         self.backend.reschedule(self.queue, job_id, 0)
-        # Then it has them still
+        # Then the job still has these values
         lease = self.take()
         assert (lease.body, lease.priority, lease.ttr) == (b"\0body\xff", 33, 90)
 
@@ -128,7 +128,7 @@ class RescheduleTests(Topic):
         first = self.enqueue(b"first")
         self.enqueue_all(b"second", b"third")
         self.backend.reschedule(self.queue, first, 0)
-        # Then it has lost its place, as if it were enqueued now
+        # Then it comes last, as if it were enqueued now
         assert self.bodies() == [b"second", b"third", b"first"]
 
     @promise("7.2")
@@ -156,7 +156,7 @@ class RescheduleTests(Topic):
         # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
-        # When it is rescheduled, then that is refused, and its holder goes on
+        # When it is rescheduled, then the call raises JobReserved, and the holder can still settle the job
         with pytest.raises(JobReserved):
             self.backend.reschedule(self.queue, job_id, 0)
         assert self.counts() == (0, 0, 1, 0)
@@ -164,7 +164,7 @@ class RescheduleTests(Topic):
 
     @promise("7.4")
     def test_a_job_that_is_not_there_cannot_be_rescheduled(self) -> None:
-        # Given a job that is done, and an id that never was
+        # Given a job that is done, and an id that no job ever had
         job_id = self.enqueue()
         self.settle(Ack(self.take()))
         for missing in (job_id, new_id()):
@@ -177,7 +177,7 @@ class RescheduleTests(Topic):
     def test_a_job_whose_lease_has_ended_can_be_rescheduled(self) -> None:
         # Given an abandoned job
         lease = self.abandoned()
-        # When it is rescheduled, then it waits again
+        # When it is rescheduled, then it is delayed
         job_id = self.backend.reschedule(self.queue, lease.id, LONG)
         assert self.stands(job_id, State.DELAYED)
         assert self.reserve() == []

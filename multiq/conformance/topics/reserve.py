@@ -13,7 +13,7 @@ NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts befor
 
 
 class ReserveTests(Topic):
-    """What ``Consumer.reserve`` promises of one consumer. Races are in ``concurrency``, waits in ``waiting``."""
+    """What ``Consumer.reserve`` promises to a single consumer. ``concurrency`` tests races, ``waiting`` tests waits."""
 
     # --- how many ---
 
@@ -35,7 +35,7 @@ class ReserveTests(Topic):
         # Given fewer jobs than are asked for, and a long timeout
         self.enqueue_all(b"a", b"b")
         waiting = self.background(lambda: self.worker.reserve(10, 3 * self.harness.patience))
-        # Then the few come at once
+        # Then these jobs come at once
         assert self.in_line([lease.body for lease in self.woken(waiting)], [b"a", b"b"])
 
     @promise("3.2")
@@ -48,7 +48,7 @@ class ReserveTests(Topic):
 
     @promise("3.1")
     def test_each_lease_has_a_token_of_its_own(self) -> None:
-        # Given two jobs reserved together, and one of them again
+        # Given two jobs that are reserved together, one of which is released and reserved again
         self.enqueue_all(b"a", b"b")
         first, second = self.reserve()
         self.settle(Release(first))
@@ -61,7 +61,7 @@ class ReserveTests(Topic):
         # Given a job that one consumer holds
         self.enqueue()
         self.take()
-        # Then neither another one, nor the same one, gets it
+        # Then no consumer gets it: neither another one nor the holder itself
         assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
         assert self.reserve() == []
 
@@ -79,7 +79,7 @@ class ReserveTests(Topic):
     @promise("3.4")
     @requires("total_order", "priorities")
     def test_the_lowest_priority_number_goes_first(self) -> None:
-        # Given jobs whose priorities run against their age
+        # Given jobs of which the younger ones are more urgent
         for priority in (30, 20, 10):
             self.enqueue(b"%d" % priority, priority=priority)
         # Then priority decides
@@ -111,7 +111,7 @@ class ReserveTests(Topic):
         numbers = [b"%d" % number for number in range(1, 121)]
         for at in range(0, 120, 40):
             self.enqueue_all(*numbers[at : at + 40])
-        # Then they come by age, not as text
+        # Then they come by age, and not in the order of their numbers as text
         assert self.bodies() == numbers
 
     @promise("3.4")
@@ -140,13 +140,13 @@ class ReserveTests(Topic):
         producers = [self.backend, self.another_backend()]
         for turn, number in enumerate(NUMBERS):
             producers[turn % 2].enqueue(self.queue, [self.new(number)])
-        # Then the jobs come in turns
+        # Then the jobs come in the order of all enqueues
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
     @requires("total_order", "priorities")
     def test_a_job_enqueued_later_with_a_better_priority_overtakes(self) -> None:
-        # Given a consumer that has begun with a queue
+        # Given a consumer that has reserved the first of two jobs
         self.enqueue_all(b"1", b"2")
         assert self.take().body == b"1"
         # When a more urgent job comes, then it is reserved next
@@ -166,7 +166,7 @@ class ReserveTests(Topic):
         (lease,) = self.woken(waiting) if waits else self.reserve(1)
         asked_at = self.worker.asked_at
         left, looked = self.peek(job_id).due_in, time.monotonic()
-        # Then asked_at is during the call and before the lease began; or 0, if the consumer does not know it
+        # Then asked_at is a moment of the call, before the lease began; or 0, if the consumer does not know the moment
         assert lease.id == job_id
         assert asked_at == 0.0 or began <= asked_at <= looked
         assert left is not None
@@ -178,7 +178,7 @@ class ReserveTests(Topic):
     @promise("3.5")
     @requires("total_order")
     def test_a_released_job_goes_before_younger_ones(self) -> None:
-        # Given a job that was taken and given up, and one that came in between
+        # Given a job that was reserved, and was released after a younger job came
         self.enqueue(b"old")
         lease = self.take()
         self.enqueue(b"young")
@@ -222,22 +222,22 @@ class ReserveTests(Topic):
     @promise("3.5")
     @requires("total_order")
     def test_jobs_due_at_one_moment_go_by_age(self) -> None:
-        # Given a batch with one delay
+        # Given a batch of jobs with the same delay
         self.enqueue_all(*NUMBERS, delay=self.short_delay)
-        # When it is due, then it comes as it was enqueued
+        # When they are due, then they come in the order in which they were enqueued
         self.harness.past(self.in_(self.short_delay))
         assert self.bodies() == NUMBERS
 
     @promise("3.5")
     @requires("total_order")
     def test_a_job_released_with_a_delay_is_still_the_oldest_when_it_is_due(self) -> None:
-        # Given a job that is put off when there is a younger one already
+        # Given a job that is released with a delay after a younger job came
         self.enqueue(b"old")
         lease = self.take()
         self.enqueue(b"young")
         self.settle(Release(lease, delay=self.short_delay))
         due = self.in_(self.short_delay)
-        # When it is due again, then it is first
+        # When it is due again, then it comes before the younger one
         self.harness.past(due)
         assert self.bodies() == [b"old", b"young"]
 
@@ -246,12 +246,12 @@ class ReserveTests(Topic):
     @promise("3.3", "3.6")
     @pytest.mark.parametrize("limit", [1, ALL])
     def test_a_queue_that_is_named_twice_counts_where_it_is_named_first(self, limit: int) -> None:
-        # Given a consumer that names a queue before and behind another one
+        # Given a consumer that names one queue both before and after another queue
         other = self.another_queue()
         consumer = self.another_consumer(self.queue, other, self.queue)
         for queue in (self.queue, other):
             self.enqueue_all(queue.encode(), queue.encode(), queue=queue)
-        # When it takes all there is, then each job comes once, and those of the queue named first come first
+        # When it reserves all jobs, then each comes once, and the jobs of the queue that is named first come first
         found = [lease for _ in range(5) for lease in self.reserve(limit, by=consumer)]
         assert [lease.body for lease in found] == [name.encode() for name in (self.queue,) * 2 + (other,) * 2]
         assert len({lease.id for lease in found}) == 4
@@ -271,7 +271,7 @@ class ReserveTests(Topic):
     @promise("3.3")
     @requires("priorities")
     def test_a_batch_empties_the_first_queue_before_it_takes_from_the_second(self) -> None:
-        # Given two queues, the second of them more urgent
+        # Given two queues, of which the second has the more urgent jobs
         other = self.another_queue()
         self.enqueue_all(b"a", b"b", priority=900)
         self.enqueue_all(b"c", b"d", queue=other, priority=1)
@@ -288,14 +288,14 @@ class ReserveTests(Topic):
         for _ in range(2):
             self.enqueue(b"here")
             self.enqueue(b"there", queue=other)
-        # Then each gets what it prefers
+        # Then each gets a job of the queue that it names first
         assert self.take(by=self.another_consumer(self.queue, other)).body == b"here"
         assert self.take(by=self.another_consumer(other, self.queue)).body == b"there"
 
     @promise("3.3")
     @pytest.mark.parametrize("state", [State.DELAYED, State.RESERVED, State.BURIED])
     def test_a_first_queue_with_nothing_ready_does_not_hold_up_the_second(self, state: State) -> None:
-        # Given a first queue that has a job, but none to hand out
+        # Given a first queue whose only job is not ready
         other = self.another_queue()
         self.given(state)
         self.enqueue(b"second", queue=other)
@@ -309,7 +309,7 @@ class ReserveTests(Topic):
         other = self.another_queue()
         self.enqueue(b"first", delay=self.short_delay)
         self.enqueue_all(b"second", b"third", queue=other, priority=0)
-        # When it is due, then it is the next
+        # When the delayed job is due, then it is handed out next
         self.harness.past(self.in_(self.short_delay))
         assert self.take(by=self.another_consumer(self.queue, other)).body == b"first"
 
@@ -319,7 +319,7 @@ class ReserveTests(Topic):
         queues = [self.another_queue() for _ in range(20)]
         for queue in reversed(queues):
             self.enqueue(queue=queue)
-        # Then it goes through them as they are listed
+        # Then the jobs come in the order in which the consumer names the queues
         leases = self.reserve(by=self.another_consumer(*queues))
         assert [lease.queue for lease in leases] == queues
 
@@ -328,7 +328,7 @@ class ReserveTests(Topic):
     def test_a_consumer_gets_nothing_from_queues_that_it_did_not_name(self) -> None:
         # Given a job in another queue
         self.enqueue(queue=self.another_queue(), priority=0)
-        # Then a consumer of this one gets nothing
+        # Then a consumer of this test's queue gets nothing
         assert self.reserve() == []
 
     @promise("1.1", "3.6")
@@ -344,5 +344,5 @@ class ReserveTests(Topic):
         self.backend.kick_job(self.queue, job_id)
         self.settle(Bury(self.take()))
         seen.append(self.counts())
-        # Then every count has it exactly once
+        # Then the counts have it in exactly one state each time
         assert seen == [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0), (0, 0, 0, 1)]

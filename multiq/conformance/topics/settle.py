@@ -1,4 +1,4 @@
-"""Settle and exchange: many verdicts in one call, each by itself."""
+"""Settle and exchange: many verdicts in one call, each of which is accepted or refused by itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SettleTests(Topic):
 
     @promise("5.7")
     def test_verdicts_of_all_kinds_go_in_one_call(self) -> None:
-        # Given a job for each kind of verdict, and one to stay
+        # Given a job for each of six verdicts
         ids = self.enqueue_all(b"ack", b"release", b"delay", b"bury", b"touch", b"give back")
         acked, released, delayed, buried, touched, given_back = sorted(
             self.reserve(), key=lambda lease: ids.index(lease.id)
@@ -41,7 +41,7 @@ class SettleTests(Topic):
         self.settle(Release(leases[1]))
         # When all three are acked
         answers = self.worker.settle([Ack(lease) for lease in leases])
-        # Then the answers are in their order, and only the middle one is refused
+        # Then the answers are in the order of the verdicts, and only the middle one is a refusal
         assert [type(answer) for answer in answers] == [type(None), LeaseLost, type(None)]
         assert self.counts() == (1, 0, 0, 0)
 
@@ -51,7 +51,7 @@ class SettleTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Release(lease))
-        # When its old holder settles once more, then the refusal names the job
+        # When its old holder settles once more, then the refusal names the queue and the job
         (refusal,) = self.worker.settle([Ack(lease)])
         assert isinstance(refusal, LeaseLost)
         assert (refusal.queue, refusal.job_id) == (self.queue, job_id)
@@ -64,24 +64,24 @@ class SettleTests(Topic):
             self.enqueue_all(b"a", b"b", queue=queue)
         consumer = self.another_consumer(*queues)
         leases = self.reserve(by=consumer)
-        # When it settles them in a mixed order, then each verdict counts in its job's queue
+        # When it settles them in a mixed order, then each verdict takes effect in its job's queue
         verdicts = [Ack(lease) if lease.body == b"a" else Bury(lease) for lease in leases]
         self.settle(*reversed(verdicts), by=consumer)
         assert [self.counts(queue) for queue in queues] == [(0, 0, 0, 1)] * 3
 
     @promise("5.8")
     def test_of_two_verdicts_about_one_lease_in_one_call_the_first_counts(self) -> None:
-        # Given a holder that sends two verdicts in one call
+        # Given a holder that sends two verdicts for one lease in one call
         job_id = self.enqueue()
         lease = self.take()
         answers = self.worker.settle([Bury(lease), Ack(lease)])
-        # Then the first one counts, and the second one is refused
+        # Then the first one is carried out, and the second one is refused
         assert [type(answer) for answer in answers] == [type(None), LeaseLost]
         assert self.stands(job_id, State.BURIED)
 
     @promise("5.7")
     def test_three_hundred_verdicts_go_in_one_call(self) -> None:
-        # Given more leases than a driver may expect
+        # Given more leases than a driver may expect in one call
         self.enqueue_all(*[b"x"] * 300, ttr=LONG)
         leases = self.reserve()
         assert len(leases) == 300
@@ -92,11 +92,11 @@ class SettleTests(Topic):
 
     @promise("5.7", "4.3")
     def test_live_and_ended_leases_can_be_mixed(self) -> None:
-        # Given short and long leases in turns
+        # Given leases that are short and long in turns
         ids = [self.enqueue(ttr=LONG if number % 2 else self.short_ttr) for number in range(6)]
         leases = sorted(self.reserve(), key=lambda lease: ids.index(lease.id))
         self.harness.past(self.in_(self.short_ttr))
-        # When all are acked, then the live ones are, and the ended ones are not
+        # When all are acked, then the acks of live leases are accepted, and those of ended leases are refused
         answers = self.worker.settle([Ack(lease) for lease in leases])
         assert [type(answer) for answer in answers] == [LeaseLost, type(None)] * 3
         assert self.counts() == (3, 0, 0, 0)
@@ -122,7 +122,7 @@ class SettleTests(Topic):
         lease = self.take()
         # When it is released by an exchange
         answers, (again,) = self.worker.exchange([Release(lease)], 1, 0)
-        # Then it is the next one, in a new attempt
+        # Then the same exchange hands it out again, in a new attempt
         assert (answers, again.id, again.attempt) == ([None], job_id, 2)
 
     @promise("5.9", "3.5")
@@ -143,28 +143,28 @@ class SettleTests(Topic):
         other = self.another_consumer()
         self.settle(Ack(self.take(by=other)), by=other)
         self.enqueue(b"next")
-        # When the lost one is settled by an exchange
+        # When an exchange acks the lost lease
         answers, leases = self.worker.exchange([Ack(stale)], 5, 0)
-        # Then that is refused, and the next job comes nevertheless
+        # Then the ack is refused, and the next job comes nevertheless
         assert [type(answer) for answer in answers] == [LeaseLost]
         assert [lease.body for lease in leases] == [b"next"]
 
     @promise("5.9", "3.2")
     def test_an_exchange_without_verdicts_is_a_reserve(self) -> None:
-        # Given jobs, and nothing to settle
+        # Given three jobs, and an exchange that has no verdicts and asks for two jobs
         self.enqueue_all(b"a", b"b", b"c")
         answers, leases = self.worker.exchange([], 2, 0)
-        # Then jobs come up to the limit
+        # Then two jobs come
         assert answers == []
         assert len(leases) == 2
         assert self.in_line([lease.body for lease in leases] + self.bodies(), [b"a", b"b", b"c"])
 
     @promise("5.9")
     def test_an_exchange_that_finds_no_job_has_settled(self) -> None:
-        # Given the last job
+        # Given an exchange that acks the only job
         self.enqueue()
         answers, leases = self.worker.exchange([Ack(self.take())], 5, 0)
-        # Then it is gone, and nothing follows
+        # Then the job is gone, and no other job comes
         assert (answers, leases) == ([None], [])
         assert self.counts() == (0, 0, 0, 0)
 

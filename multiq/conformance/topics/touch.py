@@ -19,7 +19,7 @@ class TouchTests(Topic):
         # When it is touched
         new_end = self.in_(self.short_ttr)
         self.settle(Touch(lease))
-        # Then its old end passes, and the job stays with its holder
+        # Then the job stays with its holder beyond the old end of the lease
         self.harness.past(end)
         self.nothing_before(new_end, by=self.another_consumer())
         (answer,) = self.worker.settle([Ack(lease)])
@@ -32,7 +32,7 @@ class TouchTests(Topic):
         lease = self.take()
         self.harness.advance(self.short_ttr / 3)
         self.settle(Touch(lease))
-        # When a whole ttr has passed since, then it has ended
+        # When a whole ttr has passed since the touch, then the lease has ended
         self.harness.past(self.in_(self.short_ttr))
         self.refused(Ack(lease))
         assert self.take().id == lease.id
@@ -44,7 +44,7 @@ class TouchTests(Topic):
         lease = self.take()
         for _ in range(3):
             self.settle(Touch(lease))
-        # When one ttr has passed, then it has ended
+        # When one ttr has passed since the last touch, then the lease has ended
         self.harness.past(self.in_(self.short_ttr))
         assert self.take().id == lease.id
 
@@ -56,7 +56,7 @@ class TouchTests(Topic):
         for _ in range(3):
             self.harness.advance(self.short_ttr / 3)
             self.settle(Touch(lease))
-        # Then the job is still its own, in its first attempt
+        # Then the holder still has the job, in its first attempt
         self.settle(Release(lease))
         lease = self.take()
         assert (lease.attempt, lease.crashes) == (2, 0)
@@ -73,11 +73,11 @@ class TouchTests(Topic):
 
     @promise("5.4", "5.7")
     def test_a_touch_and_a_verdict_go_in_one_call(self) -> None:
-        # Given a holder that touches and settles in one round trip
+        # Given a holder that touches and releases in one call
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Touch(lease), Release(lease, delay=LONG))
-        # Then both were accepted, and the verdict is what counts
+        # Then both were accepted, and the job is in the state of the release
         assert self.stands(job_id, State.DELAYED)
 
     @promise("5.4")
@@ -90,7 +90,7 @@ class TouchTests(Topic):
         # When one is touched
         new_end = self.in_(self.short_ttr)
         self.settle(Touch(kept))
-        # Then the other one's lease ends when it would have
+        # Then the other one's lease ends at its own end, as without the touch
         self.harness.past(end)
         leases = self.reserve(by=self.another_consumer())
         assert let_go.id in {lease.id for lease in leases}
@@ -98,11 +98,11 @@ class TouchTests(Topic):
 
     @promise("9.1", "4.1")
     def test_peek_returns_when_the_lease_ends(self) -> None:
-        # Given a lease whose first hour is almost over
+        # Given a long lease
         job_id = self.enqueue(ttr=2 * LONG)
         lease = self.take()
         assert self.about(self.peek(job_id).due_in, 2 * LONG)
-        # When time passes, then less is left, until it is touched
+        # When time passes, then less of the lease is left, and after a touch the full ttr again
         self.harness.advance(self.short_delay)
         assert self.about(self.peek(job_id).due_in, 2 * LONG - self.short_delay)
         self.settle(Touch(lease))

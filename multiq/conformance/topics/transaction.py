@@ -34,7 +34,7 @@ class TransactionTests(Topic):
             self.backend.enqueue(self.queue, [self.new(b"a"), self.new(b"b", delay=LONG)], connection=connection)
             # When it rolls back
             connection.rollback()
-        # Then there is nothing
+        # Then no job was enqueued
         assert self.counts() == (0, 0, 0, 0)
         assert self.reserve() == []
 
@@ -54,7 +54,7 @@ class TransactionTests(Topic):
     @promise("2.7", "2.2")
     @requires("transactional_enqueue")
     def test_several_enqueues_in_one_transaction_keep_their_order_and_options(self) -> None:
-        # Given two calls in one transaction
+        # Given two enqueues in one transaction
         self.counts()
         with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"1"), self.new(b"2")], connection=connection)
@@ -62,7 +62,7 @@ class TransactionTests(Topic):
                 self.queue, [self.new(b"late", delay=LONG), self.new(b"3")], connection=connection
             )
             connection.commit()
-        # Then all is as if there had been no transaction
+        # Then the order and the options are as they are without a transaction
         assert self.stands(late, State.DELAYED)
         assert self.bodies() == [b"1", b"2", b"3"]
 
@@ -96,5 +96,5 @@ class TransactionTests(Topic):
         # Given an object that is not a connection
         with pytest.raises(MultiqError):
             self.backend.enqueue(self.queue, [self.new()], connection=object())
-        # Then no job was enqueued in another way
+        # Then the enqueue is refused, and no job is stored on another connection instead
         assert self.counts() == (0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Waiting: a consumer that sleeps wakes for everything that gives it a job, and for nothing else."""
+"""Waiting: a waiting consumer wakes for everything that gives it a job, and for nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPINNING = 0.25  # share of a core that a consumer may use while it waits, and b
 
 
 class WaitingTests(Topic):
-    """What ``Consumer.reserve`` with a timeout promises, and ``Consumer.interrupt``."""
+    """What ``Consumer.reserve`` with a timeout and ``Consumer.interrupt`` promise."""
 
     # --- wake-ups ---
 
@@ -64,7 +64,7 @@ class WaitingTests(Topic):
         job_id = self.enqueue(ttr=self.short_ttr)
         self.take(by=self.another_consumer())
         waiting = self.waiting(self.worker)
-        # When the lease ends, then the waiting consumer gets the job, without a sweeper
+        # When the lease ends, then the waiting consumer gets the job, and no background process has to free it
         self.harness.past(self.in_(self.short_ttr))
         assert [(lease.id, lease.crashes) for lease in self.woken(waiting)] == [(job_id, 1)]
 
@@ -75,18 +75,18 @@ class WaitingTests(Topic):
         holder = self.another_consumer()
         lease = self.take(by=holder)
         waiting = self.waiting(self.worker)
-        # When it is released, then the other one gets it
+        # When the job is released, then the waiting consumer gets it
         self.settle(Release(lease), by=holder)
         assert [held.id for held in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "5.5")
     def test_a_job_given_back_wakes_a_waiting_consumer(self) -> None:
-        # Given a prefetched job, and a consumer that waits
+        # Given a job that another consumer holds and has not begun, and a consumer that waits
         job_id = self.enqueue()
         holder = self.another_consumer()
         lease = self.take(by=holder)
         waiting = self.waiting(self.worker)
-        # When it is given back, then the other one gets it
+        # When the job is given back, then the waiting consumer gets it
         self.settle(GiveBack(lease), by=holder)
         assert [held.id for held in self.woken(waiting)] == [job_id]
 
@@ -145,7 +145,7 @@ class WaitingTests(Topic):
     @promise("3.7", "10.2")
     @requires("pausing")
     def test_the_end_of_a_pause_wakes_a_waiting_consumer(self) -> None:
-        # Given a queue with a job that is paused for a while, and a consumer that waits
+        # Given a queue that has a job and is paused for a while, and a consumer that waits
         job_id = self.enqueue()
         self.backend.pause(self.queue, self.short_delay)
         waiting = self.waiting(self.worker)
@@ -159,18 +159,18 @@ class WaitingTests(Topic):
         last = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue(), last)
         waiting = self.waiting(consumer)
-        # When a job comes into the last of them, then it wakes
+        # When a job comes into the last of them, then the consumer wakes
         self.enqueue(b"last", queue=last)
         assert [lease.body for lease in self.woken(waiting)] == [b"last"]
 
     @promise("3.7", "3.3")
     def test_a_job_that_becomes_due_in_the_last_of_several_queues_wakes(self) -> None:
-        # Given a consumer that waits at two queues, and later and sooner jobs in them
+        # Given a consumer that waits at two queues: the last one's job is due sooner than the first one's
         last = self.another_queue()
         self.enqueue(delay=LONG)
         self.enqueue(b"sooner", queue=last, delay=self.short_delay)
         waiting = self.waiting(self.another_consumer(self.queue, last))
-        # When the sooner one is due, then it wakes
+        # When the sooner job is due, then the consumer wakes
         self.harness.past(self.in_(self.short_delay))
         assert [lease.body for lease in self.woken(waiting)] == [b"sooner"]
 
@@ -182,7 +182,7 @@ class WaitingTests(Topic):
         self.enqueue()
         self.backend.pause(self.queue, LONG)
         waiting = self.waiting(self.another_consumer(self.queue, other))
-        # When a job comes into the second, then it wakes
+        # When a job comes into the second, then the consumer wakes
         self.enqueue(b"second", queue=other)
         assert [lease.body for lease in self.woken(waiting)] == [b"second"]
 
@@ -201,7 +201,7 @@ class WaitingTests(Topic):
     def test_jobs_that_come_one_by_one_wake_one_consumer_after_the_other(self) -> None:
         # Given two consumers that wait
         waiting = [self.waiting(self.another_consumer()) for _ in range(2)]
-        # When two jobs come with a pause between, then both are taken
+        # When two jobs come, the second one after the first was reserved, then each consumer gets one
         ids = []
         for _ in range(2):
             ids.append(self.enqueue())
@@ -215,7 +215,7 @@ class WaitingTests(Topic):
         # Given a consumer that waits a little
         started = time.monotonic()
         waiting = self.background(lambda: self.worker.reserve(1, 4 * SLEEP_GRACE))
-        # When jobs come that are not for it: elsewhere, not due, set aside
+        # When jobs come that it cannot have: one in another queue, and one with a delay
         self.enqueue(queue=self.another_queue())
         self.enqueue(delay=LONG)
         # Then it waits until its time is over
@@ -248,12 +248,15 @@ class WaitingTests(Topic):
             # When it waits for a while
             started, spent = time.monotonic(), time.thread_time()
             assert consumer.reserve(1, seconds) == []
-            # Then it waits in the server: it sends requests only as its wait begins and ends, and uses little CPU time
+            # Then it waits in the server: it sends requests when its wait begins and ends, and uses little CPU time
             seen.append((asked() or 0) - (before or 0))
             assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
     def _counted(self) -> tuple[TrackedConsumer, Callable[[], int | None]]:
-        """A consumer, and a count of the server's requests so far: all of them, or this consumer's through a proxy."""
+        """A consumer, and a function that returns how many requests there were; None: this harness cannot count them.
+
+        The number is that of all requests to the server, or of this consumer's requests through a proxy.
+        """
         if self.harness.requests_served() is not None:
             return self.worker, self.harness.requests_served
         try:
@@ -270,7 +273,7 @@ class WaitingTests(Topic):
     def test_an_interrupt_ends_a_wait(self) -> None:
         # Given a consumer that waits
         waiting = self.waiting(self.worker)
-        # When another thread interrupts it, then it comes back with nothing
+        # When another thread interrupts it, then its wait ends without a job
         self.worker.interrupt()
         assert self.woken(waiting) == []
 
@@ -285,11 +288,11 @@ class WaitingTests(Topic):
     @promise("3.8", "3.1")
     @pytest.mark.parametrize("waits", [False, True])
     def test_an_interrupt_before_a_reserve_hides_no_ready_job(self, waits: bool) -> None:
-        # Given a job that is ready, and a consumer that has been connected, and is interrupted
+        # Given a ready job, and a connected consumer that is interrupted
         assert self.worker.reserve(5, 0) == []
         job_id = self.enqueue()
         self.worker.interrupt()
-        # When it reserves, whether or not it would wait, then it gets the job
+        # When it reserves, with or without a timeout, then it gets the job
         reserved = self.background(lambda: self.worker.reserve(5, 3 * self.harness.patience if waits else 0))
         assert [lease.id for lease in self.woken(reserved)] == [job_id]
 
@@ -323,7 +326,7 @@ class WaitingTests(Topic):
         for _ in range(total):
             ids.append(self.enqueue())
             consumer.interrupt()
-        # Then it has got each job, once
+        # Then it gets each job exactly once
         self.woken(consuming)
         assert sorted(done) == sorted(ids)
 

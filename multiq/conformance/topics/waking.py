@@ -1,4 +1,4 @@
-"""Waking in time: a waiting consumer has the job soon after it is there, and not only at an occasional poll."""
+"""Waking in time: a waiting consumer has a job soon after the job is ready, and not only at an occasional poll."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from multiq.conformance.case import TrackedConsumer
     from multiq.conformance.threads import Background
 
-WITHIN = 0.5  # seconds from the moment at which there is a job to that at which a waiting consumer has it
-LEASE_LATE = 1.0  # seconds after its end at which a lease's job is ready at the latest (4.2)
-BASELINES = 5  # a consumer may be late by this many times the time that a plain hand-over takes on this machine now
+WITHIN = 0.5  # seconds after a job is ready, at most, until a waiting consumer has it
+LEASE_LATE = 1.0  # seconds after a lease's end, at most, until its job is ready (4.2)
+BASELINES = 5  # times ``_baseline``, by which a consumer may be later: this machine may be slow at the moment
 TRIES = 3
-GOOD = 2  # of them: a look now and then may be at the right moment once
+GOOD = 2  # of these runs: an occasional poll may come at the right moment once
 OFFSETS = 12  # moments at which a job comes while a consumer falls asleep
-LATENCY = 0.03  # seconds that replies are late meanwhile
+LATENCY = 0.03  # seconds by which replies are delayed meanwhile
 
-#: what gives a waiting consumer a job, by a verb
+#: verbs that give a waiting consumer a job
 VERBS = ("enqueue", "a batch", "release", "give_back", "abandon", "kick", "kick_job", "reschedule", "resume")
-#: the same by the passing of time
+#: verbs after which a waiting consumer gets a job as time passes
 TIMES = ("enqueue", "release", "reschedule", "pause")
 
 
 class WakingTests(Topic):
-    """How soon ``Consumer.reserve`` ends when there is a job."""
+    """How soon a waiting ``Consumer.reserve`` returns when there is a job."""
 
     @promise("3.10", "3.7")
     @pytest.mark.parametrize("verb", VERBS)
@@ -85,7 +85,7 @@ class WakingTests(Topic):
     def test_a_waiting_consumer_has_a_job_in_time_once_its_lease_has_ended(self) -> None:
         if not self.harness.real_time:
             self.does_not_apply("its clock is moved by hand")
-        # Given a job that another consumer holds, whose lease is renewed while a consumer waits
+        # Given a job that another consumer holds, and touches once while a consumer waits
         ttr = self.short_ttr
 
         def prepared() -> Callable[[Backend], object]:
@@ -94,7 +94,7 @@ class WakingTests(Topic):
             lease = self.take(by=holder)
             return lambda _: holder.settle([Touch(lease)])
 
-        # When no verdict comes, then the waiting consumer has it in time after the lease's end
+        # When no other verdict comes, then the waiting consumer has the job in time after the lease's end
         self._in_time(lambda: self._wakes(prepared, after=ttr + LEASE_LATE), good=1)
 
     @promise("3.10", "2.7")
@@ -104,12 +104,12 @@ class WakingTests(Topic):
         def prepared() -> Callable[[Backend], None]:
             return self._commit_late
 
-        # When it commits, then the consumer has the job in time
+        # When the transaction commits, then the consumer has the job in time
         self._in_time(lambda: self._wakes(prepared))
 
     @promise("3.10", "3.7")
     def test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time(self) -> None:
-        # Given a consumer whose replies are late, if the harness can do that, so that falling asleep takes a while
+        # Given a consumer that takes a while to begin its wait: its replies are late, if the harness can delay them
         far, step = self.backend, 0.001
         try:
             proxy, far = self.harness.proxied()
@@ -121,13 +121,13 @@ class WakingTests(Topic):
             far.stats(self.queue)
             proxy.mode, step = Latency(LATENCY), LATENCY / 2
         for at in range(OFFSETS):
-            # When a job comes at one moment or another, then none of them is missed
+            # When a job comes at one of several moments of that while, then the consumer has the job in time
             self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
 
     # --- sources of jobs ---
 
     def _given_for(self, verb: str) -> Callable[[Backend], object]:
-        """Prepare the queue. The returned call gives the waiting consumer its job."""
+        """Prepare the queue. Returns a function that gives the waiting consumer its job."""
         queue = self.queue
         if verb in {"enqueue", "a batch"}:
             jobs = [self.new(b"x" * 1000) for _ in range(200 if verb == "a batch" else 1)]
@@ -153,7 +153,7 @@ class WakingTests(Topic):
         return lambda backend: backend.reschedule(queue, job_id, 0)
 
     def _given_soon(self, what: str, delay: float) -> Callable[[Backend], object]:
-        """As ``_wakes``, for a job that becomes due after *delay*."""
+        """As ``_given_for``, for a job that becomes due after *delay*."""
         queue = self.queue
         if what == "enqueue":
             return lambda backend: backend.enqueue(queue, [self.new(delay=delay)])
@@ -180,9 +180,9 @@ class WakingTests(Topic):
     # --- internals ---
 
     def _in_time(self, late: Callable[[], tuple[float, float]], good: int = GOOD) -> None:
-        """*late* measures how late a consumer was, and how late it may be.
+        """Raise ``AssertionError`` unless at least *good* of ``TRIES`` runs are in time.
 
-        At least *good* of ``TRIES`` runs must be in time.
+        *late*: makes a run, and returns how late the consumer was and how late it may be.
         """
         seen: list[str] = []
         for _ in range(TRIES):
@@ -205,7 +205,7 @@ class WakingTests(Topic):
         return promised + BASELINES * baseline + lag.seconds
 
     def _baseline(self, consumer: TrackedConsumer) -> float:
-        """The seconds that a job takes to reach another thread that needs no wake-up from the backend."""
+        """Seconds until an enqueued job has reached another thread that reserves it without waiting."""
         started = time.monotonic()
         self.enqueue(queue=consumer.queues[-1])
         assert self.background(lambda: consumer.reserve(1, 0)).result(self.harness.patience + WITHIN)
@@ -214,7 +214,11 @@ class WakingTests(Topic):
     def _wakes(
         self, prepare: Callable[[], Callable[[Backend], object]], *, elsewhere: bool = False, after: float = 0.0
     ) -> tuple[float, float]:
-        """How long after the verb (and *after* seconds) the consumer had its job, and how long that may be."""
+        """How late a waiting consumer had its job, and how late it may have the job.
+
+        *prepare*: returns the verb to call. *elsewhere*: call the verb in another process. *after*: seconds from the
+        verb until the job is ready.
+        """
         self.queue = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue())
         baseline = self._baseline(consumer)
@@ -279,7 +283,7 @@ class WakingTests(Topic):
     def _late(
         self, consumer: TrackedConsumer, waiting: Background[Any], there_at: float, most: Callable[[], float]
     ) -> float:
-        """Seconds from *there_at* until the consumer had its job.
+        """Seconds from *there_at*, when the job was ready, until the consumer had it.
 
         Waits only a little longer than ``most()`` seconds.
         """
@@ -299,7 +303,10 @@ class WakingTests(Topic):
         return time.monotonic()
 
     def _elsewhere(self, act: Callable[[Backend], object]) -> Callable[[], float]:
-        """Start a process that is ready to act. Calling the result makes it act, and returns the moment of its end."""
+        """Start a process that waits until it may call *act*.
+
+        The returned function lets the process do that, and returns the moment at which *act* had returned.
+        """
         (go_read, go_write), (ready_read, ready_write) = os.pipe(), os.pipe()
 
         def obey() -> None:

@@ -13,9 +13,9 @@ class WalkTests(Topic):
     def test_random_walks_agree_with_the_model(self) -> None:
         if self.harness.walks == 0:
             self.does_not_apply("no walks were asked for")
-        # Given the model, on a clock of its own, and this backend
-        # When both take the same random steps, several consumers in several queues, while time moves
-        # Then every answer is the same: states, ids, order, counters, refusals, listings and counts
+        # Given the model (the memory backend, on a clock of its own) and this backend
+        # # When both get the same random calls, from several consumers and for several queues, while time passes
+        # # Then both give the same answers: states, ids, order, counters, refusals, listings and counts
         finished = run_walks(self.harness, self.backend, self.can)
         if finished == 0:
             self.does_not_apply("this machine could not keep up with a walk in real time")
