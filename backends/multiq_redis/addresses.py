@@ -1,4 +1,4 @@
-"""Makes the servers of a URL: parses addresses, credentials and TLS options, and refuses what does not fit together."""
+"""Makes the servers of a URL: parses addresses, credentials and TLS options, and refuses contradictory options."""
 
 from __future__ import annotations
 
