@@ -38,7 +38,7 @@ def bodies(base: str) -> str:
 
 
 def reasons(base: str) -> str:
-    """Hash: id -> the reason that the last release or bury of the job gave, if it gave one."""
+    """Hash: id -> the reason of the job's last release, bury or abandon, if it had one."""
     return f"{base}:reasons"
 
 

@@ -22,12 +22,12 @@ _FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to e
 
 
 class ForkGuard:
-    """Closes every connection before a fork: SQLite records held locks per process, and a child that inherits the
-    record takes its parent's locks for its own.
+    """Closes every connection before a fork. SQLite records in the process's memory which locks it holds, and a child
+    that inherits this record would take its parent's locks for its own.
 
-    A connection that another thread uses for too long stays open. The child keeps the copy for ever, as closing it
-    would roll back the parent's transaction in the memory that both share. The child never uses that file: a write
-    would wait for ever for a lock of that transaction, and a read would take no lock.
+    A connection that another thread uses for too long stays open, and the child gets a copy of it. The child never
+    closes the copy, because that would roll back the parent's transaction in the memory that both share. The child
+    never uses that file: a write would wait for ever for the lock of that transaction, and a read would take no lock.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,10 @@ class ForkGuard:
             )
 
     def _before(self) -> None:
-        """Lock and close. If a signal handler raises in here, Python forks all the same: what was locked is noted."""
+        """Lock and close all connections.
+
+        If a signal handler raises in here, Python forks all the same. Therefore ``_closed`` lists what was locked.
+        """
         self.lock.acquire()
         self._forking_thread = threading.get_ident()
         deadline = time.monotonic() + _FORK_PATIENCE
