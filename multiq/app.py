@@ -319,7 +319,7 @@ def _check_function(function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentsInvalid(
             f"a task must return a list, not yield its items, got the generator function {_place(function)}: "
-            "calling it runs none of its code"
+            "to call a generator function runs none of its code"
         )
     try:
         inspect.signature(function)

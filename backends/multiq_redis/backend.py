@@ -344,7 +344,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
                             "queues in a database with fewer other keys"
                         )
                 else:
-                    raise BackendUnavailable(f"{format_address(address)} repeats the same cursor of SCAN")
+                    raise BackendUnavailable(f"{format_address(address)} answers SCAN with the same cursor twice")
 
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
         packed = pack_id(job_id)

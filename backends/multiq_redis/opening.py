@@ -223,7 +223,7 @@ def _read_version_and_role(connection: Connection, deadline: float) -> None:
     if reply is None:
         return
     if not isinstance(reply, list):  # a reply too many to an earlier command: later ones would be taken for another's
-        raise hiredis.ProtocolError("HELLO must be answered by a list")
+        raise hiredis.ProtocolError("the reply to HELLO must be a list")
     info = dict(zip(reply[::2], reply[1::2], strict=False))
     connection.version = _version(info.get(b"version", b""))
     connection.is_replica = info.get(b"role") == b"replica"

@@ -124,7 +124,7 @@ def _is_tls(connection_class: type) -> bool:
         raise OptionInvalid(
             "the connection class of client must be redis-py's Connection, SSLConnection or "
             f"UnixDomainSocketConnection, got {connection_class.__module__}.{connection_class.__qualname__}: multiq "
-            "opens connections of its own, and what that class does would be missing"
+            "opens connections of its own, which would not do what that class does"
         )
     return issubclass(connection_class, redis.SSLConnection)
 

@@ -264,7 +264,7 @@ def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list
 def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job) -> Lease:
     seq, job_id, priority, ttr, attempt, crashes, kicks, enqueued_at, body = job
     if not (0 < ttr <= LONGEST_TTR and 0 <= attempt <= MOST_COUNTED and 0 <= crashes <= MOST_COUNTED):
-        raise MalformedRecord(f"number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
+        raise MalformedRecord(f"job number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
     return Lease(
         queue=queue,
         id=job_id,
@@ -282,7 +282,7 @@ def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job
 def _large_body(transaction: Transaction, seq: int) -> bytes:
     row = transaction.execute("body", {"seq": seq}).fetchone()
     if row is None:
-        raise MalformedRecord(f"number {seq} has no body")
+        raise MalformedRecord(f"job number {seq} has no body")
     body: bytes = row[0]
     return body
 

@@ -79,8 +79,8 @@ class ExternalTransaction:
                 return '"' + name.replace('"', '""') + '"'
         others = " and ".join(file or "an in-memory database" for name, file in files if name != "temp")
         raise OptionInvalid(
-            f"connection= is open on {others}, but the jobs are in {self._pool.path}: pass a connection to that "
-            "file, or ATTACH it"
+            f"connection= is open on {others}, but the jobs are in {self._pool.path}: pass a connection to the jobs' "
+            "file, or ATTACH that file to this connection"
         )
 
     def _ensure_tables(self, size: int) -> bool:
@@ -102,8 +102,9 @@ class ExternalTransaction:
             schema.upgrade(cursor, self._pool.path)
         elif schema.version(cursor, self._pool.path, name) != schema.VERSION:
             raise BackendTimeout(
-                f"{self._pool.path} has not been used with this multiq yet, and this transaction has it locked, "
-                "so that its tables cannot be made: use the queue once before, for instance ask for its stats"
+                f"{self._pool.path} lacks the tables of this version of multiq, and they cannot be made now, because "
+                "this transaction has the file locked: use the queue once before the transaction, for instance ask for "
+                "its stats"
             )
 
     # --- the transaction ---

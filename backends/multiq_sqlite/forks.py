@@ -49,8 +49,8 @@ class ForkGuard:
         """Raise ``BackendUnavailable`` in a child that has inherited an open connection to the file at *path*."""
         if self._inherited and file_identity(path) in [identity for _, identity in self._inherited]:
             raise BackendUnavailable(
-                f"{path} cannot be used in this process: it was forked while another thread of its parent was in a "
-                f"call on that file for more than {_FORK_PATIENCE:g} s, or a signal handler interrupted the fork; "
+                f"{path} cannot be used in this process: when its parent forked it, another thread of the parent was "
+                f"in a call on that file for more than {_FORK_PATIENCE:g} s, or a signal handler interrupted the fork; "
                 'fork when no thread waits for a locked file, or start a new interpreter ("spawn" in multiprocessing)'
             )
 

@@ -207,7 +207,7 @@ class Row(NamedTuple):
         """Return the public record, as of *now*."""
         kinds = tuple(map(type, self))
         if kinds[:11] not in _KINDS or kinds[11] is not bytes:
-            raise MalformedRecord(f"columns of number {self.seq}")
+            raise MalformedRecord(f"columns of job number {self.seq}")
         return records.job_record(
             queue=queue,
             id=self.id,
