@@ -66,10 +66,11 @@ class App:
     *backend* is a backend that you have made, instead of a connection: ``RedisBackend(client=...)``. The attribute
     ``url`` is then only the backend's name, ``redis://``. ``close`` closes this backend; the next call opens it again.
 
-    Without *create* a store that is not there is not created: calls raise ``BackendError`` for a missing SQLite file,
-    or for tables that are missing in a database. ``create=False`` is for programs that only read.
+    With ``create=False`` nothing is created: calls raise ``BackendError`` if the SQLite file is missing, or if tables
+    are missing in a database. This is for programs that only read.
 
-    Raises ``SettingsInvalid``; ``OptionInvalid`` if *backend* is not a ``Backend``, or if a connection is given, too.
+    Raises ``SettingsInvalid``, and ``OptionInvalid`` if *backend* is not a ``Backend``, or if there is a *connection*,
+    too.
     """
 
     def __init__(
@@ -127,14 +128,15 @@ class App:
         - *max_attempts*: attempts before a job is buried; 0: no limit. Default: 5, or no limit with *retry_for*.
         - *max_crashes*: attempts that may end without a verdict (crash, kill, lost lease); 0: no limit. Default: 3.
         - *retry_for*: seconds after the enqueue in which a failed job is tried again. Default: no limit.
-        - *loosen*: whether a job may have looser limits than these; stricter ones are always allowed. Default: False.
+        - *loosen*: whether a single job may have looser limits than its task; stricter limits are always allowed.
+          Default: False.
         - *backoff*: how long to wait after a failed attempt: seconds, a list of them (one for each attempt), or a
           function of the attempt's number. Default: exponential.
-        - *on_success*: called with the job and the result.
-        - *on_retry*: called with the job and the error when it is to run again.
-        - *on_failure*: called with the job and the error when it is buried.
+        - *on_success*: a function that is called with the job and its result.
+        - *on_retry*: a function that is called with the job and the error when a failed job is to run again.
+        - *on_failure*: a function that is called with the job and the error when a failed job is buried.
 
-        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` if it is not a function.
+        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` if *function* is not a function.
         """
 
         _check_options(options)
@@ -145,7 +147,7 @@ class App:
         return register if function is None else register(function)
 
     def find_task(self, name: str) -> Task[Any, Any]:
-        """The task of this name. Raises ``TaskNotFound`` with the names there are."""
+        """The task of this name. Raises ``TaskNotFound``, whose message lists the names of all tasks."""
         try:
             return self.tasks[check_name(name, "task")]
         except KeyError:
@@ -162,13 +164,14 @@ class App:
         return subscribe
 
     def middleware(self, function: F) -> F:
-        """Register a generator function to run around each job: up to its ``yield`` before the job, the rest after it.
+        """Register a generator function to run around each job: its code before the ``yield`` runs before the job, and
+        the rest runs after the job.
 
-        It is called with the job's context. An error of the job is raised at the ``yield``; middleware that catches it
-        makes the job a success. An error that middleware raises before its ``yield`` fails the job. An async generator
-        function runs around coroutines only. The first one registered is the outermost.
+        The function is called with the job's context. An error of the job is raised at the ``yield``; middleware that
+        catches this error makes the job a success. An error that middleware raises before its ``yield`` fails the job.
+        An async generator function runs around coroutines only. The middleware registered first is the outermost.
 
-        Raises ``ArgumentsInvalid`` if it is not a generator function.
+        Raises ``ArgumentsInvalid`` if *function* is not a generator function.
         """
         is_async = inspect.isasyncgenfunction(function)
         if not is_async and not inspect.isgeneratorfunction(function):
@@ -191,7 +194,7 @@ class App:
 
     def connect(self, connection: str) -> None:
         """Use another connection from now on: a URL, or a name in the settings. Job handles that exist already keep the
-        old one.
+        old connection.
 
         Raises ``SettingsInvalid`` for a name that is not configured.
         """
@@ -316,7 +319,7 @@ def _check_function(function: Callable[..., Any]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentsInvalid(
             f"a task must return a list, not yield its items, got the generator function {_place(function)}: "
-            "calling it runs none of its code"
+            "to call a generator function runs none of its code"
         )
     try:
         inspect.signature(function)
@@ -345,8 +348,9 @@ def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
 
 
 class _Opening:
-    """The lock around constructing a backend, made again in a forked child: at the fork, another thread may have held
-    it.
+    """The lock around the construction of a backend.
+
+    A forked child makes a new lock, because another thread of the parent may have held the lock at the fork.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Subscribers that are coroutines: they run beside the jobs, on one event loop of the process.
 
 With ``--concurrency`` this is the worker's own loop; elsewhere it is a loop in a separate thread, which the first event
-starts. A worker never uses the loop of another worker in the process, which may end earlier.
+starts. A worker never uses the loop of another worker in the process, because that loop may end earlier.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _log = logging.getLogger("multiq.events")
 MAX_PENDING = 10_000  # calls of subscribers that run at a time: beyond that, one is slower than the jobs
 _LOOP_MARGIN = 0.5  # seconds beyond its patience that a loop may take to answer: a job may hold it
 
-#: loops of a parent process; kept from garbage collection: closing a loop in a forked child would wake the parent's
+#: loops of a parent process, kept from garbage collection: if a forked child closed one, the parent's loop would wake
 _inherited: list[_Loop] = []
 
 
 class AsyncSubscribers:
-    """Starts coroutines for the workers that *sessions* lists, and waits for them at the end.
+    """Starts subscribers' coroutines for the workers that *sessions* lists, and waits for the coroutines at the end.
 
-    Any thread may call its methods, in a forked child, too.
+    Any thread may call the methods, also in a forked child.
     """
 
     def __init__(self, sessions: Sequence[EventSession]) -> None:
@@ -42,13 +42,15 @@ class AsyncSubscribers:
         self._reset()
 
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
-        """Start *subscriber* with *event*. What it raises is logged."""
+        """Start *subscriber* with *event*. An error that it raises is logged."""
         self._loop().start(subscriber, event)
 
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
-        """Wait up to *patience* seconds for all that was started.
+        """Wait up to *patience* seconds for the subscribers that run on *loop*, and as long for those on the separate
+        thread's loop.
 
-        Then cancel the subscribers that still run on *loop*, because that loop ends now.
+        Then cancel the subscribers that still run on *loop*, because that loop ends now. If at most one worker is left,
+        also cancel those on the separate thread's loop.
         """
         if self._generation != forks.generation:
             self._reset()
@@ -60,7 +62,7 @@ class AsyncSubscribers:
             own.finish(patience, cancel=len(self._sessions) <= 1)
 
     def close(self) -> None:
-        """Cancel what still runs: no event follows."""
+        """Cancel the subscribers that still run on the separate thread's loop, and end it: no event follows."""
         with self._lock:
             own, self._own = self._own, None
         if isinstance(own, _OwnLoop):
@@ -79,7 +81,7 @@ class AsyncSubscribers:
             return self._own
 
     def _worker_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of the worker in which the event happened, if that is known."""
+        """The loop of the worker in which the event happened; None: not known, or the worker has no loop."""
         sessions = list(self._sessions)
         if len(sessions) == 1 and sessions[0].generation == self._generation:
             return sessions[0].loop
@@ -90,7 +92,7 @@ class AsyncSubscribers:
         return here if here in loops else None
 
     def _reset(self) -> None:
-        """Start without loops, in a forked child, too: the parent's threads do not exist in the child."""
+        """Begin without loops. Also called in a forked child, where the threads of the parent's loops do not exist."""
         _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
         self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()
@@ -109,7 +111,7 @@ class _Loop:
         self._loop.call_soon_threadsafe(self._start_task, subscriber, event)
 
     def finish(self, patience: float, *, cancel: bool) -> None:
-        """Wait for the tasks, and *cancel* the rest."""
+        """Wait up to *patience* seconds for the tasks. *cancel*: whether tasks that still run are then cancelled."""
         try:
             self._await(patience, cancel=cancel)
         except RuntimeError:  # another thread has closed the loop meanwhile
@@ -142,7 +144,7 @@ class _Loop:
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, patience: float, *, cancel: bool) -> int:
-        """Wait for the tasks. Returns how many were left."""
+        """Wait for the tasks. Returns how many still ran when the time was over."""
         if not self._tasks:
             return 0
         _, left = await asyncio.wait(self._tasks, timeout=patience)

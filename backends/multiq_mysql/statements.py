@@ -1,8 +1,8 @@
 """The SQL of each verb, read once from ``sql/<verb>.sql``. Each file begins with a comment that explains its form.
 
-This module writes values into the text itself: PyMySQL's escaping follows the session's modes, and takes longer than
-the server takes for the row. Numbers are written as numbers and bytes as ``x'..'``, which means the same in every SQL
-mode and character set and leaves nothing to escape.
+This module writes values into the statement's text itself. PyMySQL's escaping depends on the session's SQL modes, and
+takes more time than the server needs for the row. Numbers are written as numbers, and bytes as ``x'..'``: both mean the
+same in every SQL mode and character set, and need no escaping.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sql(str):
-    """Text that is SQL already: put into a statement as it is."""
+    """Text that is SQL already: ``render`` puts it into a statement as it is."""
 
     __slots__ = ()
 
@@ -43,7 +43,7 @@ def render(verb: str, **values: Value) -> str:
 
 @functools.lru_cache(maxsize=256, typed=True)
 def rendered(verb: str, **values: int | bytes | Sql) -> str:
-    """``render``, cached: for statements that a consumer sends again and again."""
+    """The same as ``render``, cached: for statements that a consumer sends again and again."""
     return render(verb, **values)
 
 

@@ -1,9 +1,9 @@
-"""How consumers wait: one of them polls for all of this process, often at first, then less often.
+"""How consumers wait: one of them polls for all consumers of this process, often at first, then less often.
 
-An enqueue in the same process wakes them without a poll.
+An enqueue in the same process wakes the consumers without a poll.
 
-A poll is one short SELECT outside any transaction: it takes no lock, so an idle worker blocks no other statement. It
-also returns when the next job is due, so that delays and leases are waited for exactly.
+A poll is one short SELECT outside any transaction. It takes no lock, so an idle worker blocks no other statement. It
+also returns when the next job becomes due or the next lease ends, so that consumers wake at exactly that time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JITTER = 0.1  # share by which a pause varies, so that processes which were sta
 
 
 class Poller(SharedPoller):
-    """What a process's consumers and producers of one database share: notifications, polling, and the scan windows."""
+    """What all consumers and producers of one database share in a process: notifications, polls, and scan windows."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -42,7 +42,7 @@ pollers = PerProcess(Poller)
 
 
 def poll(pool: Pool, queues: Sequence[str]) -> Found:
-    """Poll for a process that waits."""
+    """Poll these queues once, for all consumers of this process."""
     with pool.borrowed() as connection:
         outlooks = look(connection, pool, queues, POLL)
     changes = (outlook.changes_in for outlook in outlooks)

@@ -1,4 +1,4 @@
-"""Makes the servers of a URL: parses addresses, credentials and TLS options, and refuses what does not fit together."""
+"""Makes the servers of a URL: parses addresses, credentials and TLS options, and refuses contradictory options."""
 
 from __future__ import annotations
 
@@ -123,7 +123,9 @@ def _tls(url: BackendUrl) -> ssl.SSLContext | None:
     named += [name for name, value in options.items() if name.startswith("ssl_") and value is not None]
     if url.scheme != "rediss" and options["tls"] != "yes":
         if names := ", ".join(dict.fromkeys([*named, *unchecked])):
-            raise _invalid(url, f"{names} would be ignored without TLS: write rediss://, or tls=yes for many servers")
+            raise _invalid(
+                url, f"{names} would be ignored without TLS: write rediss://, or ?tls=yes for sentinels or a cluster"
+            )
         return None
     for theirs, ours in _SAME.items():
         if options[theirs] is not None:

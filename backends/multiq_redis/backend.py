@@ -5,17 +5,17 @@ guarantee             how                                                       
 ====================  ======================================================================  =======================
 atomic verbs          one script each (lua/<verb>.lua), all keys declared, all in one slot    one round trip per call
 priority, then age    a sorted set by priority; its members begin with a sequence of fixed    O(log n)
-                      width, so that ties sort by age
+                      width, so that jobs of one priority sort by age
 never early           the server's TIME, in microseconds; delays rounded up                   one call in the script
-one live lease        a token per reserve in the job's record, compared on every settle,      one read of the record
-                      and the lease's end with the clock
+one live lease        every settle compares the lease's token with the token in the job's     one read of the record
+                      record, and the lease's end with the clock
 one effect per call   numbered calls, whose last answer the server keeps for five minutes     one GET, one SET
-one queue, many       a job's partition follows from its id; all processes read as many        one GET per reserve
-nodes                 partitions as any has used (partitions.py)
-waiting               BZPOPMIN on a marker that carries nothing, and behind it the next call  0.4 commands/s, idle
-order of due jobs     what is due is promoted in slices before anything is handed out         some ms per 1,000 jobs
-a full server         scripts that free memory are allowed at maxmemory, enqueue is           none
-drains                refused whole
+one queue, many       a job's partition follows from its id; each process reads from as many  one GET per reserve
+nodes                 partitions as any process has used (partitions.py)
+waiting               BZPOPMIN on a marker without content; the next call is sent with it     0.4 commands/s, idle
+order of due jobs     due jobs are promoted in slices before any job is handed out            some ms per 1,000 jobs
+a full server         at maxmemory, scripts that free memory may run, and an enqueue is       none
+drains                refused as a whole
 ====================  ======================================================================  =======================
 
 docs/redis.md has the keys, the commands that an ACL must allow, and what each setting of the server means for jobs.
@@ -102,16 +102,17 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     cluster: ``redis+cluster://``.
 
     ``RedisBackend(client=...)`` takes the settings of a redis-py client: addresses, database, user, password or
-    credential provider, client name, TLS, sentinels. It opens connections of its own with them; the client can be
-    closed. For a URL, ``multiq.App(url)`` makes the backend.
+    credential provider, client name, TLS, sentinels. The backend opens connections of its own with these settings, so
+    you may close the client. For a URL, ``multiq.App(url)`` makes the backend.
 
     Parameters of the constructor:
 
-    - *client*: a ``redis.Redis``, also one of ``Sentinel.master_for``, its pool, or a ``redis.RedisCluster``.
+    - *client*: a ``redis.Redis`` (also one that ``Sentinel.master_for`` returned), a connection pool of such a client,
+      or a ``redis.RedisCluster``.
     - *timeout*: seconds that a call may take, retries included, from 0.05 to 3600. Default: 5.
-    - *prefix*: what all keys begin with. Default: ``multiq``.
-    - *partitions*: partitions that a queue's jobs are spread over, from 1 to 64. Default: 1.
-    - *servers*: what ``from_url`` makes of a URL, in place of *client* and *timeout*.
+    - *prefix*: the text that all keys begin with. Default: ``multiq``.
+    - *partitions*: over how many partitions a queue's jobs are spread, from 1 to 64. Default: 1.
+    - *servers*: used by ``from_url`` only, in place of *client* and *timeout*.
 
     Raises ``OptionInvalid``.
     """
@@ -303,7 +304,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     # --- helpers ---
 
     def _checked(self, name: str, value: object) -> Any:
-        """The value of an option of the constructor, checked as in a URL. Raises ``OptionInvalid``."""
+        """The value of an option of the constructor, checked as the same option in a URL. Raises ``OptionInvalid``."""
         try:
             return self.options[name].read(str(value))
         except ValueError as exc:
@@ -322,7 +323,10 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")
 
     def _scan(self) -> Iterator[bytes]:
-        """All keys of all queues. There is no index of queues that could be wrong: a queue exists if its keys do."""
+        """All keys of all queues, found by SCAN.
+
+        There is no index of queues, which could be wrong: a queue exists if its keys exist.
+        """
         give_up_at = time.monotonic() + _SCANS_FOR
         with self._pool.borrowed() as client:
             for address in client.all_addresses():
@@ -340,7 +344,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
                             "queues in a database with fewer other keys"
                         )
                 else:
-                    raise BackendUnavailable(f"{format_address(address)} repeats the same cursor of SCAN")
+                    raise BackendUnavailable(f"{format_address(address)} answers SCAN with the same cursor twice")
 
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
         packed = pack_id(job_id)
@@ -355,7 +359,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             raise _REFUSALS[answer](queue, job_id)
 
     def _pause(self, queue: str, pause: int) -> None:
-        """Pause all partitions, also those that a producer adds meanwhile without having seen this pause."""
+        """Pause all partitions, also those that a producer adds meanwhile because it does not know of this pause."""
         partitions = self._partitions.refreshed(queue)
         done = 0
         while len(partitions) > done:

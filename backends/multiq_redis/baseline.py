@@ -1,4 +1,4 @@
-"""The baseline of ``multiq bench``: the leanest loops over a socket and hiredis, measured beside multiq."""
+"""The baseline of ``multiq bench``: the fastest loops over a socket and hiredis, for comparison with multiq."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ _TAKE = """
 
 
 class RedisBaseline(Baseline):
-    """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. It owns the *connection*.
+    """Single jobs are in a list. Batches are in a hash and two sorted sets, which two scripts change.
 
-    Runs each command once at first, and raises ``hiredis.ReplyError`` if the account may not run one of them.
+    The constructor runs each command once, and raises ``hiredis.ReplyError`` if the account may not run one of them.
+    ``close`` also closes the *connection*.
     """
 
     def __init__(self, connection: Connection, base: str, body: bytes) -> None:
@@ -74,7 +75,7 @@ class RedisBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """One script deletes the last jobs and moves the next ones."""
+        """One script deletes the jobs taken last, and moves the next ones to the taken jobs."""
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
         while True:

@@ -47,7 +47,7 @@ _SECTIONS = ("commandstats", "stats", "memory", "cpu")
 
 
 class RedisServer(Server):
-    """``redis-server`` on a port of loopback, durable as *profile* says."""
+    """``redis-server`` on a loopback port, with the durability that *profile* names."""
 
     program = package = "redis-server"
 
@@ -97,7 +97,7 @@ class RedisAdapter(Adapter):
         return Durability(survives(weakest), shown)
 
     def counters(self) -> Counters:
-        """Empty where the account may not run INFO; ``+info`` is harmless to allow."""
+        """The counts, or none if the account may not run INFO. To allow it (``+info`` in the ACL) is harmless."""
         try:
             infos = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
         except hiredis.ReplyError:
@@ -111,7 +111,7 @@ class RedisAdapter(Adapter):
         )
 
     def baseline(self, body: bytes) -> Baseline | None:
-        """On one of several nodes; None where this account may not run the loops' commands."""
+        """The baseline, on one node of a cluster; None if this account may not run the commands of the loops."""
         partition = f"multiq.bench.{new_id()}"
         connection = self._open(self._servers.address(partition, self._deadline()))
         try:
@@ -121,7 +121,7 @@ class RedisAdapter(Adapter):
             return None
 
     def sweep(self, queue: str) -> None:
-        """Delete the keys that remain of a queue that still has jobs, or had several partitions."""
+        """Delete the keys that remain if the queue still has jobs or had several partitions."""
         for number in range(self._partitions):
             partition = keys.partition(queue, number)
             base = keys.base(self._prefix, partition)
@@ -160,7 +160,7 @@ class RedisAdapter(Adapter):
 
 
 class RedisBench(Bench):
-    """``redis-server``, or any Redis that multiq takes a URL of."""
+    """A ``redis-server`` of the bench's own, or any Redis server that a URL of multiq names."""
 
     @classmethod
     @contextmanager
@@ -176,12 +176,15 @@ class RedisBench(Bench):
 
 
 def _total(infos: Sequence[Mapping[str, str]], name: str) -> int | None:
-    """The sum over the servers; None if one does not report the value, as one that only speaks Redis' protocol may."""
+    """The sum over the servers; None if one of them does not report the value.
+
+    Servers that are not Redis, but speak its protocol, may not report it.
+    """
     return sum(int(info[name]) for info in infos) if all(name in info for info in infos) else None
 
 
 def _commands(info: Mapping[str, str]) -> int:
-    """Calls of what clients send, ``cmdstat_evalsha:calls=3,usec=94,...`` each."""
+    """How many calls of ``_SENT`` commands ``INFO`` counts, in lines like ``cmdstat_evalsha:calls=3,usec=94,...``."""
     return sum(
         int(counted.partition("calls=")[2].partition(",")[0])
         for name, counted in info.items()

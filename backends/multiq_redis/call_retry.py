@@ -1,7 +1,8 @@
 """Retries a call whose first attempt failed: on a new connection, on another server, later, or with the script's text.
 
-All attempts send the same call with the same number, so the call has one effect, however many attempts arrive. When the
-next attempt is made is decided by multiq.driverkit.call_retry; here are only redirections and the script's text.
+All attempts send the same call with the same number, so the call has one effect, however many attempts arrive.
+``multiq.driverkit.call_retry`` decides when the next attempt is made. This module adds only what is Redis' own:
+redirections, and the script's text for a server that does not know the script's digest.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class CallRetry:
     def handle(self, exc: Exception) -> None:
         """Prepare the next attempt after this error.
 
-        Pauses first if the policy says so. Raises ``BackendError`` if there is no next attempt.
+        Pauses first if ``multiq.driverkit.call_retry`` says so. Raises ``BackendError`` if there is no next attempt.
         """
         if isinstance(exc, hiredis.ReplyError):
             if self._can_go_on(exc):
@@ -89,7 +90,7 @@ class CallRetry:
         return connection.read(deadline)
 
     def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
-        """Whether the reply says what to do instead, so that the next attempt needs no pause."""
+        """Whether the error reply says how to repeat the call at once: with the script's text, or at another node."""
         code = code_of(exc)
         if code == "NOSCRIPT" and not self._sends_text:
             self._sends_text = True

@@ -1,11 +1,11 @@
-"""Clients: each makes one call at a time over its own connections, and repeats a call without a second effect.
+"""Clients: each makes one call at a time over its own connections. A repeated call has no second effect.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-one effect per call   a number per call, which the script remembers with its answer (see      one GET, one SET
-                      lua/include/once.lua); a call whose reply was lost is repeated once,
-                      at once, on a new connection
+one effect per call   a number per call; the script stores the number and the answer (see     one GET, one SET
+                      lua/include/once.lua). After a lost reply the client repeats the call
+                      without a pause, on a new connection, the first time in a call.
 a deadline            one for the whole call, repetitions, redirections and waiting included  none
 scripts that vanish   after NOSCRIPT the script's text is sent instead of its digest          one round trip, once
 safe forks            a child drops its parent's connections and takes a new name             one comparison
@@ -75,7 +75,7 @@ class Client:
     def _start_over(self) -> None:
         """Choose a new name and drop all connections.
 
-        Also called in a forked child, whose calls must not mix with its parent's.
+        Also called in a forked child: the calls of child and parent must not be taken for one another.
         """
         self.slot = os.urandom(_SLOT_SIZE)
         self._name = self.slot.hex()
@@ -93,7 +93,7 @@ class Client:
         return self._number
 
     def token(self, number: int) -> bytes:
-        """The token of the leases of a call: no other call of any client has the same."""
+        """The token of the leases that the call with this number reserves. No other call of any client has it."""
         return self.slot + number.to_bytes(5, "big")
 
     def call(
@@ -109,10 +109,10 @@ class Client:
 
         Parameters:
             verb: the script, ``lua/<verb>.lua``.
-            partition: whose keys it takes.
-            arguments: its ``ARGV``, without the call's number.
-            state: the sorted set, for scripts that take one of several.
-            number: that of an earlier call, to repeat one that may or may not have arrived; default: the next.
+            partition: the partition whose keys the script uses.
+            arguments: the script's ``ARGV``, without the call's number.
+            state: the sorted set to use, for scripts that take one of several.
+            number: the number of an earlier call, to repeat that call; default: the next number.
         """
         return self.perform(self.new_call(verb, partition, arguments, state=state, number=number))
 
@@ -133,9 +133,9 @@ class Client:
         return Call(verb, partition, tuple(arguments), state)
 
     def perform(self, call: Call, deadline: float | None = None) -> Any:
-        """Send a call, retry it as needed, and return its reply. The call may have been sent before.
+        """Send a call, retry it as needed, and return its reply. A call that was sent before may be sent again.
 
-        *deadline* is monotonic; default: the URL's timeout from now. Raises ``BackendError``.
+        *deadline*: a time of the monotonic clock; default: now and the URL's timeout. Raises ``BackendError``.
         """
         servers = self.servers
         if deadline is None:
@@ -179,7 +179,7 @@ class Client:
         return b"*%d\r\n%b%b" % (words + len(arguments), head, packed[packed.index(b"\n") + 1 :])
 
     def command(self, address: Address, *words: Word) -> Any:
-        """Run a command on one server, again on a new connection if the idle one is dead. Raises ``BackendError``."""
+        """Run a command on one server; if the idle connection is dead, again on a new one. Raises ``BackendError``."""
         deadline = time.monotonic() + self.servers.timeout
         attempts: Attempts | None = None
         while True:
@@ -212,7 +212,7 @@ class Client:
             connection.close()
 
     def hang_up(self) -> None:
-        """Shut all connections down from another thread. In a forked child, the parent's connections are left alone."""
+        """Shut all connections down; any thread may call this. In a forked child, those of the parent stay open."""
         if self._generation != forks.generation:
             return
         for connection in tuple(self._connections.values()):
@@ -240,7 +240,7 @@ class Client:
         return connection
 
     def _new_head(self, call: Call, connection: Connection) -> tuple[int, bytes]:
-        """Pack EVALSHA, the digest and the keys of a script. Returns how many words these are, and their bytes."""
+        """Pack EVALSHA, the script's digest and the script's keys. Returns the number of these words, and the bytes."""
         if len(connection.heads) >= _MOST_HEADS:
             connection.heads.clear()
         wanted = script(call.verb, before_7=connection.is_before_7)

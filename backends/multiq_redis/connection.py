@@ -1,7 +1,12 @@
 """One connection to a Redis server: RESP over a socket, parsed by hiredis, with one deadline for request and reply.
 
-opening.py opens it, and redis-py logs in. Calls do not go through redis-py: it bounds each read and not the whole call,
-repeats commands by itself, and costs several times what the command does; see docs/decisions/0006.
+``opening.py`` opens the connection and has redis-py log in. Calls do not go through redis-py, because redis-py
+
+- limits the time of each read, not of the whole call;
+- repeats commands by itself;
+- takes several times as much CPU time as the command.
+
+See docs/decisions/0006.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ _RECEIVED_AT_ONCE = 65536  # bytes
 _LARGEST_REPLY = 640_000_000  # bytes: a body may have 512 MB, and an endless reply must not fill the memory
 _SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for the server
 
-#: the words of one command as RESP; hiredis' own annotation knows commands of one word only
+#: packs the words of one command as RESP; hiredis' own type annotation allows only one word
 pack: Callable[[tuple[Word, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
@@ -117,9 +122,10 @@ class Connection:
         return self.read(deadline)
 
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
-        """Send commands, to be followed by that many ``read``; any failure closes the connection.
+        """Send commands that the server answers with so many *replies*: call ``read`` for each of them.
 
-        The exception has ``unsent``: the server cannot have received the last command.
+        Any failure closes the connection. The exception's ``unsent`` is then true: the server cannot have received the
+        last command.
         """
         if not self.is_free:
             self._refuse()
@@ -136,9 +142,9 @@ class Connection:
             raise
 
     def read(self, deadline: float) -> Any:
-        """Return the next reply. An interruption closes the connection: a later reply would be taken for this one.
+        """Return the next reply. An error reply is raised as ``hiredis.ReplyError``, and the connection stays open.
 
-        An error reply is raised as ``hiredis.ReplyError``; the connection stays open.
+        An interruption closes the connection, because the reply would be taken for the reply to a later command.
         """
         try:
             reply = self._reader.gets()
@@ -166,12 +172,12 @@ class Connection:
         self.close()
 
     def hang_up(self) -> None:
-        """Shut the socket down from another thread: a thread that waits on it sees the end of the stream."""
+        """Shut the socket down, from any thread: the thread that waits on the socket sees the end of the stream."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self) -> NoReturn:
-        """Close the connection, as its next reply would be that of an earlier call, and raise."""
+        """Close the connection, and raise ``ConnectionResetError``: the next reply may belong to an earlier call."""
         self.close()
         raise _mark_unsent(ConnectionResetError(_NOT_FREE), unsent=True)
 
@@ -192,7 +198,10 @@ class Connection:
         return left
 
     def _receive(self, deadline: float) -> None:
-        """Wait by ``poll`` first: Python repeats a ``recv`` that a signal interrupts, with its whole timeout again."""
+        """Wait by ``poll``, then receive.
+
+        A ``recv`` with a timeout could wait too long: after a signal Python repeats it with the whole timeout.
+        """
         left = self._left(deadline)
         if self._wait is not None and not self._wait(left * 1000):
             raise TimeoutError(_TOO_LATE)
@@ -213,7 +222,7 @@ class Connection:
     def _left(self, deadline: float) -> float:
         """Return the seconds that are left.
 
-        A TLS socket waits at most so long in its next send or receive. Raises ``TimeoutError``.
+        Sets them as the timeout of a TLS socket, for its next send or receive. Raises ``TimeoutError``.
         """
         left = time_left(deadline)
         if self._wait is None:

@@ -45,7 +45,7 @@ _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 
 
 class _PartitionCall(NamedTuple):
-    """One call of ``lua/exchange.lua``: verdicts, and how many jobs are asked for."""
+    """One call of ``lua/exchange.lua``: the verdicts that it settles, and how many jobs it asks for."""
 
     call: Call
     verdicts: Sequence[Verdict]
@@ -57,7 +57,7 @@ class _PartitionCall(NamedTuple):
 class _Exchange:
     """The state of one exchange: what is asked for, and what has been answered."""
 
-    # class attributes: only a failure sets them on an instance, so most exchanges set none
+    # class attributes: only a failure sets these four on an instance, so most exchanges need not set them
     deadline = _NEVER
     """When it has to end, after a server did not answer; monotonic."""
     failure: BackendError | None = None
@@ -74,12 +74,12 @@ class _Exchange:
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to ask for; if it is 0 or less, none."""
+        """How many more jobs to ask for; 0 or less: none."""
         return self.limit - len(self.leases)
 
     @property
     def has_nothing_to_return(self) -> bool:
-        """Whether there is no result that could be returned instead of raising the failure."""
+        """Whether the failure must be raised, because there is no result to return."""
         return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
 
     def unanswered(self, queue: str) -> dict[str, list[int]]:
@@ -130,7 +130,7 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        # after an interrupt, poll now: the wait would end at once, without taking a notification
+        # after an interrupt, poll now: a wait would end at once, without receiving a notification that has come
         if verdicts or timeout <= 0 or self._interrupted or not self._is_known_empty():
             answers, found = self._exchange(verdicts, limit)
         if not found:
@@ -160,7 +160,10 @@ class RedisConsumer(Consumer):
     def _exchange(
         self, verdicts: Sequence[Verdict], limit: int, *, is_look: bool = False
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle, then reserve, without waiting. *is_look*: the queues are probably empty."""
+        """Settle, then reserve, without waiting.
+
+        *is_look*: this is a poll without a notification, so the queues are probably empty.
+        """
         started = time.monotonic()
         exchange = _Exchange(verdicts, limit)
         if limit > 0:
@@ -188,7 +191,7 @@ class RedisConsumer(Consumer):
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
     def _route(self, exchange: _Exchange) -> Iterator[str]:
-        """The queues to visit, in order, then those of leases from queues that this consumer does not reserve from."""
+        """The queues to visit: this consumer's own, in order, then other queues to which leases of verdicts belong."""
         yield from self._order
         if exchange.verdicts:
             yield from dict.fromkeys(
@@ -196,10 +199,10 @@ class RedisConsumer(Consumer):
             )
 
     def _exchange_with(self, queue: str, exchange: _Exchange, *, is_look: bool) -> None:
-        """Settle and reserve in one queue: one round trip, unless there is more to do than one script may.
+        """Settle and reserve in one queue: one round trip, unless there is more to do than one script may do.
 
-        Of several partitions, this empties the one whose turn it is before it asks the others whether they have jobs.
-        With *is_look* it asks all of them first.
+        If the queue has several partitions, this empties the partition whose turn it is, and only then asks the others
+        whether they have jobs. With *is_look* it first asks all partitions whether they have jobs.
         """
         to_settle = exchange.unanswered(queue)
         partitions = self._in_turn(queue) if exchange.limit > 0 and queue in self.queues else []
@@ -222,7 +225,7 @@ class RedisConsumer(Consumer):
             asked = [partition for partition in asked if can_have_more.get(partition, True)]
 
     def _in_turn(self, queue: str) -> list[str]:
-        """The queue's partitions, rotated: the notified one is first, else another one each time."""
+        """The queue's partitions, rotated: first the one that was notified; if none was, another one each time."""
         partitions = self._partitions.all_of(queue)
         if len(partitions) == 1:
             return partitions
@@ -237,7 +240,7 @@ class RedisConsumer(Consumer):
         return partitions[first:] + partitions[:first]
 
     def _with_jobs(self, queue: str, partitions: Sequence[str], exchange: _Exchange) -> list[str]:
-        """Return those of these partitions that have jobs to hand out, by one ``has_jobs`` per server."""
+        """Return those of these partitions that have jobs to hand out. Runs ``lua/has_jobs.lua`` once per server."""
         in_order = sorted(partitions, key=len)  # the first partition, which has the count, in front
         together = [in_order] if not self._client.servers.is_cluster else [[partition] for partition in in_order]
         calls = [self._client.new_call("has_jobs", first)._replace(also=tuple(rest)) for first, *rest in together]
@@ -289,7 +292,7 @@ class RedisConsumer(Consumer):
         return _PartitionCall(call, verdicts, indexes, share)
 
     def _perform(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> dict[str, bool]:
-        """Make one round trip. Returns for each partition whether it can have more jobs to hand out."""
+        """Make one round trip. Returns for each partition whether the partition may have more jobs to hand out."""
         can_have_more = {}
         failures: list[tuple[str, BackendError]] = []
         uncertain, scripts, until = self._uncertain, [], None
@@ -321,7 +324,7 @@ class RedisConsumer(Consumer):
         return can_have_more
 
     def _read_reply(self, call: _PartitionCall, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
-        """Parse a reply of ``lua/exchange.lua``: the verdicts' answers, the jobs, and why there are no more of them."""
+        """Parse a reply of ``lua/exchange.lua``: the verdicts' answers, the jobs, and why there are no more jobs."""
         more, now, change_at, letters, stored_count, *handed_out = reply
         partition = call.call.partition
         if call.share:  # else the script did not look for jobs
@@ -336,7 +339,7 @@ class RedisConsumer(Consumer):
         return answers, leases(partition, handed_out, int(now)), more
 
     def _note_change(self, partition: str, now: bytes, change_at: bytes) -> None:
-        # counted from when the reply arrived: never early, and late by half a round trip
+        # counted from the moment when the reply arrived: never too early, and too late by half a round trip
         wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
         self._change_at[partition] = time.monotonic() + wait
 
@@ -347,7 +350,7 @@ class RedisConsumer(Consumer):
     # --- after a failure ---
 
     def _recover(self, exchange: _Exchange) -> None:
-        """Finish what failed exchanges left behind, before an exchange makes calls of its own."""
+        """Finish what earlier, failed exchanges left unfinished, before this exchange makes its own calls."""
         if self._generation != forks.generation:  # these belong to the parent
             self._generation = forks.generation
             self._uncertain.clear()
@@ -368,7 +371,8 @@ class RedisConsumer(Consumer):
     def _resolve_uncertain(self, exchange: _Exchange) -> None:
         """Repeat the calls whose replies were lost, under their old numbers, so that the server repeats its reply.
 
-        A partition whose last call is still uncertain takes no other: the server remembers one call per client.
+        As long as a partition's last call is uncertain, no other call is sent to the partition: the server remembers
+        only one call per client.
         """
         for partition, call in tuple(self._uncertain.items()):
             if partition not in exchange.excluded:
@@ -412,7 +416,7 @@ class RedisConsumer(Consumer):
         self._undelivered = kept
 
     def _exclude_unreachable(self, exchange: _Exchange) -> None:
-        """Exclude partitions whose servers did not answer lately, unless there are no others."""
+        """Exclude partitions whose servers did not answer lately, unless that would exclude all partitions."""
         if not self._backoff.failures:
             return
         partitions = {partition_of(verdict.lease) for verdict in exchange.verdicts}
@@ -433,9 +437,9 @@ class RedisConsumer(Consumer):
             self._backoff.answered(partition)
 
     def _failed(self, partition: str, failure: BackendError, exchange: _Exchange) -> None:
-        """Exclude this partition if its keys have foreign data, or in a cluster if its server does not answer.
+        """Exclude this partition for a while, or raise *failure*.
 
-        Raises *failure* otherwise.
+        It is excluded if its keys have data of another program, and in a cluster also if its server does not answer.
         """
         if isinstance(failure, BackendCorrupt):
             self._backoff.unreadable(partition, failure)
@@ -479,14 +483,14 @@ class RedisConsumer(Consumer):
         self._undelivered = exchange.leases + self._undelivered
 
     def _forget_answers(self, verdicts: Sequence[Verdict]) -> None:
-        """Drop the known answers of *verdicts*, which are being returned."""
+        """Drop the stored answers to *verdicts*: the caller gets these answers now."""
         for verdict in verdicts:
             self._known_answers.pop(_key(verdict), None)
 
     def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
-        """Keep answers until the same verdicts are passed again.
+        """Keep answers until the caller passes the same verdicts again.
 
-        A touch's answer is not kept: it says nothing about the next touch of the same lease, which is simply sent.
+        The answer to a touch is not kept. A later touch of the same lease is a new request, and is sent to the server.
         """
         for verdict, answer in known:
             if not isinstance(verdict, Touch):
@@ -499,7 +503,7 @@ class RedisConsumer(Consumer):
     # --- waiting ---
 
     def _wait_without_jobs(self, give_up_at: float) -> list[Lease]:
-        """Wait without asking for jobs, until the time is over or an interrupt."""
+        """Wait without asking for jobs, until the time is over or ``interrupt`` is called."""
         if not self._interrupted and time.monotonic() < give_up_at:
             self._waiter.pause(give_up_at)
         return []
@@ -535,10 +539,10 @@ class RedisConsumer(Consumer):
         return []
 
     def _wait_once(self, seconds: float, limit: int, *, exact: bool) -> tuple[bool, list[Lease] | None]:
-        """Wait once.
+        """Wait once. Returns two values:
 
-        Returns whether to poll the queues (a notification came, or may have come), and the jobs found; None: no poll
-        was made yet.
+        - whether to poll the queues, because a notification came, or may have come;
+        - the jobs that the follow-up call reserved; None: the queues were not polled yet.
         """
         partition = self.queues[0]
         if limit <= 0 or self._uncertain or not self._waiter.can_follow_up(partition):
@@ -555,7 +559,7 @@ class RedisConsumer(Consumer):
         if self._waiter.follow_up_reply is None:
             return True, None
         self._looked_at, woke_at = -_NEVER, time.monotonic()
-        # this process may have been stopped before it woke up: the server's clock tells when the jobs were reserved
+        # this process may have been stopped before it woke up: the server's clock says when the jobs were reserved
         asked_at, then = self._clocks
         since = (int(self._waiter.follow_up_reply[1]) - then) / MICROSECOND
         self.asked_at = min(woke_at, max(waiting_since, asked_at + since))
@@ -570,23 +574,26 @@ class RedisConsumer(Consumer):
         return notified, found
 
     def _is_known_empty(self) -> bool:
-        """Whether the last poll of the queues still holds: a job that came since has left a marker."""
+        """Whether a new poll is needless: the last one found nothing, and a job that came since has left a marker."""
         if self._uncertain or self._undelivered or time.monotonic() >= self._backoff.next_end():
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
         return time.monotonic() < min(self._looked_at + self._client.servers.look_every, change_at)
 
     def _pass_on_unvisited(self) -> None:
-        """Notify another consumer of partitions that this one did not ask, as earlier partitions gave enough jobs."""
+        """Pass on notifications to another consumer: those of partitions that this consumer did not ask for jobs.
+
+        It does not ask them if earlier partitions gave enough jobs.
+        """
         for partition in self._waiter.notified:
             if partition not in self._asked:
                 self._waiter.notify(partition)
         self._waiter.notified.clear()
 
     def _hand_over_notification(self) -> None:
-        """Notify another consumer of what is due soon, as this one stops waiting.
+        """Notify another consumer of the jobs that are due soon, because this consumer stops waiting.
 
-        A script that handed out jobs has notified another consumer already.
+        Not needed after a follow-up call that handed out jobs: its script has notified another consumer already.
         """
         if not self._is_notified:
             return

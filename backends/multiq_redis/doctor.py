@@ -1,6 +1,6 @@
-"""The doctor: checks a Redis server's persistence, eviction, access and replication for the use with jobs.
+"""The doctor: checks whether a Redis server's persistence, eviction, access and replication suit jobs.
 
-Only reads. The server may refuse a command to an account: what it refuses is reported as unknown, never as ok.
+It only reads. If the server refuses a command to this account, the finding is ``unknown``, never ``ok``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def examine(servers: Servers) -> list[Finding]:
 
 
 def _merged(found: Mapping[Address, Sequence[Finding]]) -> list[Finding]:
-    """Report a finding that all servers have in common once."""
+    """Report a finding only once if it is the same on all servers."""
     merged: list[Finding] = []
     everything = [(address, finding) for address, findings in found.items() for finding in findings]
     for what in dict.fromkeys(finding.what for _, finding in everything):
@@ -87,7 +87,7 @@ class _Server(NamedTuple):
 
 
 def read_settings(servers: Servers) -> list[tuple[dict[str, str], dict[str, str] | None]]:
-    """Return ``INFO`` and the settings that matter, of each server; None where CONFIG is forbidden.
+    """Return, for each server, ``INFO`` and the settings that matter. The settings are None where CONFIG is forbidden.
 
     Raises ``BackendError``.
     """
@@ -349,7 +349,7 @@ def survives(config: Mapping[str, str] | None) -> Survives:
 
 
 def _durability(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
-    """The row of ``docs/durability.md`` that holds with the server's settings."""
+    """The finding on durability: the row of ``docs/durability.md`` that applies to the server's settings."""
     if config is None:
         return Finding(
             "unknown", "durability", "what survives a crash depends on settings that cannot be read", _ASK_ADMINISTRATOR

@@ -29,18 +29,18 @@ class ConnectionSettings(NamedTuple):
     """TCP options to set, as redis-py's ``socket_keepalive_options``."""
 
     def __repr__(self) -> str:
-        """Without the password, and without the provider, whose own ``repr`` may have one."""
+        """The settings without the password, and without the provider, because its ``repr`` may contain a password."""
         tls = ", tls" if self.tls is not None else ""
         return f"ConnectionSettings({self.user}/{self.database}{tls})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        """For ``rich``, which would print the fields otherwise."""
+        """The same for ``rich``, which would otherwise print all fields."""
         yield "user", self.user
         yield "database", self.database
 
     @property
     def user(self) -> str:
-        """The user for messages."""
+        """The user's name, for error messages."""
         if self.credential_provider is not None:
             return f"that {type(self.credential_provider).__name__} names"
         return self.username or "default"

@@ -1,8 +1,8 @@
-"""Enqueues batches: one script for each partition, several for a large batch, so that none blocks the server for long.
+"""Enqueues batches: one script for each partition, and several for a large batch, so that none runs for long.
 
-One script takes all of its jobs or none. If a server becomes full or unreachable between two scripts of a batch, a part
-was taken, and ``EnqueuePartial`` says which. What was sent and not answered raises ``EnqueueUncertain``: a repetition
-adds nothing twice.
+One script stores all of its jobs or none. If a server becomes full or unreachable between two scripts of a batch, only
+a part is stored, and ``EnqueuePartial`` says which part. Jobs that were sent but not answered raise
+``EnqueueUncertain``: the caller may repeat the call, which adds no job twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_BYTES = 8_000_000  # of bodies in one script
 
 
 def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> None:
-    """Enqueue more than one job. Raises ``BackendError``: ``EnqueuePartial`` if a part was certainly taken."""
+    """Enqueue more than one job. Raises ``BackendError``; ``EnqueuePartial`` if some of the jobs were surely stored."""
     if partitions.count == 1 and _fits(jobs):
         arguments = new_jobs(jobs)
         try:
@@ -56,7 +56,7 @@ def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence
 
 
 def _rounds(partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> Iterator[dict[str, list[NewJob]]]:
-    """Split the jobs into round trips: each has for each partition at most as much as one script may take."""
+    """Split the jobs into round trips. In each, a partition gets at most as many jobs as one script may take."""
     by_partition: dict[str, list[NewJob]] = {}
     for job, packed in zip(jobs, pack_ids([job.id for job in jobs]), strict=True):
         by_partition.setdefault(partitions.partition_for(queue, packed), []).append(job)
@@ -86,7 +86,7 @@ def _fits(jobs: Sequence[NewJob]) -> bool:
 
 
 def uncertain(error: BackendError, queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
-    """The error to raise for a call with all *jobs* that the server may have carried out."""
+    """The error to raise if the server may have stored all *jobs*, but the reply was lost."""
     return EnqueueUncertain(queue, jobs, str(error), client_ids=True)
 
 

@@ -11,13 +11,13 @@ from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-#: temporary: another program's script runs, the server starts, a slot moves to another node, an election
+#: temporary: the server runs another program's script, or starts; a slot moves to another node; an election is held
 PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
 
-#: this server refuses, another one may accept: a primary that became a replica
+#: this server refuses the call, and another one may accept it: for instance, a primary has become a replica
 ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})
 
-#: the server answers reads and refuses writes
+#: the server answers reads, but refuses writes
 REFUSES_WRITES = frozenset({"MISCONF", "READONLY", "NOREPLICAS", "OOM"})
 
 
@@ -72,7 +72,7 @@ _IN_SCRIPT = "user_script"
 
 
 def code_of(error: hiredis.ReplyError) -> str:
-    """The error's code, ``OOM`` and the like. Redis 6.2 puts the code inside of the text of a script's error."""
+    """The error's code, such as ``OOM``. For an error inside a script, Redis 6.2 has the code within the text."""
     text = str(error)
     first = _CODE.match(text)
     code = first[1] if first else "ERR"
@@ -87,20 +87,20 @@ def code_of(error: hiredis.ReplyError) -> str:
 def without_arguments(reply: str) -> str:
     """An error reply without the command's arguments.
 
-    A server that does not know a command quotes the arguments: those of AUTH have the password.
+    A server that does not know a command repeats its arguments in the error. The arguments of AUTH have the password.
     """
     return _ARGUMENTS.sub("", reply)
 
 
 def classify_reply(error: hiredis.ReplyError, *, has_failover: bool) -> Failure:
-    """The class of an error reply: whether the same call may be accepted later, by this server or by its successor."""
+    """The class of an error reply: whether this server, or another one after a failover, may accept the call later."""
     code = code_of(error)
     is_passing = code in PASSING or (code in ELSEWHERE and has_failover)
     return Failure.REJECTED if is_passing else Failure.FINAL
 
 
 def classify_connection_error(error: Exception, *, is_connected: bool) -> Failure:
-    """The class of one of ``FAILURES``. Calls are numbered, so one whose reply was lost may be repeated."""
+    """The class of one of ``FAILURES``. A call whose reply was lost may be repeated, because calls are numbered."""
     if isinstance(error, CredentialsError):
         return Failure.FINAL  # another server would need the same credentials
     if not is_connected:
@@ -109,7 +109,7 @@ def classify_connection_error(error: Exception, *, is_connected: bool) -> Failur
 
 
 def redirection(error: hiredis.ReplyError) -> tuple[str, int]:
-    """Where a MOVED or an ASK points. The host may be empty: the same as before."""
+    """The host and the port that a MOVED or an ASK names. An empty host: the same host as before."""
     host, _, port = str(error).split()[2].rpartition(":")
     return host, int(port)
 

@@ -1,7 +1,9 @@
-"""The keys of a partition, one function each. All of them share a hash tag, and with it a cluster's slot.
+"""The keys of a partition, one function each. All keys of a partition share a hash tag, so they share a cluster's slot.
 
-A queue has one partition, tagged ``{queue}``, or with ``?partitions=`` several: ``{queue}``, ``{queue#1}``,
-``{queue#2}``... No queue's name has a ``#``. A queue with one partition has the first one only.
+The tag of a queue's first partition is ``{queue}``. With ``?partitions=`` a queue has more partitions, with the tags
+``{queue#1}``, ``{queue#2}``... No queue's name has a ``#``.
+
+A place is what the sorted sets have of a job, as a member: the job's sequence number, its priority and its id.
 """
 
 from __future__ import annotations
@@ -16,24 +18,27 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 def prefix(text: str) -> str:
-    """Parse the option that all keys begin with. Braces would move the hash tag, stars and brackets break SCAN."""
+    """Parse the option ``?prefix=``, the text that all keys begin with.
+
+    Braces are refused because they would change the hash tag, stars and brackets because they are patterns for SCAN.
+    """
     if not _PREFIX.fullmatch(text):
         raise ValueError("must be 1 to 64 letters, digits, or any of _ . : -")
     return text
 
 
 def jobs(base: str) -> str:
-    """Hash: id -> record (lua/include/record.lua). It exists exactly while the queue holds a job."""
+    """Hash: id -> record (lua/include/record.lua). The key exists exactly while the partition holds a job."""
     return f"{base}:jobs"
 
 
 def bodies(base: str) -> str:
-    """Hash: id -> body, of those jobs whose body is too large for the record."""
+    """Hash: id -> body, for jobs whose body is too large for the record."""
     return f"{base}:bodies"
 
 
 def reasons(base: str) -> str:
-    """Hash: id -> the reason of the last release or bury, of those jobs that have one."""
+    """Hash: id -> the reason of the job's last release, bury or abandon, if it had one."""
     return f"{base}:reasons"
 
 
@@ -63,35 +68,35 @@ def unreadable(base: str) -> str:
 
 
 def sequence(base: str) -> str:
-    """Counter of ages and burials. It is gone with the last job."""
+    """Counter: numbers the jobs by age, and the burials. The key is deleted with the last job."""
     return f"{base}:sequence"
 
 
 def paused(base: str) -> str:
-    """When the pause ends, in microseconds since 1970. It expires by itself."""
+    """When the pause ends, in microseconds since 1970. The key expires by itself."""
     return f"{base}:paused"
 
 
 def hint(base: str) -> str:
-    """Sorted set with one member, or none: the marker that notifies a waiting consumer. Gone with the last job."""
+    """Sorted set: the marker that notifies a waiting consumer, or nothing. The key is deleted with the last job."""
     return f"{base}:hint"
 
 
 def partitions(base: str) -> str:
-    """The largest number of partitions over which the queue was ever enqueued, if more than one.
+    """The largest number of partitions that any client has used to enqueue jobs of this queue, if more than one.
 
-    Only the first partition has this key.
+    Only the queue's first partition has this key.
     """
     return f"{base}:partitions"
 
 
 def call(base: str, client: str) -> str:
-    """The last call of one client: number and answer. It expires by itself."""
+    """The last call of one client: number and answer. The key expires by itself."""
     return f"{base}:call:{client}"
 
 
 def wakeup(base: str, waiter: str) -> str:
-    """Sorted set: the marker by which one consumer ends its own wait. It expires by itself."""
+    """Sorted set: the marker by which one consumer ends its own wait. The key expires by itself."""
     return f"{base}:wakeup:{waiter}"
 
 
@@ -117,7 +122,10 @@ def pattern(prefix: str) -> str:
 
 
 def queue_of(key: str, prefix: str) -> str | None:
-    """The queue of a key that exists only while a partition of the queue holds a job or is paused; None for others."""
+    """The queue to which the key belongs, if it is a ``jobs`` or a ``paused`` key; None for other keys.
+
+    These keys exist only while a partition of the queue holds a job or is paused.
+    """
     head, tail = f"{prefix}:{{", key.rpartition("}:")
     if not key.startswith(head) or tail[2] not in {"jobs", "paused"}:
         return None
@@ -125,12 +133,15 @@ def queue_of(key: str, prefix: str) -> str | None:
 
 
 def partitioned_queue_of(key: str, prefix: str) -> str | None:
-    """The queue of a key that exists only if the queue has several partitions; None for other keys."""
+    """The queue to which the key belongs, if it is a ``partitions`` key; None for other keys.
+
+    That key exists only if the queue has several partitions.
+    """
     head, tail = f"{prefix}:{{", "}:partitions"
     return key[len(head) : -len(tail)] if key.startswith(head) and key.endswith(tail) else None
 
 
-#: the headers of the Lua files name keys by these functions; ``call`` is not here, as it needs a client, too
+#: the headers of the Lua files name keys by these functions' names; ``call`` is left out, because it needs a client
 BY_NAME: dict[str, Callable[[str], str]] = {
     function.__name__: function
     for function in (

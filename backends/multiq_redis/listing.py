@@ -1,4 +1,4 @@
-"""Lists jobs page by page through a queue's partitions; works without writes where the server takes none."""
+"""Lists jobs page by page through a queue's partitions. If the server takes no writes, it lists without writing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_PARTS = 3 * MOST
 
 
 class _Part(NamedTuple):
-    """The jobs of one sorted set of one partition: all of them, those that are due by now, or those that are not."""
+    """A part of a listing: from one sorted set of one partition, all jobs, only those due, or only those not due."""
 
     partition: str
     set: State
@@ -37,9 +37,9 @@ class _Part(NamedTuple):
 
 
 class _Cursor(NamedTuple):
-    """After which job a page begins: ``score.sequence`` in the first part, ``part:score.sequence`` in another.
+    """The job after which a page begins: ``score.sequence`` in the first part, ``part:score.sequence`` in later parts.
 
-    ``part:`` is where a part begins.
+    ``part:`` alone means: from the first job of that part.
     """
 
     part: int
@@ -81,7 +81,7 @@ def list_jobs(pool: Pool, partitions: Sequence[str], state: State, limit: int, a
 
 
 def promote_all(pool: Pool, partition: str) -> None:
-    """Make ready what is due in a partition, slice by slice, for as long as a call may take; the rest stays."""
+    """Make a partition's due jobs ready, slice by slice, for as long as a call may take. The rest stay delayed."""
     give_up_at = time.monotonic() + pool.servers.timeout
     while pool.call("promote", partition) == b"1" and time.monotonic() < give_up_at:
         pass
@@ -90,7 +90,7 @@ def promote_all(pool: Pool, partition: str) -> None:
 def _make_ready(pool: Pool, partition: str) -> None:
     """Make due jobs ready, so that they are listed in their order.
 
-    If the server takes no writes, they are listed behind the others.
+    If the server takes no writes, due jobs are listed after the jobs that are ready already.
     """
     try:
         promote_all(pool, partition)
@@ -100,7 +100,7 @@ def _make_ready(pool: Pool, partition: str) -> None:
 
 
 def _parts(partition: str, state: State) -> list[_Part]:
-    """Where jobs of a state are. A job that is due and was not made ready yet counts as ready."""
+    """The parts that have the jobs of a state. A due job counts as ready, even if no script has made it ready yet."""
     if state is State.READY:
         return [
             _Part(partition, state, ""),
@@ -111,7 +111,7 @@ def _parts(partition: str, state: State) -> list[_Part]:
 
 
 def _listed(pool: Pool, part: _Part, state: State, at: _Cursor, limit: int) -> Iterator[tuple[_Cursor, JobRecord]]:
-    """The jobs of one part after a cursor, each with its own."""
+    """The jobs of one part after a cursor, each with the cursor that points to it."""
     queue = keys.queue_and_number(part.partition)[0]
     was_abandoned = state is State.READY and part.set is State.RESERVED
     while limit > 0:

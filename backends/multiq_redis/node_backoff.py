@@ -1,11 +1,12 @@
-"""Backoff for nodes of a cluster that did not answer, so that the queues of the others go on.
+"""Backoff for nodes of a cluster that did not answer, so that the queues on the other nodes go on.
 
-The same holds, on any server, for a partition that has foreign data in a key, written by another program.
+On any server, a partition is excluded in the same way if one of its keys has foreign data: data of another program.
 
 ====================  ======================================================================
-what is excluded      a node (or a partition whose node is not known) that failed, for a second
-the next attempt      has a quarter of a second, each sixteenth has as long as a call may take
-it ends               at the node's first answer, or when the partition has another node
+what is excluded      a node that failed (or a partition whose node is not known)
+for how long          a second; after each sixteenth failure as long as a call may take
+the next attempt      may take a quarter of a second; each sixteenth as long as any call
+the backoff ends      at the node's first answer, or when the partition is on another node
 ====================  ======================================================================
 """
 
@@ -69,7 +70,7 @@ class NodeBackoff:
         failure.until = time.monotonic() + _BACKOFF
 
     def answered(self, partition: str) -> None:
-        """Note that a partition's node answered, and drop what is known of nodes whose partitions are elsewhere now."""
+        """Note that a partition's node answered. Also forget the failures of nodes whose partitions have moved."""
         self.failures.pop(self._node_of(partition), None)
         self.failures.pop(partition, None)
         for node, failure in tuple(self.failures.items()):
@@ -85,7 +86,7 @@ class NodeBackoff:
         return None
 
     def excluded(self, partitions: Iterable[str]) -> frozenset[str]:
-        """Those of these partitions that are not to be asked now."""
+        """Those of these *partitions* that must not be asked now."""
         return (
             frozenset(partition for partition in partitions if self.error_of(partition) is not None)
             if self.failures
@@ -93,7 +94,7 @@ class NodeBackoff:
         )
 
     def timeout_of(self, partition: str) -> float:
-        """Seconds that a partition's node has to answer a call."""
+        """Seconds within which a partition's node must answer a call."""
         failure = self.failures.get(self._node_of(partition)) or self.failures.get(partition)
         if failure is None or failure.is_of_partition or failure.times % _FULL_TIMEOUT_EACH == _FULL_TIMEOUT_EACH - 1:
             return self._servers.timeout

@@ -11,9 +11,13 @@ database              redis-py's ``SELECT``                                     
 version and role      ``HELLO 2``                                                             1
 ====================  ======================================================================  =======================
 
-redis-py's own ``connect()`` has no deadline for name resolution and several addresses, makes a new TLS context for each
-connection (28 ms of CPU), and shakes hands in a way that can hang a child that another thread forks meanwhile. See
-docs/decisions/0006.
+redis-py's own ``connect()`` is not used, because it
+
+- has no deadline for name resolution, and none for all addresses of a name together;
+- makes a new TLS context for each connection, which takes 28 ms of CPU time;
+- makes its TLS handshake in a way that can hang a child, if another thread forks meanwhile.
+
+See docs/decisions/0006.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ forks.hold(_import_lock)
 
 
 def redis_py() -> Any:
-    """The module ``redis``, imported by the first call: that takes 100 to 400 ms. Raises ``BackendNotInstalled``."""
+    """The module ``redis``. The first call imports it, which takes 100 to 400 ms. Raises ``BackendNotInstalled``."""
     with _import_lock:
         try:
             import redis
@@ -56,7 +60,7 @@ def redis_py() -> Any:
 
 
 def open_connection(address: Address, settings: ConnectionSettings, deadline: float) -> Connection:
-    """Connect and log in. Raises as ``Connection.ask`` does, and ``BackendUnavailable`` for a server too old."""
+    """Connect and log in. Raises what ``Connection.ask`` raises; ``BackendUnavailable`` if the server is too old."""
     sock = connect(address, deadline)
     try:
         if isinstance(address, tuple):
@@ -74,10 +78,10 @@ def open_connection(address: Address, settings: ConnectionSettings, deadline: fl
 
 
 class _LoginSocket:
-    """What redis-py logs in over, instead of the socket itself.
+    """The object that redis-py takes for its socket while it logs in.
 
-    Each send and receive ends at the deadline, where redis-py bounds each one by itself. A receive takes one byte, so
-    that redis-py reads nothing beyond the replies to its commands. Closing is left to the socket's owner.
+    All sends and receives end at one deadline, whereas redis-py has a timeout for each of them. A receive takes one
+    byte, so that redis-py reads nothing beyond the replies to its commands. Only the socket's owner closes the socket.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -121,16 +125,16 @@ class _LoginSocket:
         """Ignored, like ``close``."""
 
     def close(self) -> None:
-        """Ignored: redis-py closes its connections when they are collected, and this one stays open."""
+        """Ignored: redis-py closes a connection when Python collects it, and this socket must stay open."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
 
 def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings, deadline: float) -> None:
-    """Authenticate, name the client and select the database, by redis-py. Raises as ``open_connection``.
+    """Have redis-py authenticate, name the client and select the database. Raises what ``open_connection`` raises.
 
-    No variable here has the password, as tools that collect errors show the variables of each frame.
+    No variable here holds the password, because tools that collect errors show the variables of each frame.
     """
     connection = _redis_py_connection(address, settings)
     link = _LoginSocket(sock, deadline)
@@ -141,7 +145,7 @@ def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings,
 
 
 def _redis_py_connection(address: Address, settings: ConnectionSettings) -> Any:
-    """A connection of redis-py, not connected. Raises ``CredentialsError``, ``UrlInvalid``."""
+    """A connection object of redis-py that is not connected. Raises ``CredentialsError``, ``UrlInvalid``."""
     redis = redis_py()
     username, password = _credentials(settings)
     options = {
@@ -158,14 +162,14 @@ def _redis_py_connection(address: Address, settings: ConnectionSettings) -> Any:
 
 
 def _without_setinfo(redis: Any) -> dict[str, None]:
-    """Arguments of a connection of redis-py that keep it from sending CLIENT SETINFO, which takes two round trips."""
+    """Arguments that keep a connection of redis-py from sending CLIENT SETINFO, which would take two round trips."""
     if hasattr(redis, "DriverInfo"):  # late in redis-py 7; without it, each connection reads redis-py's metadata
         return {"driver_info": None}
     return {"lib_name": None, "lib_version": None}
 
 
 def _attempt(connection: Any, link: _LoginSocket, settings: ConnectionSettings) -> Exception | None:
-    """Have redis-py log in. Returns what to raise if that failed."""
+    """Have redis-py log in. Returns the error to raise, or None if the login succeeded."""
     redis = redis_py()
     try:
         (settings.connect_func or type(connection).on_connect)(connection)
@@ -209,7 +213,7 @@ def _credentials(settings: ConnectionSettings) -> tuple[Any, Any]:
 
 
 def _read_version_and_role(connection: Connection, deadline: float) -> None:
-    """Ask for the server's version and role. Raises ``BackendUnavailable`` for a server too old."""
+    """Ask for the server's version and role. Raises ``BackendUnavailable`` if the server is too old."""
     try:
         reply = connection.ask(pack(("HELLO", 2)), deadline)
     except hiredis.ReplyError as exc:
@@ -219,7 +223,7 @@ def _read_version_and_role(connection: Connection, deadline: float) -> None:
     if reply is None:
         return
     if not isinstance(reply, list):  # a reply too many to an earlier command: later ones would be taken for another's
-        raise hiredis.ProtocolError("HELLO must be answered by a list")
+        raise hiredis.ProtocolError("the reply to HELLO must be a list")
     info = dict(zip(reply[::2], reply[1::2], strict=False))
     connection.version = _version(info.get(b"version", b""))
     connection.is_replica = info.get(b"role") == b"replica"

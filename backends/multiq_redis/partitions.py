@@ -1,8 +1,9 @@
 """How many partitions a queue has, and which of them a job is in (docs/decisions/0008).
 
-Each URL sets over how many partitions it enqueues: ``?partitions=``. The server stores the largest number that any
-client has used, in a key of the queue's first partition; all clients read from that many, whatever their own URLs say.
-So the number can be changed at any time, for producers or for workers first, and no job is left behind.
+``?partitions=`` in a URL says over how many partitions the URL's clients enqueue. For each queue, a key of the first
+partition stores the count: the largest number that any client has used. All clients read from so many partitions,
+whatever their own URLs say. So the number can be changed at any time, first for the producers or first for the workers,
+and no job is left behind.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ class Partitions:
         return self._partitions(queue, 0, self._known.get(queue, self.count))
 
     def has_several(self, queue: str) -> bool:
-        """Whether a queue is known to have more than one."""
+        """Whether a queue is known to have more than one partition."""
         return self._known.get(queue, self.count) > 1
 
     def learn(self, queue: str, stored: bytes) -> list[str]:
-        """Take the stored count from a reply. Returns the partitions that were not known."""
+        """Take the stored count from a reply. Returns the partitions that were not known before."""
         known = self._known.get(queue, self.count)
         number = _parse_stored(stored)
         if number <= known:
@@ -70,17 +71,17 @@ class Partitions:
         return self._partitions(queue, known, number)
 
     def refreshed(self, queue: str) -> list[str]:
-        """All partitions that the queue has, by the count that is stored now. Raises ``BackendError``."""
+        """All partitions that the queue has, by the count that the server stores now. Raises ``BackendError``."""
         _, stored, *_ = self._pool.call("has_jobs", queue)
         self.learn(queue, stored)
         return self.all_of(queue)
 
     def others(self, queue: str, partition: str) -> Sequence[str]:
-        """The other partitions, for a job that was not found in *partition*. Raises ``BackendError``."""
+        """The other partitions, in which to look for a job that *partition* does not have. Raises ``BackendError``."""
         return [other for other in self.refreshed(queue) if other != partition]
 
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
-        """For the doctor: those of these queues that have more partitions than this URL says."""
+        """For the doctor: a finding on those of these *queues* that have more partitions than this URL says."""
         for queue in sorted(queues):
             number = _parse_stored(self._pool.call("has_jobs", queue)[1])
             if number <= self.count:
@@ -95,10 +96,11 @@ class Partitions:
                 yield Finding("ok", "partitions", f"{why}; the further ones are empty", advice)
 
     def announce(self, queue: str) -> None:
-        """Store the count before jobs go to several partitions. Raises ``BackendError``.
+        """Store this backend's count before its jobs go to several partitions. Raises ``BackendError``.
 
-        If the node of the first partition does not answer, those on other nodes take their jobs all the same. Readers
-        whose URLs have fewer partitions learn of the rest with the first enqueue after that node is back.
+        If the node of the first partition does not answer, jobs are enqueued in the partitions on other nodes all the
+        same. Readers whose URLs have fewer partitions find these jobs later: the first enqueue after the node is back
+        stores the count.
         """
         now = time.monotonic()
         if now - self._announced_at.get(queue, -_ANNOUNCE_EVERY) < _ANNOUNCE_EVERY:
@@ -120,7 +122,10 @@ class Partitions:
         self._announced_at[queue] = time.monotonic() - early
 
     def _add(self, queue: str, before: int, pause: bytes) -> None:
-        """Pause new partitions before the count is stored, and again after it, if a pause began in between."""
+        """Store the count. New partitions of a paused queue are paused before that.
+
+        They are paused after it as well, in case a pause began in between.
+        """
         more = self._partitions(queue, before, self.count)
         if more:
             self._pause(more, pause)
@@ -147,5 +152,5 @@ class Partitions:
 
 
 def _parse_stored(stored: bytes) -> int:
-    """The stored count; 1 for what is not a number, which another program wrote."""
+    """The stored count; 1 if it is not a number, because another program wrote it."""
     return min(int(stored[:9]), MOST) if stored.isdigit() else 1

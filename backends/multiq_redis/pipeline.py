@@ -1,7 +1,7 @@
 """Makes several calls to different partitions in one round trip: all are sent before the first reply is read.
 
-Calls that fail in the pipeline are retried one by one, with the same call number, by ``Client.perform``, which handles
-lost replies, redirections and missing scripts. So a call still has one effect.
+A call that fails in the pipeline is retried alone, with the same call number, by ``Client.perform``, which handles lost
+replies, redirections and missing scripts. The number ensures that the call still has only one effect.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _send_pipelined(client: Client, calls: Sequence[Call], deadline: float) -> l
 
 
 def _read_replies(connection: Connection, indexes: Sequence[int], replies: list[Any], deadline: float) -> bool:
-    """Read as many replies of one server as arrive. Returns whether all of them arrived."""
+    """Read one server's replies, until one of them does not arrive. Returns whether all of them arrived."""
     for at in indexes:
         try:
             replies[at] = connection.read(deadline)

@@ -1,4 +1,4 @@
-"""The pool of clients of one backend: a thread borrows one for a call, a consumer keeps one."""
+"""The pool of clients of one backend: a thread borrows a client for each call, a consumer has a client of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IDLE_FOR = 30.0  # seconds that it keeps further ones
 
 
 class Pool:
-    """The clients of one backend. A thread borrows an idle one, the last used first; there is no upper limit."""
+    """The clients of one backend. A thread borrows the idle client that was used last, or a new one if none is idle."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
         self.servers = servers
@@ -50,7 +50,7 @@ class Pool:
     def call_each(self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = ()) -> list[Any]:
         """Make the same call for several partitions, in one round trip.
 
-        Raises the first ``BackendError``, if there is one, after all are done.
+        If calls fail, raises the first ``BackendError`` after all calls are done.
         """
         if len(partitions) == 1:
             return [self.call(verb, partitions[0], arguments)]
@@ -62,7 +62,7 @@ class Pool:
         return replies
 
     def dedicated(self) -> Client:
-        """A client that its owner keeps, and that ``close`` shuts down."""
+        """A client that the caller keeps. ``close`` shuts its connections down."""
         client = Client(self.servers, self.prefix)
         self._lent[client] = None
         return client
@@ -90,9 +90,10 @@ class Pool:
         self._idle.append(client)
 
     def _thin_out(self, client: Client) -> None:
-        """Close the first client in excess of ``_FEW_IDLE``, which was idle for longest, if it was idle for long.
+        """Close one idle client: of those beyond the first ``_FEW_IDLE``, the one that has been idle for longest.
 
-        If another thread does the same at this moment, a different client may be closed, which does no harm.
+        It is closed only if it has been idle for more than ``_IDLE_FOR`` seconds. If another thread does the same at
+        this moment, a different client may be closed, which does no harm.
         """
         client.idle_since = now = time.monotonic()
         with contextlib.suppress(IndexError):

@@ -43,21 +43,21 @@ def microseconds(seconds: float) -> int:
 
 
 def pack_id(job_id: str) -> bytes:
-    """An id as it is stored: a UUID in 16 bytes, anything else as its text and an end mark, in 17 or more."""
+    """An id as it is stored: a UUID in 16 bytes, any other id as its text and an end mark, in 17 bytes or more."""
     if len(job_id) == 36:
         digits = job_id.replace("-", "")
         try:
             packed = bytes.fromhex(digits)
         except ValueError:
             packed = b""
-        # only what unpacks to the same text: no capitals, no dashes elsewhere
+        # only a text that ``unpack_id`` would return again: no capitals, no dashes in other places
         if packed.hex() == digits and job_id[8] == job_id[13] == job_id[18] == job_id[23] == "-" and len(digits) == 32:
             return packed
     return (job_id.encode("utf-8", "surrogatepass") + _END).ljust(_UUID_SIZE + 1, b"\0")
 
 
 def pack_ids(ids: Sequence[str]) -> list[bytes]:
-    """Pack many ids. Usually all are UUIDs: their digits are parsed, and checked, in one call."""
+    """Pack many ids. Usually all are UUIDs: then one call parses and checks the digits of all of them."""
     count = len(ids)
     text = "".join(ids)
     if len(text) == 36 * count and all(text[dash::36] == "-" * count for dash in (8, 13, 18, 23)):
@@ -129,7 +129,7 @@ def partition_of(lease: Lease) -> str:
 
 
 def fence(lease: Lease) -> bytes:
-    """The token that the job's record must have. For a token of another driver: one that no record has."""
+    """The token that the job's record must have. If the lease is of another driver: a token that no record has."""
     return _token(lease.token.partition(".")[0])
 
 
@@ -143,7 +143,7 @@ def _token(digits: str) -> bytes:
 
 
 def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
-    """Decode the jobs that ``lua/exchange.lua`` handed out: *reply* from the first job on."""
+    """Decode the jobs that ``lua/exchange.lua`` handed out. *reply*: its reply, from the first job on."""
     queue, number = keys.queue_and_number(partition)
     where = f"/{number}" if number else ""
     found: list[Lease] = []
@@ -159,7 +159,7 @@ def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
             shared, digits = token, token.hex()
         body = next(parts) if flags & _BODY_APART else record[_RECORD.size :]
         named, age = f"{digits}.{sequence}{where}", (now - enqueued_at) / MICROSECOND
-        # positional, in the order of the fields: keywords cost as much as all the rest
+        # positional arguments, in the order of the fields: keywords would take as much time as all the rest
         found.append(
             Lease(queue, unpack_id(packed), named, body, priority, ttr / MICROSECOND, attempt, crashes, kicks, age)
         )
@@ -211,7 +211,7 @@ def parse_peek(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
 def parse_listing(
     state: State, reply: list[Any], *, was_abandoned: bool = False
 ) -> tuple[list[tuple[tuple[int, int], Found]], int]:
-    """Decode the reply of ``lua/jobs.lua``. Returns each job with its (score, sequence), and the server's time."""
+    """Decode the reply of ``lua/jobs.lua``. Returns (score, sequence) and job in pairs, and the server's time."""
     now, *parts = reply
     found = []
     for place, score, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
@@ -222,7 +222,7 @@ def parse_listing(
 
 
 def _score(score: bytes) -> int:
-    """A score as an integer; multiq writes no others."""
+    """A score as an integer; multiq writes only integers."""
     try:
         return int(score)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Makes servers of a redis-py client that the application has: takes its settings, and shares none of its sockets."""
+"""Makes multiq's ``Servers`` from an application's redis-py client: from its settings, without sharing its sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OCSP = ("ssl_validate_ocsp", "ssl_validate_ocsp_stapled")
 def servers_of_client(client: Any, timeout: float) -> Servers:
     """Return the servers of a ``redis.Redis``, a connection pool or a ``redis.RedisCluster``.
 
-    Raises ``OptionInvalid`` for other objects, and for settings that would not be followed.
+    Raises ``OptionInvalid`` for other objects, and for settings that multiq would not follow.
     """
     redis = redis_py()
     if isinstance(client, redis.RedisCluster):
@@ -65,9 +65,9 @@ def _cluster(client: Any, timeout: float) -> Servers:
 
 
 def _after_login(connect_func: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """Return what a cluster's ``redis_connect_func`` means: the login, then a call of the function.
+    """Return a login function for a cluster's ``redis_connect_func``: it logs in, then calls *connect_func*.
 
-    For a ``redis.Redis`` the function takes the place of the login.
+    For a ``redis.Redis``, redis-py calls the function instead of its own login.
     """
     if connect_func is None:
         return None
@@ -88,7 +88,7 @@ def _address(pool: Any) -> Address:
 
 
 def _number(options: dict[str, Any], name: str, default: int) -> int:
-    """A number among a client's settings. Raises ``OptionInvalid`` for anything else, even if redis-py takes it."""
+    """A number among a client's settings. Raises ``OptionInvalid`` for other values, even if redis-py accepts them."""
     value = options.get(name)
     try:
         return int(value) if value else default
@@ -124,13 +124,13 @@ def _is_tls(connection_class: type) -> bool:
         raise OptionInvalid(
             "the connection class of client must be redis-py's Connection, SSLConnection or "
             f"UnixDomainSocketConnection, got {connection_class.__module__}.{connection_class.__qualname__}: multiq "
-            "opens connections of its own, and what that class does would be missing"
+            "opens connections of its own, which would not do what that class does"
         )
     return issubclass(connection_class, redis.SSLConnection)
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext:
-    """The context that redis-py makes for each connection of a client. Raises ``OptionInvalid``."""
+    """The same TLS context as redis-py would make for each connection of a client. Raises ``OptionInvalid``."""
     redis = redis_py()
     asked = ", ".join(name for name in _OCSP if options.get(name))
     if asked:

@@ -1,4 +1,4 @@
-"""``multiq.driverkit.replies.guarded`` with this driver's errors."""
+"""Malformed replies: ``multiq.driverkit.replies.guarded``, applied to this driver's errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Loads the Lua scripts, ``lua/<verb>.lua``, each once, and expands their includes.
 
 A line ``--- include <name>`` is replaced by ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
-shebang that Redis 7.0 introduced. Redis 6.2 has no such line: there the first write of a script decides whether the
-script may run at maxmemory. Where it may, lines that begin with ``--- before 7.0:`` put a harmless write first.
+shebang that Redis 7.0 introduced. Redis 6.2 has no shebang: its rule is that a script's first write decides whether the
+script may run at maxmemory. For scripts that may, a line ``--- before 7.0:`` adds a harmless first write.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Script(NamedTuple):
 
 @functools.cache
 def script(verb: str, *, before_7: bool = False) -> Script:
-    """Return one script; *before_7*: for servers before Redis 7.0."""
+    """Return one script. *before_7*: whether it is for servers before Redis 7.0."""
     source = _read(verb)
     flags = _FLAGS.match(source)
     names = _KEYS.search(source)

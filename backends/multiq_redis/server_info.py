@@ -25,14 +25,14 @@ _KEEPS_SNAPSHOTS = "this server saves snapshots at most: a crash loses all since
 
 @guarded("_fetch")
 class ServerInfo:
-    """Reads the server's settings once, at the first use. Where the server refuses, its defaults are assumed."""
+    """Reads the server's settings once, at the first use. If the server refuses to show one, the default is assumed."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._exact: Capabilities | None = None
 
     def refine(self, declared: Capabilities) -> Capabilities:
-        """Return *declared* with the live server's values; unchanged while the server cannot be reached."""
+        """Return *declared* with the live server's values, or unchanged while the server cannot be reached."""
         if self._exact is None:
             with contextlib.suppress(BackendUnavailable):
                 self._exact = self._fetch(declared)
@@ -70,7 +70,7 @@ def _largest_body(client: Client, address: Any, default: int) -> int:
 
 
 class _Refused(Exception):
-    """The server refuses the command: managed servers forbid CONFIG."""
+    """The server refuses the command, as managed servers refuse CONFIG."""
 
 
 def _ask_or_refused(client: Client, address: Any, *words: str) -> Any:

@@ -30,5 +30,5 @@ def details(verdict: Verdict) -> bytes:
 
 
 def _text(reason: str | None) -> bytes:
-    """A reason in UTF-8; an error's text may have lone surrogates, which are escaped."""
+    """A reason in UTF-8. An error's text may have halves of surrogate pairs, which are escaped."""
     return b"" if reason is None else b"+" + reason.encode("utf-8", "backslashreplace")

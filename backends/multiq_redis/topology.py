@@ -1,6 +1,6 @@
 """Finds the server of a queue: the only one, the primary that the sentinels name, or a node of a cluster.
 
-Nothing here is locked: what was learned is stored by one assignment, and learning it twice does no harm.
+Nothing here needs a lock: each piece of knowledge is stored by one assignment, and two threads may store it twice.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Servers(ABC):
 
     @abstractmethod
     def address(self, partition: str, deadline: float) -> Address:
-        """The server of a partition. May ask sentinels or nodes. Raises ``BackendUnavailable``."""
+        """The address of a partition's server. May ask sentinels or nodes. Raises ``BackendUnavailable``."""
 
     def close(self) -> None:  # noqa: B027 - others keep none
         """Close the connections that are kept to sentinels; the next question opens them again."""
@@ -69,24 +69,24 @@ class Servers(ABC):
         """The addresses of all servers that hold queues."""
 
     def known(self, partition: str) -> Address | None:  # noqa: ARG002
-        """In a cluster, the node that had the partition last; asks no server. None: no cluster, or not known."""
+        """In a cluster, the last known node of the partition; asks no server. None: no cluster, or not known."""
         return None
 
     def suspect(self, address: Address | None) -> None:  # noqa: B027 - OneServer has no other
-        """Ask again before the next call. *address*: the server that a call failed on; None: not known."""
+        """Before the next call, ask again which server to use. *address*: the server that failed; None: not known."""
 
     def moved(self, partition: str, address: Address) -> None:  # noqa: B027 - only in a cluster
-        """Note a MOVED: the partition is at *address* now."""
+        """Note a MOVED error: the partition is at *address* now."""
 
     def remapped(self, address: Address) -> Address:
-        """Where to connect to, for a node that reports *address* as its own."""
+        """The address to connect to, for a node that reports *address* as its own."""
         return address
 
     def attempt_deadline(self, deadline: float) -> float:
         """Until when one attempt of a call may wait, if the call has to end at *deadline*.
 
-        A stopped server still accepts connections. Where another server may have taken its place, an attempt ends early
-        enough for a call to that one.
+        A stopped server still accepts connections, so an attempt may wait for nothing. If another server may take its
+        place, the attempt ends early enough to leave time for a call to the other server.
         """
         if not self.has_others:
             return deadline
@@ -183,7 +183,10 @@ class SentinelServers(Servers):
                     idle.pop()[1].close()
 
     def _refresh(self, deadline: float) -> None:
-        """Ask the sentinels for a newer primary. One that does not answer is not asked for ``_SILENT_FOR`` seconds."""
+        """Ask the sentinels for a newer primary.
+
+        A sentinel that does not answer is not asked again for ``_SILENT_FOR`` seconds.
+        """
         for sentinel in self._sentinels:
             now = time.monotonic()
             if now < self._silent_until.get(sentinel, 0):
@@ -218,7 +221,7 @@ class SentinelServers(Servers):
         raise explain(failure, f"none of the sentinels {_format_addresses(self._sentinels)}", self.timeout) from failure
 
     def _ask(self, sentinel: Address, until: float) -> _SentinelReply | None:
-        """Ask one sentinel on a kept connection. None: it does not know the service."""
+        """Ask one sentinel, on a connection that stays open. None: the sentinel does not know the service."""
         connection = self._connection_to(sentinel, until)
         try:
             primary = connection.ask(pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)), until)
@@ -258,7 +261,7 @@ class ClusterServers(Servers):
         *,
         remap: Callable[[Any], Any] | None = None,
     ) -> None:
-        """*remap*: redis-py's ``address_remap``, from the host and port that nodes report to those to connect to."""
+        """*remap*: redis-py's ``address_remap``, from an address that a node reports to the address to connect to."""
         super().__init__(settings, timeout)
         self._seeds = tuple(seeds)
         self._remap = remap
@@ -332,7 +335,7 @@ class ClusterServers(Servers):
 
 
 def slot_of(partition: str) -> int:
-    """The cluster slot of all keys of a partition, whose name is their hash tag."""
+    """The cluster slot of all keys of a partition. The partition's name is the hash tag of its keys."""
     return binascii.crc_hqx(partition.encode(), 0) % SLOTS
 
 
@@ -342,14 +345,14 @@ def format_address(address: Address) -> str:
 
 
 def _with_deadlines(servers: Sequence[Address], deadline: float) -> Iterator[tuple[Address, float]]:
-    """Each server has a deadline of its own, so that one that hangs leaves time for the others."""
+    """The servers, each with a deadline of its own, so that a server that hangs leaves time for the others."""
     for server in servers:
         now = time.monotonic()
         yield server, now + max((deadline - now) * _SHARE, 0.001)
 
 
 def _is_closed(connection: Connection) -> bool:
-    """Whether the server closed an idle connection: readable means that, as no reply is outstanding."""
+    """Whether the server has closed an idle connection. No reply is outstanding, so readable means closed."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

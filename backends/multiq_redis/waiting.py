@@ -1,13 +1,16 @@
 """Waits at the server for a notification (lua/include/notify.lua), the end of the time, or another thread's interrupt.
 
-A notification is a marker that BZPOPMIN pops. It carries nothing, so that a lost reply loses no job. Redis checks its
-block timeouts only ten times a second. Where that is too coarse, the waiter wakes itself by a marker in a key of its
-own, for which the same BZPOPMIN waits. CLIENT UNBLOCK would do that, too, and is never sent: during a failover (CLIENT
-PAUSE WRITE) it crashes servers before Redis 8.2 (redis PR 14164), and after one its client number may be that of
-another connection.
+A notification is a marker that BZPOPMIN pops. The marker contains no job, so that a lost reply loses no job.
 
-A follow-up call may be sent along. The server runs it as soon as the wait ends, for whatever reason, and both replies
-arrive together: the job that ended the wait begins a round trip earlier.
+Redis checks the timeouts of blocked commands only ten times a second. Where that is too coarse, the waiter ends its own
+wait: it puts a marker into a key of its own, for which the same BZPOPMIN waits. It never sends CLIENT UNBLOCK, which
+would do the same, for two reasons:
+
+- During a failover (CLIENT PAUSE WRITE), CLIENT UNBLOCK crashes servers before Redis 8.2 (redis PR 14164).
+- After a failover, the client number in that command may belong to another connection.
+
+A follow-up call may be sent together with BZPOPMIN. The server runs the call as soon as the wait ends, for whatever
+reason, and both replies arrive together. So the job that ended the wait starts a round trip earlier.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class _WaitPoint(NamedTuple):
 
 
 class Waiter:
-    """Waits for one consumer: on its connection, or in a cluster on one for each partition."""
+    """Waits for one consumer: on its connection, or in a cluster on one connection for each partition."""
 
     def __init__(self, pool: Pool, client: Client, partitions: Partitions, queues: Sequence[str]) -> None:
         self.notified: list[str] = []
@@ -80,10 +83,13 @@ class Waiter:
     ) -> bool:
         """Wait at most *seconds*.
 
-        Returns whether to poll the queues: a notification came, or may have come. Raises ``BackendError``.
+        Returns True if the caller must poll the queues, because a notification came, or may have come. Raises
+        ``BackendError``.
 
-        *exact*: the wait ends to the millisecond; else up to ``_COARSE`` later. *follow_up*: a call that the server
-        runs when the wait ends. *excluded*: partitions, in a cluster, whose servers are not to be asked.
+        Parameters:
+            exact: whether the wait ends on time, to the millisecond; if not, it ends up to ``_COARSE`` later.
+            follow_up: a call that the server runs when the wait ends.
+            excluded: in a cluster, the partitions whose servers must not be asked.
         """
         until = time.monotonic() + seconds
         self.notified, self.follow_up_reply = [], None
@@ -105,11 +111,11 @@ class Waiter:
         return is_to_look or is_degraded
 
     def pause(self, until: float) -> None:
-        """Wait locally, without the server, until that time or an interrupt."""
+        """Wait locally, without the server, until that time or until ``interrupt`` is called."""
         self._poll((), until)
 
     def can_follow_up(self, partition: str) -> bool:
-        """Whether a follow-up call for this partition is possible: only if the wait is for no other partition."""
+        """Whether a follow-up call for this partition is possible: only without a cluster or another partition."""
         self._find_marker_keys()
         return list(self._marker_keys.values()) == [partition] and not self._servers.is_cluster
 
@@ -146,9 +152,9 @@ class Waiter:
         return keys.wakeup(keys.base(self._pool.prefix, partition), self._name).encode()
 
     def _find_marker_keys(self) -> None:
-        """Find the keys of all partitions that are known by now.
+        """Find the marker keys of all partitions that are known by now.
 
-        Their number may have grown, and never shrinks.
+        The number of partitions may have grown since the last call; it never shrinks.
         """
         if self._generation != forks.generation:  # a child must not take its parent's markers
             self._generation, self._name = forks.generation, os.urandom(_NAME_SIZE).hex()
@@ -176,7 +182,7 @@ class Waiter:
     def _start(
         self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], seconds: float, follow_up: Call | None
     ) -> bool:
-        """Send BZPOPMIN. Returns whether that went well everywhere; if not, a poll of the queues finds the cause."""
+        """Send BZPOPMIN to all servers. Returns whether all sends succeeded; if not, a poll finds the cause."""
         deadline = self._deadline()
         went_well = True
         for point in points:
@@ -194,7 +200,7 @@ class Waiter:
         return went_well
 
     def _poll(self, waiting: Iterable[Connection], until: float) -> set[int]:
-        """Wait for a reply, an interrupt or the end of time. Returns the file descriptors that are readable."""
+        """Wait for a reply, an interrupt or the time *until*. Returns the file descriptors that are readable."""
         wakeup = self._wakeup.open()
         poll = select.poll()
         poll.register(wakeup, select.POLLIN)
@@ -208,7 +214,7 @@ class Waiter:
     def _finish(
         self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], answered: set[int], follow_up: Call | None
     ) -> bool:
-        """End the waits that still go on, and read all replies. Returns whether to poll the queues."""
+        """End the waits that still go on, and read all replies. Returns whether the caller must poll the queues."""
         is_to_look = False
         for point in points:
             connection = waiting.get(point.partition)
@@ -234,7 +240,7 @@ class Waiter:
         return is_to_look
 
     def _failed(self, connection: Connection | None, exc: Exception) -> None:
-        """Close the connection. Raises ``BackendError`` for what a poll of the queues might not find."""
+        """Close the connection. Raises ``BackendError`` for a failure that a poll of the queues might not meet."""
         if connection is not None:
             connection.close()
         if isinstance(exc, hiredis.ReplyError) and code_of(exc) not in _HARMLESS:

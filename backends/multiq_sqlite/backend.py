@@ -3,18 +3,18 @@
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-durable when it       write-ahead log with ``synchronous=FULL``: synced at each commit        one fsync per call
+durable when a call   write-ahead log with ``synchronous=FULL``: synced at each commit        one fsync per call
 returns
-atomic calls          ``BEGIN IMMEDIATE``: one writer at a time, in the whole machine         other writers wait
+atomic calls          ``BEGIN IMMEDIATE``: one writer at a time on the whole machine          other writers wait
 priority, then age    an index of the ready jobs by (queue, priority, seq)                    O(log n)
 never early           due times in nanoseconds, rounded up, by the machine's clock            an index entry per move
-one live lease        a random token per reserve, compared and checked against the clock      one read by primary key
-                      on every settle
+one live lease        a random token per reserve; every settle compares the token, and the    one read by primary key
+                      lease's end with the clock
 waiting               polls every few milliseconds, without a lock; inotify on Linux          0.2 % of a core, idle
 one order for all     due jobs are promoted in slices before any job is reserved              some ms per 1,000 jobs
 ====================  ======================================================================  =======================
 
-The tables are named ``multiq_...``, so the file may as well be the application's own database.
+The tables' names begin with ``multiq_``, so they may also be in the application's own database file.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _START = (-1, -1)  # before the first job of a listing
 
 
 class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
-    """Jobs in an SQLite file: ``sqlite:///jobs.db`` beside the process, ``sqlite:////var/lib/app/jobs.db`` anywhere."""
+    """Jobs in an SQLite file: ``sqlite:///jobs.db`` in the working folder, or ``sqlite:////var/lib/app/jobs.db``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
         backend="sqlite",
@@ -129,8 +129,9 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
         - *synchronous*: ``full`` or ``normal``, as in the URL. Default: full.
         - *timeout*: seconds that a call waits while another process has the write lock. Default: 10.
-        - *create*: create a missing file and missing tables; else calls raise ``BackendUnavailable``.
-        - *clock*: returns nanoseconds. Default: the system's.
+        - *create*: whether a missing file and missing tables are created. If not, calls raise ``BackendUnavailable``.
+          Default: True.
+        - *clock*: a function that returns nanoseconds. Default: the system's clock.
         """
         self._pool = Pool(path, synchronous=synchronous, timeout=timeout, create=create)
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The baseline of ``multiq bench``: the leanest loops over Python's own ``sqlite3``."""
+"""The baseline of ``multiq bench``: the fastest loops over Python's own ``sqlite3``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SqliteBaseline(Baseline):
-    """WAL mode and one table, in a file of its own in *folder*; *synchronous* is ``full`` or ``normal``."""
+    """One table in WAL mode, in a file of the baseline's own in *folder*. *synchronous*: ``full`` or ``normal``."""
 
     def __init__(self, folder: PathLike[str] | str, synchronous: str, body: bytes) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=folder)
@@ -42,7 +42,7 @@ class SqliteBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """Delete the last jobs and mark the next ones in one transaction."""
+        """In one transaction, delete the jobs taken last, and mark the next ones as taken."""
         start, count, held = time.perf_counter(), 0, "[]"
         while True:
             self._db.execute("BEGIN IMMEDIATE")

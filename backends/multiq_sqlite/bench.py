@@ -23,7 +23,7 @@ _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
 class SqliteAdapter(Adapter):
-    """A file. There is no server with counters: all costs are the clients'."""
+    """A file. There is no server, and so no counters: all costs are those of the clients."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -39,7 +39,7 @@ class SqliteAdapter(Adapter):
         return Durability(survives(self._synchronous, self._path.parent), settings)
 
     def baseline(self, body: bytes) -> Baseline:
-        """Return the baseline, in a file of its own beside the measured one, on the same disk."""
+        """Return the baseline. It has a file of its own beside the measured file, on the same disk."""
         return SqliteBaseline(self._path.parent, self._synchronous, body)
 
 

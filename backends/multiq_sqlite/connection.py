@@ -1,12 +1,12 @@
-"""One connection to the file: how it is opened, transactions, waiting for the lock, and a file that is replaced.
+"""One connection to the file: opening, transactions, waiting for the write lock, and files that are replaced.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-no half-done call     ``BEGIN IMMEDIATE`` ... ``COMMIT``, any exception rolls back; or it     one fsync per commit
-                      is a single statement
-no "database is       the lock is asked for again, a fraction of a millisecond apart at       ``BackendTimeout`` at
-locked"               first, until the URL's timeout                                          the deadline
+no half-done call     a call is a single statement, or ``BEGIN IMMEDIATE`` ... ``COMMIT``,    one fsync per commit
+                      which any exception rolls back
+no "database is       the lock is asked for again until the URL's timeout, at first every     ``BackendTimeout`` at
+locked"               fraction of a millisecond                                               the deadline
 safe forks            every connection is closed before a fork and opens again after it       about 1 ms to reopen
                       (forks.py)
 a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
@@ -66,14 +66,14 @@ class Transaction:
         return self._sqlite.execute(statement(name), parameters)
 
     def execute_text(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
-        """Run a statement that was built from one of ``sql/``."""
+        """Run a statement whose text was built from a file in ``sql/``."""
         return self._sqlite.execute(text, parameters)
 
 
 class Connection:
-    """A connection that opens when it is used, and again after a fork, an error, or a change of the file.
+    """A connection that opens when it is used, and opens again after a fork, an error, or a change of the file.
 
-    Usable by any thread, one at a time. No code of the application runs while it is locked.
+    Any thread may use it, one thread at a time: a lock ensures that. No code of the application runs under this lock.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -93,7 +93,7 @@ class Connection:
         return self._use(lambda sqlite: sqlite.execute(text, parameters).fetchall())
 
     def data_version(self) -> tuple[int, int]:
-        """Return a value that differs if another connection has committed since, or this one was reopened."""
+        """Return a value that changes when another connection commits, and when this connection opens again."""
         with self._lock:
             if self._sqlite is not None:  # hot path: an idle consumer calls this a hundred times a second
                 with contextlib.suppress(sqlite3.Error):
@@ -101,7 +101,7 @@ class Connection:
         return self._use(lambda sqlite: (self.opened, sqlite.execute(_DATA_VERSION).fetchone()[0]))
 
     def prepare(self, timeout: float) -> bool:
-        """Open the file and ensure its tables. False if the file stays locked for *timeout* seconds."""
+        """Open the file and ensure its tables. Returns False if the file stays locked for *timeout* seconds."""
         try:
             self._use(lambda _: None, timeout)
         except BackendTimeout:
@@ -109,7 +109,7 @@ class Connection:
         return True
 
     def refuse_if_full(self, size: int) -> None:
-        """Raise ``BackendFull`` if the disk lacks room for *size* bytes of new jobs beside what draining needs."""
+        """Raise ``BackendFull`` if *size* bytes of new jobs would leave too little disk space to work off the jobs."""
         disk_space = self._pool.disk_space
         if disk_space.is_due(size):
             self._use(lambda sqlite: disk_space.refuse_if_full(sqlite, self._pool.path, self.log, size))
@@ -121,8 +121,8 @@ class Connection:
     def write(self, work: Callable[[Transaction], _T]) -> _T:
         """Run *work* in a transaction with the write lock. Commits at the end, rolls back on any exception.
 
-        IMMEDIATE, because a transaction that reads first and writes later fails at once if another one wrote in
-        between.
+        The transaction begins with ``BEGIN IMMEDIATE``, which takes the lock. If a transaction reads first and takes
+        the lock later, it fails at once if another transaction wrote in between.
         """
 
         def transact(sqlite: sqlite3.Connection) -> _T:
@@ -141,7 +141,7 @@ class Connection:
     def write_single(self, statement: Callable[[Transaction], None]) -> None:
         """Run a single *statement*, which SQLite makes a transaction of its own.
 
-        The statement is repeated while the file is locked: refused for a lock, it has changed nothing.
+        The statement is repeated while the file is locked: an attempt that the lock has prevented changed nothing.
         """
 
         def write(sqlite: sqlite3.Connection) -> None:
@@ -164,8 +164,9 @@ class Connection:
     ) -> _T:
         """Run *work* with the sqlite3 connection, under the lock; if *is_repeatable*, again while the file is locked.
 
-        Not a context manager of ``contextlib``'s: an asynchronous exception (Ctrl-C, a time limit) may be raised
-        outside its generator, which then keeps the lock, and the transaction, as long as the traceback is referenced.
+        This is not a context manager of ``contextlib``'s, because an asynchronous exception (Ctrl-C, a time limit) may
+        be raised outside the manager's generator. The generator would then keep the lock and the transaction for as
+        long as the traceback is referenced.
         """
         patience = self._pool.timeout if timeout is None else timeout
         with self._lock:
@@ -194,7 +195,7 @@ class Connection:
     def _limit_log(self, sqlite: sqlite3.Connection) -> None:
         """Restart the log if it is long.
 
-        The size is checked by time, not by commits: one commit of a large batch may write megabytes.
+        The log's size is checked at intervals of time, not every so many commits: one large batch may be megabytes.
         """
         if time.monotonic() < self._pool.next_log_check_at:
             return
@@ -218,7 +219,10 @@ class Connection:
     # --- forks ---
 
     def close_for_fork(self, deadline: float) -> bool:
-        """Close and stay locked, so that a child inherits no open file. False if another thread keeps using it."""
+        """Close and stay locked, so that a child inherits no open file.
+
+        Returns False if another thread uses the connection until the deadline.
+        """
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         self._drop()
@@ -229,7 +233,7 @@ class Connection:
         self._lock.release()
 
     def reset_in_child(self) -> tuple[sqlite3.Connection | None, FileIdentity]:
-        """Take a new lock. Returns the sqlite3 connection that could not be closed before the fork, and its file."""
+        """Make a new lock. Returns the sqlite3 connection if the parent could not close it, and the file's identity."""
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
         return inherited, self._file
@@ -241,9 +245,10 @@ class Connection:
 def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
     """Return the result of *attempt*, repeated for up to *timeout* seconds while the file at *path* is locked.
 
-    SQLite's own busy handler pauses up to 100 ms at a time; this one retries a few hundred times a second, with jitter.
+    SQLite's own busy handler pauses up to 100 ms at a time. This function retries a few hundred times a second, after
+    pauses of random length.
 
-    Raises ``LockedByCaller`` if waiting cannot help.
+    Raises ``LockedByCaller`` if the calling program itself has the lock, so that waiting cannot help.
     """
     attempts: Attempts | None = None
     look_at = 0.0
@@ -267,9 +272,10 @@ def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> 
 def open_file(
     path: str, synchronous: str, timeout: float, *, create: bool = True
 ) -> tuple[sqlite3.Connection, FileIdentity]:
-    """Return a connection to the file, with all tables in place. Without *create*, file and tables must exist.
+    """Return a connection to the file, with all tables, and the file's identity.
 
-    Also returns the identity of the file, read before it was opened, as another file may replace it meanwhile.
+    Without *create*, the file and the tables must exist. The identity is read before the file is opened, because
+    another file may replace it meanwhile.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
@@ -298,7 +304,7 @@ def open_file(
 
 @functools.cache
 def require_library() -> None:
-    """Raise ``BackendNotInstalled`` if Python's SQLite is too old, or lacks a part that the statements need."""
+    """Raise ``BackendNotInstalled`` if Python's SQLite is too old, or was built without the JSON functions."""
     if sqlite3.sqlite_version_info < (3, 35):
         raise BackendNotInstalled(
             f"the sqlite backend needs SQLite 3.35 or newer, but this Python has {sqlite3.sqlite_version}"
@@ -319,7 +325,7 @@ def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> No
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    # even this statement reads the file, and another process may have the file locked while closing it
+    # retried, because even this statement reads the file, which a process that closes the file may have locked
     retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
     (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":

@@ -1,7 +1,7 @@
-"""The consumer: settles and reserves in one transaction, and waits outside of any.
+"""The consumer: settles and reserves in one transaction, and waits outside any transaction.
 
-See ``waiting`` for how it waits. It reads its queues only after a commit of another connection, or at a due time, and
-takes the write lock only if they have a job to reserve.
+See ``waiting`` for how it waits. The consumer reads its queues after a commit of another connection, at a due time, and
+otherwise once a second. It takes the write lock only if the queues have a job to reserve, or a pause that has ended.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class SqliteConsumer(Consumer):
     def _exchange(
         self, verdicts: Sequence[Verdict], limit: int, until: int
     ) -> tuple[list[LeaseLost | None], list[Lease], bool]:
-        """Settle and reserve in one transaction.
+        """Settle and reserve in one transaction. Returns the answers, the leases, and whether this was all.
 
-        The last value is False if more jobs are due than one transaction should promote.
+        It was not all if more jobs are due than one transaction should promote.
         """
 
         def settle_and_reserve(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
@@ -118,10 +118,10 @@ class SqliteConsumer(Consumer):
         return self._connection.write(settle_and_reserve)
 
     def _reserve_in_slices(self, limit: int) -> list[Lease]:
-        """Reserve, in several transactions if so many jobs are due that one would hold the lock for long.
+        """Reserve jobs. If many are due, this takes several transactions, so that none holds the lock for long.
 
-        Jobs that become due after the first transaction wait for the next call, so this ends however fast jobs become
-        due. An interruption before the first transaction does not end this: ready jobs would be missed.
+        Jobs that become due after the call began wait for the next call. So this call ends, however fast jobs become
+        due. The first transaction is made even after an interrupt, because ready jobs would be missed otherwise.
         """
         until = self._clock()
         while True:
@@ -131,9 +131,10 @@ class SqliteConsumer(Consumer):
             time.sleep(SLICE_PAUSE)
 
     def _reserve_from(self, transaction: Transaction, limit: int, now: int, until: int) -> tuple[list[Lease], bool]:
-        """Reserve the best jobs, queue by queue. False: more jobs must be promoted before the best one is known.
+        """Reserve the best jobs, queue by queue. Returns the leases, and whether this was all.
 
-        Jobs of earlier queues do not wait for a later queue in which many jobs are due.
+        It was not all if more jobs of a queue must be promoted before the queue's best job is known. Jobs of earlier
+        queues are returned at once: they do not wait for a later queue in which many jobs are due.
         """
         leases: list[Lease] = []
         for outlook in look_inside(transaction, self._asked):
@@ -174,7 +175,10 @@ class SqliteConsumer(Consumer):
             self._waiter.sleep(change_mark, shortest_pause, self._time_until(until, _next_change_at(outlooks, now)))
 
     def _time_until(self, until: float, change_at: int | None) -> Callable[[], float]:
-        """Return a function of the seconds left: to *until*, or to *change_at* on the jobs' clock if it is earlier."""
+        """Return a function that returns the seconds left until *until*, or until *change_at* if that is earlier.
+
+        *until* is a time of the monotonic clock, *change_at* one of the clock by which jobs become due.
+        """
         if change_at is None:
             return lambda: until - time.monotonic()
         return lambda: min(until - time.monotonic(), (change_at - self._clock()) / SECOND)
@@ -203,7 +207,7 @@ def _settle(transaction: Transaction, verdicts: Sequence[Verdict], now: int) -> 
 
 
 def _fence(lease: Lease) -> tuple[int, int]:
-    """Return the job's seq and the reservation's token; for a token of another driver, one that fits no job."""
+    """Return the job's seq and the reservation's token. If the lease is of another driver: values that fit no job."""
     seq, _, token = lease.token.partition(":")
     try:
         return int(seq) % 2**63, int(token)  # within SQLite's integers
@@ -217,7 +221,7 @@ def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]
 
 
 def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:
-    # touches first: on one job, a touch after another verdict was refused above
+    # touches first: if a job has a touch and another verdict, the touch came first (a later one was refused above)
     for kind, statement in ((Touch, "touch"), (Ack, "remove")):
         if allowed[kind]:
             parameters = {"seqs": as_json([seq for seq, _ in allowed[kind]]), "now": now}
@@ -260,7 +264,7 @@ def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list
 def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job) -> Lease:
     seq, job_id, priority, ttr, attempt, crashes, kicks, enqueued_at, body = job
     if not (0 < ttr <= LONGEST_TTR and 0 <= attempt <= MOST_COUNTED and 0 <= crashes <= MOST_COUNTED):
-        raise MalformedRecord(f"number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
+        raise MalformedRecord(f"job number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
     return Lease(
         queue=queue,
         id=job_id,
@@ -278,7 +282,7 @@ def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job
 def _large_body(transaction: Transaction, seq: int) -> bytes:
     row = transaction.execute("body", {"seq": seq}).fetchone()
     if row is None:
-        raise MalformedRecord(f"number {seq} has no body")
+        raise MalformedRecord(f"job number {seq} has no body")
     body: bytes = row[0]
     return body
 

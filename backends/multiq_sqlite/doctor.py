@@ -51,7 +51,10 @@ def examine(pool: Pool) -> list[Finding]:
 
 
 def _library(version: tuple[int, ...]) -> Finding:
-    """Older versions may damage a file whose log several processes restart: https://sqlite.org/wal.html#walresetbug."""
+    """The finding on SQLite's version.
+
+    Older versions may damage a file if several processes restart its log: https://sqlite.org/wal.html#walresetbug.
+    """
     shown = f"Python has version {'.'.join(map(str, version))}"
     if version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45):
         return Finding("ok", "SQLite", shown)
@@ -104,7 +107,7 @@ def _file_system(folder: Path) -> Finding:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """Return the kind of the file system that holds a folder, like ``ext4``; None if the system does not list it."""
+    """Return the type of the file system that holds a folder, like ``ext4``; None if the system does not list it."""
     try:
         mounts = [line.split(" ") for line in MOUNTS.read_text().splitlines()]
     except OSError:
@@ -168,9 +171,9 @@ def _file(path: Path) -> Iterator[Finding]:
 
 
 def _inside(path: Path) -> Iterator[Finding]:
-    """Check what can only be read from the file itself.
+    """Check what can only be read from the file itself: its journal mode and its tables.
 
-    Opens it for writing where that is allowed: a read-only connection leaves the log's files beside it.
+    Opens the file for writing if that is allowed, because a read-only connection leaves the log's files behind.
     """
     mode = "rw" if os.access(path, os.W_OK) else "ro"
     try:
@@ -203,7 +206,10 @@ def _tables(version: int | None) -> Finding:
 
 
 def survives(synchronous: str, folder: Path) -> Survives:
-    """Return the worst event that a job survives once its enqueue has returned. A disk in memory survives no crash."""
+    """Return the worst event that a job survives once its enqueue has returned.
+
+    If the folder is in a file system in memory, a job survives no crash of the machine.
+    """
     if synchronous != "full" or file_system_of(Path(os.path.realpath(folder))) in _VOLATILE:
         return "server crash"
     return "power loss"

@@ -53,12 +53,12 @@ def is_busy(exc: sqlite3.Error) -> bool:
 
 
 def classify(exc: sqlite3.Error) -> Failure:
-    """The class of an error of SQLite's. A statement that was refused for a lock has changed nothing."""
+    """The class of an error of SQLite's. A statement that a lock has prevented has changed nothing."""
     return Failure.CONFLICT if is_busy(exc) else Failure.FINAL
 
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
-    """Return multiq's error for an error of SQLite's about the file at *path*."""
+    """Return the error of multiq to raise for SQLite's error *exc* about the file at *path*."""
     code = primary_code(exc)
     if code in _BUSY:
         return BackendTimeout(

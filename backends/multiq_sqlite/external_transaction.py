@@ -1,7 +1,7 @@
 """External transactions: enqueues on the caller's own connection, inside the caller's transaction.
 
-The driver only adds rows; it neither commits nor rolls back the caller's work. A savepoint makes the batch atomic even
-if the caller catches the error and commits.
+The driver only adds rows; it neither commits nor rolls back the caller's work. A savepoint makes the batch atomic, even
+if the caller catches the driver's error and commits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ACCEPTED = (
 
 
 class ExternalTransaction:
-    """Enqueues on a caller's connection. Raises ``OptionInvalid`` if it is not open on this file."""
+    """Enqueues on a caller's connection. Raises ``OptionInvalid`` if the connection is not open on this file."""
 
     def __init__(self, pool: Pool, connection: Any) -> None:
         require_library()
@@ -52,8 +52,8 @@ class ExternalTransaction:
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with explained(self._translate):
-            # the tables first: any statement on the caller's connection may begin a read transaction and fix its
-            # snapshot
+            # the tables first: any statement on the caller's connection may begin a read transaction, and then the
+            # connection does not see tables that are made later
             has_tables = self._ensure_tables(size_of(jobs))
             self._caller.begin()
             name = self._schema_name()
@@ -68,7 +68,7 @@ class ExternalTransaction:
     # --- the file ---
 
     def _schema_name(self) -> str:
-        """Return the connection's name for the pool's file: main, or the name that it is attached under."""
+        """Return the name of the pool's file in the caller's connection: main, or the name it is attached under."""
         # as bytes, because the caller's text_factory may return anything
         listed = self._cursor().execute(
             "SELECT CAST(name AS BLOB), CAST(file AS BLOB), CAST('x' AS BLOB) FROM pragma_database_list"
@@ -79,14 +79,14 @@ class ExternalTransaction:
                 return '"' + name.replace('"', '""') + '"'
         others = " and ".join(file or "an in-memory database" for name, file in files if name != "temp")
         raise OptionInvalid(
-            f"connection= is open on {others}, but the jobs are in {self._pool.path}: pass a connection to that "
-            "file, or ATTACH it"
+            f"connection= is open on {others}, but the jobs are in {self._pool.path}: pass a connection to the jobs' "
+            "file, or ATTACH that file to this connection"
         )
 
     def _ensure_tables(self, size: int) -> bool:
-        """Create the tables by a connection of the pool, before the caller's is used. False: the file is locked.
+        """Create the tables, on a connection of the pool, before the caller's connection is used.
 
-        Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
+        Returns False if the file is locked. Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
         """
         patience = 0.0 if self._sqlite.in_transaction else self._pool.timeout
         with self._pool.borrowed() as connection:
@@ -102,8 +102,9 @@ class ExternalTransaction:
             schema.upgrade(cursor, self._pool.path)
         elif schema.version(cursor, self._pool.path, name) != schema.VERSION:
             raise BackendTimeout(
-                f"{self._pool.path} has not been used with this multiq yet, and this transaction has it locked, "
-                "so that its tables cannot be made: use the queue once before, for instance ask for its stats"
+                f"{self._pool.path} lacks the tables of this version of multiq, and they cannot be made now, because "
+                "this transaction has the file locked: use the queue once before the transaction, for instance ask for "
+                "its stats"
             )
 
     # --- the transaction ---
@@ -111,8 +112,9 @@ class ExternalTransaction:
     def _write(self, work: Callable[[], None]) -> None:
         """Run *work* in the caller's transaction, whole or not at all.
 
-        Not a context manager of ``contextlib``'s, for the reason in ``Connection._use``: the caller may commit while
-        handling an asynchronous exception that left the generator suspended, with half of the batch written.
+        This is not a context manager of ``contextlib``'s, for the reason in ``Connection._use``. An asynchronous
+        exception may leave such a manager's generator suspended, with half of the batch written, and the caller may
+        commit while handling the exception.
         """
         began = self._begin_if_python_would()
         try:
@@ -127,7 +129,7 @@ class ExternalTransaction:
             raise
 
     def _begin_if_python_would(self) -> bool:
-        """Begin a transaction where sqlite3's legacy mode would do so before an INSERT; the caller commits it."""
+        """Begin a transaction if sqlite3's legacy mode would begin one before an INSERT. The caller commits it."""
         level = self._sqlite.isolation_level
         if self._sqlite.in_transaction or level is None or getattr(self._sqlite, "autocommit", _LEGACY) != _LEGACY:
             return False
@@ -135,7 +137,7 @@ class ExternalTransaction:
         return True
 
     def _try_execute(self, text: str) -> None:
-        """Run an undo statement after an error; SQLite may have rolled back itself already."""
+        """Run a statement that undoes work after an error. It may fail: SQLite may have rolled back by itself."""
         with contextlib.suppress(sqlite3.Error):
             self._sqlite.execute(text)
 
@@ -162,7 +164,7 @@ class ExternalTransaction:
 
 
 class _AsyncioConnection:
-    """aiosqlite's connection through SQLAlchemy's adapter, with the methods used here."""
+    """An aiosqlite connection, through SQLAlchemy's adapter, with those methods of ``sqlite3`` that are used here."""
 
     def __init__(self, caller: ExternalConnection) -> None:
         self._adapter = caller.adapter
@@ -210,7 +212,10 @@ def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
 
 
 def _decoded(text: bytes, x: bytes) -> str:
-    """Decode a text of a database; *x* is its encoding of the letter x: UTF-8, or UTF-16 in either byte order."""
+    """Decode a text of a database, in UTF-8 or in UTF-16 of either byte order.
+
+    *x*: the letter x as the database encodes it, which shows the encoding.
+    """
     if len(x) == 1:
         return os.fsdecode(text)
     return text.decode("utf-16-le" if x[0] else "utf-16-be", "replace")

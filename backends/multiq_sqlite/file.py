@@ -1,9 +1,9 @@
 """The file: its path, its identity, how it is created, and the room on its disk.
 
-New jobs are refused while there is still enough space to work off the existing ones. An ack writes, too. It goes to the
-log, and the log can only restart once all of it is moved into the file, which grows by the new pages. On a disk that
-producers have filled to the last byte the file cannot grow, so the log cannot restart, and no job could be acked,
-released or deleted any more.
+When a disk is nearly full, new jobs are refused while there is still enough space to work off the existing jobs. Even
+an ack needs space, because it is written to the log. The log can restart only after all of it has been moved into the
+file, and the file grows by the pages that are new. If producers filled the disk to the last byte, the file could not
+grow and the log could not restart. Then no job could be acked, released or deleted any more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ create_lock = threading.Lock()
 
 
 def check_path(path: str) -> None:
-    """Raise ``UrlInvalid`` for paths that cannot be used whatever is there."""
+    """Raise ``UrlInvalid`` for paths that can never be used, whether or not there is a file."""
     if not path or path == ":memory:":
         raise UrlInvalid(
             "SQLite's own in-memory databases are private to one connection, so no worker could see the jobs: "
@@ -53,10 +53,10 @@ def file_identity(path: str) -> FileIdentity:
 
 
 def create_file(path: str) -> None:
-    """Create the file with mode 600: SQLite would use the umask. Its -wal and -shm files get the same mode.
+    """Create the file with mode 600, whereas SQLite would use the umask. Its -wal and -shm files get the same mode.
 
-    Under a lock, and only if there is no file yet, because closing a file drops all locks that the process holds on
-    it, including those of other threads' connections.
+    This happens under a lock, and only if there is no file yet. Otherwise the closing of the file here would drop all
+    locks that the process holds on the file, including those of other threads' connections.
     """
     with create_lock:
         if _is_there(path):
@@ -84,7 +84,7 @@ def require_file(path: str) -> None:
 
 
 def missing(what: str) -> BackendUnavailable:
-    """The error for a file, or tables in it, that must not be created and are not there."""
+    """The error for a file that is missing, or lacks the tables, and must not be created."""
     return BackendUnavailable(
         f"{what}: nothing was enqueued there yet, and no worker has run; if your jobs are elsewhere, say where, with "
         "multiq -c sqlite:////folder/file.db or in MULTIQ_URL"
@@ -100,7 +100,7 @@ def size_of_file(path: str) -> int:
 
 
 class DiskSpace:
-    """The free space on the disk of one file, as of the last check."""
+    """Checks the free space on the disk of one file, not before each enqueue but often enough."""
 
     def __init__(self) -> None:
         self._next_check_at = 0.0
@@ -143,7 +143,7 @@ def _is_there(path: str) -> bool:
 
 
 def _unused(sqlite: sqlite3.Connection) -> int:
-    """Return the bytes of free pages in the file: it never shrinks, and uses these before it grows."""
+    """Return the bytes of free pages in the file. The file never shrinks; it uses free pages before it grows."""
     (pages,) = sqlite.execute("PRAGMA freelist_count").fetchone()
     (size,) = sqlite.execute("PRAGMA page_size").fetchone()
     return int(pages * size)

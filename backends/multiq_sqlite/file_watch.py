@@ -1,8 +1,8 @@
 """The file watch: lets an idle consumer sleep until any process writes to SQLite's log, by inotify on Linux.
 
-An event is only a hint: it arrives when a commit begins to be written, a moment before readers can see it, and other
-systems have none. So a consumer also polls, often after a hint, rarely without one. Where hints turn out to be missing
-(some overlay file systems), the consumer stops relying on them.
+An event is only a hint: it arrives when the writing of a commit begins, a moment before readers can see the commit.
+Systems other than Linux have no such events. So a consumer also polls, often after a hint, rarely without one. If a
+commit comes without a hint (on some overlay file systems), the consumer stops relying on hints.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FileWatch:
         return bool(ready)
 
     def release(self) -> None:
-        """End the wait; called by the notifier."""
+        """End the wait. The notifier of this process calls this method."""
         with contextlib.suppress(BlockingIOError):  # the pipe is full: one byte is enough
             os.write(self._writer, b"!")
 

@@ -22,12 +22,12 @@ _FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to e
 
 
 class ForkGuard:
-    """Closes every connection before a fork: SQLite records held locks per process, and a child that inherits the
-    record takes its parent's locks for its own.
+    """Closes every connection before a fork. SQLite records in the process's memory which locks it holds, and a child
+    that inherits this record would take its parent's locks for its own.
 
-    A connection that another thread uses for too long stays open. The child keeps the copy for ever, as closing it
-    would roll back the parent's transaction in the memory that both share. The child never uses that file: a write
-    would wait for ever for a lock of that transaction, and a read would take no lock.
+    A connection that another thread uses for too long stays open, and the child gets a copy of it. The child never
+    closes the copy, because that would roll back the parent's transaction in the memory that both share. The child
+    never uses that file: a write would wait for ever for the lock of that transaction, and a read would take no lock.
     """
 
     def __init__(self) -> None:
@@ -49,13 +49,16 @@ class ForkGuard:
         """Raise ``BackendUnavailable`` in a child that has inherited an open connection to the file at *path*."""
         if self._inherited and file_identity(path) in [identity for _, identity in self._inherited]:
             raise BackendUnavailable(
-                f"{path} cannot be used in this process: it was forked while another thread of its parent was in a "
-                f"call on that file for more than {_FORK_PATIENCE:g} s, or a signal handler interrupted the fork; "
+                f"{path} cannot be used in this process: when its parent forked it, another thread of the parent was "
+                f"in a call on that file for more than {_FORK_PATIENCE:g} s, or a signal handler interrupted the fork; "
                 'fork when no thread waits for a locked file, or start a new interpreter ("spawn" in multiprocessing)'
             )
 
     def _before(self) -> None:
-        """Lock and close. If a signal handler raises in here, Python forks all the same: what was locked is noted."""
+        """Lock and close all connections.
+
+        If a signal handler raises in here, Python forks all the same. Therefore ``_closed`` lists what was locked.
+        """
         self.lock.acquire()
         self._forking_thread = threading.get_ident()
         deadline = time.monotonic() + _FORK_PATIENCE

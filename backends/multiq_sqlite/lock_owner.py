@@ -1,6 +1,6 @@
 """The owner of a file's write lock: this process, or another one.
 
-SQLite locks ranges of bytes with ``fcntl``, which does not report a process's own locks. Linux lists all locks in
+SQLite locks ranges of bytes with ``fcntl``, which does not report a process's own locks to it. Linux lists all locks in
 ``/proc/locks``, by process and inode. On other systems the owner is unknown, and a call waits until its timeout.
 """
 
@@ -37,8 +37,8 @@ def write_lock_owner(path: str) -> int | None:
 def refuse_own_lock(path: str) -> None:
     """Raise ``LockedByCaller`` if only this thread could end the transaction that has the write lock.
 
-    That is certain if this process has the lock, and this thread is the process's only one: the thread is in no
-    transaction of the driver, and it cannot end the caller's transaction before this call returns.
+    That is certain if this process has the lock, and this thread is the process's only thread. The lock then belongs to
+    a transaction of the caller's, not of the driver's. This thread cannot end that transaction while it waits here.
     """
     if write_lock_owner(path) == os.getpid() and len(sys._current_frames()) == 1:  # noqa: SLF001 - documented; has all threads
         raise LockedByCaller(

@@ -1,8 +1,8 @@
 """Malformed records: rows that another program wrote and multiq cannot read are buried with the reason.
 
-Reads check nothing beforehand. A read that meets text in a number's column, or a missing body, raises
-``MalformedRecord``. Then all records of the file are checked once, the malformed ones are buried, and the call is
-repeated.
+Records are not checked before they are read. A read that meets text in a number's column, or a missing body, raises
+``MalformedRecord``. Then the driver checks all records of the file once, buries the malformed ones, and repeats the
+call.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Suspect(NamedTuple):
 
 
 def bury_and_repeat(pool: Pool, clock: Clock, call: Callable[[], _T], failure: MalformedRecord) -> _T:
-    """Return the result of *call*, which raised *failure*, after burying the records that it cannot read.
+    """Bury the records that *call* could not read, repeat *call*, and return its result. *failure*: what *call* raised.
 
     Raises ``MalformedRecord`` if that does not help.
     """
@@ -77,7 +77,7 @@ def bury_and_repeat(pool: Pool, clock: Clock, call: Callable[[], _T], failure: M
 
 
 def bury_malformed(pool: Pool, clock: Clock) -> int:
-    """Bury all records that cannot be read. Returns how many it changed."""
+    """Bury all records that cannot be read. Returns the number of records and pauses that were changed."""
     changed = 0
     with pool.borrowed() as connection:
         is_utf8 = connection.select("encoding") == [("UTF-8",)]
@@ -130,7 +130,7 @@ def _faults(suspect: _Suspect, is_utf8: bool) -> list[str]:
 
 
 def _correction(suspect: _Suspect, faults: list[str], now: int, is_utf8: bool) -> tuple[str, dict[str, Any]]:
-    """Return the statement that makes a record readable, and buries it unless only its reason is malformed."""
+    """Return the statement that makes a record readable. It also buries the job, unless only the reason is at fault."""
     if faults == [_REASON]:
         return "reword", {"seq": suspect.seq, "reason": (suspect.reason or b"").decode("utf-8", "backslashreplace")}
     is_named = _text(suspect.id, suspect.id_type, is_utf8) is not None

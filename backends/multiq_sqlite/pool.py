@@ -1,4 +1,4 @@
-"""The pool of connections to one file, and what they share: settings, disk space, the notifier of this process."""
+"""The pool of connections to one file, and what the connections share: settings, disk space, the process's notifier."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Pool:
 
     @property
     def notifier(self) -> Notifier:
-        """The notifier that all connections to this file share in this process."""
+        """The notifier that wakes waiting consumers. All connections of this process to this file share it."""
         if self._notifier is None or self._notifier[0] != forks.generation:
             self._notifier = (forks.generation, _notifiers.of(os.path.realpath(self.path)))
         return self._notifier[1]

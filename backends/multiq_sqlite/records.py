@@ -37,7 +37,7 @@ _decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | N
 
 
 class Outlook(NamedTuple):
-    """What a queue has ready now, and when jobs become due or leases end."""
+    """Whether a queue has ready jobs, when its next job becomes due, and when its next lease ends."""
 
     queue: str
     paused_until: int
@@ -58,7 +58,7 @@ class Outlook(NamedTuple):
         return any(at <= now for at in self._times())
 
     def next_change_at(self, now: int) -> int | None:
-        """Return when the mere passing of time may make a job reservable; None: never."""
+        """Return when the next job may become reservable without a change by anyone; None: never."""
         if self.paused_until > now:
             return self.paused_until
         return min(self._times(), default=None)
@@ -68,7 +68,7 @@ class Outlook(NamedTuple):
 
 
 def as_json(values: list[int] | tuple[str, ...]) -> str:
-    """Encode a list as one parameter, for ``json_each``."""
+    """Encode a list as one parameter, which a statement reads with ``json_each``."""
     return msgspec.json.encode(values).decode()
 
 
@@ -81,7 +81,7 @@ def outlooks(packed: str) -> list[Outlook]:
 
 
 def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
-    """Decode what a statement has packed into one row.
+    """Decode the JSON text into which a statement has packed many rows.
 
     Raises ``MalformedRecord`` if a column holds a value that multiq does not write.
     """
@@ -92,7 +92,7 @@ def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
 
 
 def due(delay: float, now: int) -> tuple[int, int]:
-    """Return the state and the due time of a job with this delay from now."""
+    """Return the state and the due time of a job that is delayed by *delay* seconds from now."""
     return (DELAYED, now + nanoseconds(delay)) if delay > 0 else (READY, 0)
 
 
@@ -108,7 +108,7 @@ def insert(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: in
     """Insert jobs in their order; a job that exists already stays as it is."""
     start = 0
     while start < len(jobs):
-        # powers of two: few different statements, each prepared once
+        # rows in powers of two: so there are few different statements, and each is prepared only once
         size = min(_LARGEST_INSERT, 1 << ((len(jobs) - start).bit_length() - 1))
         _insert_some(transaction, queue, jobs[start : start + size], now, schema)
         start += size
@@ -146,7 +146,10 @@ def _insert_text(rows: int, schema: str) -> str:
 
 
 def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, bool]:
-    """Make due jobs ready, at most a slice of them. Returns how many, and whether these were all."""
+    """Make due jobs ready: at most a slice whose lease has ended, and a slice whose delay has ended.
+
+    Returns how many, and whether these were all.
+    """
     promoted = 0
     for state, at in ((RESERVED, outlook.lease_ends_at), (DELAYED, outlook.due_at)):
         if at is not None and at <= now:
@@ -164,12 +167,12 @@ def move(transaction: Transaction, statement: str, which: str, parameters: dict[
 
 
 def look(connection: Connection, queues: str) -> list[Outlook]:
-    """Return the outlooks of *queues*, a JSON list, outside a transaction."""
+    """Return the ``Outlook`` of each of *queues*, a JSON list; outside a transaction."""
     return outlooks(connection.select("look", {"queues": queues})[0][0])
 
 
 def look_inside(transaction: Transaction, queues: str) -> list[Outlook]:
-    """Return the outlooks of *queues*, inside a transaction."""
+    """Return the ``Outlook`` of each of *queues*, a JSON list; inside a transaction."""
     return outlooks(transaction.execute("look", {"queues": queues}).fetchone()[0])
 
 
@@ -204,7 +207,7 @@ class Row(NamedTuple):
         """Return the public record, as of *now*."""
         kinds = tuple(map(type, self))
         if kinds[:11] not in _KINDS or kinds[11] is not bytes:
-            raise MalformedRecord(f"columns of number {self.seq}")
+            raise MalformedRecord(f"columns of job number {self.seq}")
         return records.job_record(
             queue=queue,
             id=self.id,
@@ -222,7 +225,7 @@ class Row(NamedTuple):
 
 
 def effective_state(code: int, due_at: int, now: int) -> State:
-    """Return a job's state as of *now*: delayed and reserved jobs that are due are ready."""
+    """Return a job's state as of *now*: a job whose delay or lease has ended is ready."""
     return records.effective_state(_stored_state(code, due_at), is_due=due_at <= now)
 
 

@@ -18,8 +18,9 @@ _STRICT = re.compile(r",? STRICT;")
 def prepare(sqlite: sqlite3.Connection, path: str) -> None:
     """Create or upgrade the tables if necessary.
 
-    Many processes may do this at once for the same new file: the one that gets the write lock creates the tables, the
-    others find them. Raises ``BackendCorrupt`` for a newer version, ``sqlite3.Error``.
+    Many processes may do this at once for the same new file. The process that gets the write lock first creates the
+    tables, and the others find them. Raises ``BackendCorrupt`` if the tables are of a newer version, and
+    ``sqlite3.Error``.
     """
     if version(sqlite, path) == VERSION:
         return
@@ -43,7 +44,7 @@ def upgrade(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
 
 
 def version(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str, name: str = "main") -> int | None:
-    """Return the version of the tables, None if there are none. Raises ``BackendCorrupt`` if it is not supported."""
+    """Return the version of the tables; None: there are none. Raises ``BackendCorrupt`` for an unsupported version."""
     try:
         (found,) = sqlite.execute(qualified("version", name)).fetchone()
     except sqlite3.OperationalError as exc:

@@ -1,4 +1,4 @@
-"""SQL statements, read once from ``sql/<name>.sql``. Comments at the head of a file explain its statement."""
+"""SQL statements, read once from ``sql/<name>.sql``. A comment at the head of each file explains its statement."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Waiting: a consumer polls whether another connection committed, often at first, then less.
+"""Waiting: a consumer polls whether another connection has committed, often at first, then less often.
 
-A poll is ``PRAGMA data_version``: some microseconds, and no lock. Producers of the same process wake it by the
-notifier. After a quiet period, it relies on hints from the kernel (``file_watch``) where there are any, and polls only
-a few times a second.
+A poll is ``PRAGMA data_version``: it takes some microseconds, and no lock. Producers in the same process wake the
+consumer through the notifier. After a quiet period, the consumer relies on the kernel's hints (``file_watch``) if there
+are any, and then polls only ten times a second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Waiter:
         self._file_watch_key = (0, 0)
 
     def change_mark(self) -> ChangeMark:
-        """Return a value that differs from an earlier one if anything may have changed since."""
+        """Return a value that differs from the value of an earlier call if anything may have changed between them."""
         return self._pool.notifier.notifications, self._connection.data_version()
 
     def speed_up(self) -> None:
@@ -61,9 +61,9 @@ class Waiter:
             self._watch = None
 
     def _poll(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> bool:
-        """Poll until something changes or time is up.
+        """Poll until something changes or time is up. Then returns False.
 
-        True: the quiet period has begun, and the wait goes on by hints.
+        Returns True as soon as the quiet period begins: the caller goes on to wait for hints.
         """
         notifications, version = seen
         notifier = self._pool.notifier
@@ -79,7 +79,7 @@ class Waiter:
         return False
 
     def _wait_for_hint(self, seen: ChangeMark, left: Callable[[], float]) -> None:
-        """Wait for a hint, and poll now and then in case hints are missing."""
+        """Wait for a hint, and poll ten times a second in case hints are missing."""
         watch = self._file_watch()
         if watch is None:
             return
@@ -95,9 +95,9 @@ class Waiter:
             self.speed_up()
 
     def _file_watch(self) -> FileWatch | None:
-        """Return the watch on the connection's log; None without hints.
+        """Return the watch on the connection's log; None if there are no hints, or they are not relied on.
 
-        After a fork or a reopening, the watch is a new one.
+        After a fork, or after the connection has opened again, this makes a new watch.
         """
         key = (forks.generation, self._connection.opened)
         if self._file_watch_key != key:

@@ -1,6 +1,7 @@
-"""The write-ahead log: restarted when it is long, which SQLite does only when no connection reads.
+"""The write-ahead log: the driver restarts it when it is long.
 
-While many processes work, there is no such moment; so commits check the log's size now and then, and restart the log.
+SQLite by itself restarts the log only at a moment when no connection reads. While many processes work, there is no such
+moment. So the driver checks the log's size after some of its commits, and restarts the log if it is long.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ _CHECKPOINT_PAUSE = 0.05  # seconds without another checkpoint after a failed on
 
 
 def restart(connection: sqlite3.Connection) -> float:
-    """Restart the log.
+    """Restart the log. Returns the seconds until the next check of its size.
 
-    Returns the seconds until the next check: more after a checkpoint that has failed.
-
-    So a reader that stays for hours, and makes checkpoints fail, costs the writers next to nothing.
+    After a failed checkpoint the next check is later. So a reader that stays for hours, and makes all checkpoints fail,
+    costs the writers next to nothing.
     """
     with contextlib.suppress(sqlite3.Error):  # the commit stands; a later commit tries again
         return _restart(connection)
@@ -33,12 +33,13 @@ def restart(connection: sqlite3.Connection) -> float:
 def _restart(sqlite: sqlite3.Connection) -> float:
     """Let the next commit write to the log's beginning, unless a reader prevents it. Returns the seconds to pause.
 
-    ``PASSIVE`` moves frames into the file and waits for no reader. ``RESTART`` keeps the write lock while it waits for
-    readers, so it is only used when all frames are moved: a reader that needs one of them may stay for hours.
+    A ``PASSIVE`` checkpoint moves the log's frames (changed pages) into the file, and waits for no reader. A
+    ``RESTART`` checkpoint keeps the write lock while it waits for readers. A reader that needs a frame which was not
+    moved yet may stay for hours, so ``RESTART`` is used only when all frames have been moved.
 
-    A file takes one checkpoint at a time, and SQLite does not wait until another connection's checkpoint ends. This
-    loop waits for that end, without a lock: with many writers a checkpoint runs at nearly any time, and writers that
-    wait here write nothing.
+    Only one checkpoint of a file runs at a time, and SQLite does not wait until another connection's checkpoint ends.
+    This loop waits for that end, without a lock. With many writers there is nearly always a checkpoint running; the
+    loop ends all the same, because writers that wait here write nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
     (page,) = sqlite.execute("PRAGMA page_size").fetchone()
@@ -57,7 +58,8 @@ def _restart(sqlite: sqlite3.Connection) -> float:
 def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
     """Run a checkpoint.
 
-    Returns whether it was blocked, the frames in the log, and those moved; -1 if another one runs.
+    Returns whether it was blocked, how many frames the log has, and how many of them have been moved into the file.
+    Both numbers are -1 if another checkpoint runs.
     """
     sqlite.execute(f"PRAGMA busy_timeout = {_READERS_PATIENCE if mode == 'RESTART' else 0}")
     try:

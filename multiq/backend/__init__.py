@@ -1,8 +1,8 @@
-"""The interface between multiq and a driver. This package is all that is needed to write one.
+"""The interface between multiq and a driver. To write a driver, you need only this package.
 
-A driver deals in bytes, seconds and ids. It owns every atomic state change, its keys or tables, its waiting, its
-connections and its clock, and knows nothing of tasks, JSON, retries or events. Names, ranges and types were
-checked before a call gets here, so a driver need not check them again.
+A driver gets and returns bytes, seconds and ids. It is responsible for every atomic state change, for its keys or
+tables, its waiting, its connections and its clock. It knows nothing of tasks, JSON, retries or events. multiq's core
+checks names, ranges and types before it calls a driver, so a driver need not check them again.
 
 The states of a job, and the verbs that move it::
 
@@ -14,13 +14,17 @@ The states of a job, and the verbs that move it::
                                 |  '------ release -----------'  | bury
                                 '-- kick, kick_job -- BURIED <---'
 
-What each verb promises is in ``docs/contract.md``, paragraph by paragraph; ``multiq.conformance`` proves a driver
-against it; ``multiq.backend.memory`` is the contract as a program; ``docs/writing-a-driver.md`` is the guide.
+Where to read on:
 
-Errors: a driver raises only ``multiq.errors`` (from the client library's exception): a ``BackendUnavailable`` if
-another attempt may succeed, an ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must be
-safe to repeat after such an error: the caller chooses the ids of jobs, and the driver chooses a fresh token for each
-call of ``reserve``, by which it finds out after a lost reply what that call has reserved.
+- ``docs/contract.md``: what each verb promises, paragraph by paragraph;
+- ``multiq.conformance``: tests whether a driver keeps the contract;
+- ``multiq.backend.memory``: the contract as a program;
+- ``docs/writing-a-driver.md``: the guide.
+
+Errors: a driver raises only ``multiq.errors`` (from the client library's exception). It raises ``BackendUnavailable``
+if another attempt may succeed, and ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must
+be safe to repeat after such an error. An enqueue is, because the caller chooses the ids of jobs. For ``reserve`` the
+driver chooses a fresh token for each call: by this token it finds out, after a lost reply, what the call has reserved.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What a driver implements: a ``Backend``, the optional parts that its store makes possible, and a ``Consumer``.
 
 A driver inherits from ``Backend`` if its store can do the minimum only, or from those of ``OPTIONAL_PARTS`` that it
-implements: ``class AcmeBackend(Inspection, Pausing)``. Each part belongs to one power of ``Capabilities``:
-declare a power if, and only if, the driver has its part.
+implements: ``class AcmeBackend(Inspection, Pausing)``. Each part belongs to a power, which is a field of
+``Capabilities`` that says what a backend can do. Declare such a power if, and only if, the driver implements its part.
 """
 
-# ruff: noqa: ARG002 - the methods of optional parts refuse whatever they are given
+# ruff: noqa: ARG002 - the methods of optional parts raise Unsupported, whatever their arguments are
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """One connection's jobs. Thread-safe, fork-safe, cheap to construct; connects at the first call.
+    """The jobs of one connection. Thread-safe, fork-safe, cheap to construct; connects at the first call.
 
-    The abstract methods are the minimum. The methods of the optional parts are here, too, and raise ``Unsupported``, so
-    that callers need not check a backend's class.
+    The abstract methods are the minimum. The methods of the optional parts are here, too: they raise ``Unsupported``
+    unless the driver implements them, so callers need not check a backend's class.
     """
 
     declared: ClassVar[Capabilities]
@@ -54,13 +54,13 @@ class Backend(ABC):
     def from_url(cls, url: BackendUrl) -> Self:
         """Construct from a parsed URL whose options were checked against ``options``. Does no I/O.
 
-        Without ``url.create``, a driver whose first call makes a file or tables raises ``BackendError`` if these are
-        missing.
+        Some drivers make a file or tables at the first call. If ``url.create`` is False, such a driver makes none, and
+        its calls raise ``BackendError`` if the file or the tables are missing.
         """
 
     @property
     def capabilities(self) -> Capabilities:
-        """``declared``, corrected where the live server reports something else."""
+        """The same as ``declared``, corrected where the live server reports something else."""
         return self.declared
 
     def unsupported(self, power: str) -> Unsupported:
@@ -72,10 +72,10 @@ class Backend(ABC):
         return Unsupported(power, self.declared.backend, reason, backends_with(power))
 
     def check_terms(self, *, priority: int | None = None, delay: float = 0.0) -> None:
-        """Refuse a priority or delay that this backend cannot keep. The core calls it before the driver is called.
+        """Refuse a priority or delay that this backend cannot honour. The core calls this before it calls the driver.
 
-        Raises ``Unsupported`` (``priorities``) for a priority other than the default, ``OptionInvalid`` for a delay
-        beyond ``longest_delay``.
+        Raises ``Unsupported`` for a priority other than the default if the backend lacks ``priorities``, and
+        ``OptionInvalid`` for a delay beyond ``longest_delay``.
         """
         declared = self.declared
         if priority is not None and priority != PRIORITY_DEFAULT and not declared.priorities:
@@ -89,7 +89,7 @@ class Backend(ABC):
             )
 
     def shortened(self, delay: float) -> float:
-        """A delay that the core has chosen, as a retry's backoff, cut to ``longest_delay``."""
+        """*delay*, but at most ``longest_delay``; for delays that the core chooses, such as a retry's backoff."""
         longest = self.declared.longest_delay
         return delay if longest is None or delay <= longest else longest
 
@@ -102,12 +102,15 @@ class Backend(ABC):
         A job whose id the queue already holds is left as it is, and its id is returned: repeating a call whose
         reply was lost adds nothing. With ``atomic_batches`` a batch of up to 1,000 jobs and 8 MB is all or nothing.
 
-        With ``connection`` the jobs are written inside the caller's open transaction on that connection and
-        exist exactly if the caller commits; the driver neither commits nor rolls back.
+        With ``connection`` the jobs are written inside the caller's open transaction on that connection. They exist if,
+        and only if, the caller commits. The driver neither commits nor rolls back.
 
         Raises ``EnqueueUncertain``, from the error of the connection, for jobs that were sent and not answered. After
-        any other error no job of the call is stored, except those that ``EnqueuePartial`` names. Such errors are
-        ``PayloadTooLarge``, before anything is sent, ``Unsupported`` (``transactional_enqueue``), and ``BackendError``.
+        any other error no job of the call is stored, except those that ``EnqueuePartial`` names. The other errors are:
+
+        - ``PayloadTooLarge``, before any job is sent;
+        - ``Unsupported`` for a ``connection``, if the backend lacks ``transactional_enqueue``;
+        - ``BackendError``.
         """
 
     # --- consuming ---
@@ -125,11 +128,19 @@ class Backend(ABC):
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         """The queue's jobs in a state, untouched, a page at a time.
 
-        Order: ready as they would be reserved, delayed and reserved by due time, buried as they would be kicked.
-        Pages are not a snapshot: a job that moves between two calls may be seen twice or not at all, one that
-        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for a page after the jobs that the
-        backend can show, and for a state of which it can show no job. Raises ``OptionInvalid`` for a state in which no
-        job is kept (``multiq.backend.check_state``).
+        The order depends on the state:
+
+        - ready: the order in which the jobs would be reserved;
+        - delayed: by due time;
+        - reserved: by the lease's end;
+        - buried: the order in which the jobs would be kicked.
+
+        Pages are not a snapshot. A job that changes its state or its place between two calls may be seen twice or not
+        at all; a job that stays where it is is seen exactly once.
+
+        A backend without ``lists_jobs`` shows only some jobs. It raises ``Unsupported`` for a page after these jobs,
+        and for a state of which it can show no job. Raises ``OptionInvalid`` for a state in which no job is stored
+        (``multiq.backend.check_state``).
         """
         raise self.unsupported("inspection")
 
@@ -138,19 +149,19 @@ class Backend(ABC):
         raise self.unsupported("management")
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        """Make a job that is not reserved due in ``delay`` seconds, as if it were enqueued now.
+        """Make a job due in ``delay`` seconds, as if it were enqueued now. The job must not be reserved.
 
-        Its attempts, crashes, kicks, age and place start over. Sleeping consumers notice if the new time is earlier.
-        Returns the id to use from now on. Raises ``JobNotFound``, ``JobReserved``.
+        The job's attempts, crashes, kicks, age and place start over. Consumers that sleep notice if the new time is
+        earlier. Returns the id that the job has from now on. Raises ``JobNotFound``, ``JobReserved``.
         """
         raise self.unsupported("management")
 
     @abstractmethod
     def kick(self, queue: str, limit: int) -> int:
-        """Up to ``limit`` buried jobs, the longest buried first, become ready. Returns how many."""
+        """Make up to ``limit`` buried jobs ready, the longest buried first. Returns how many."""
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        """One buried or delayed job becomes ready now; a ready one stays. ``JobNotFound``, ``JobReserved``."""
+        """Make a buried or delayed job ready now; a ready job stays ready. Raises ``JobNotFound``, ``JobReserved``."""
         raise self.unsupported("management")
 
     @abstractmethod
@@ -159,7 +170,7 @@ class Backend(ABC):
 
     @abstractmethod
     def stats(self, queue: str) -> QueueStats:
-        """Counts now. A queue that was never used counts zero of everything."""
+        """The queue's counts now. All counts of a queue that was never used are zero."""
 
     def pause(self, queue: str, seconds: float) -> None:
         """No new reservations for *seconds*; delays and leases run on. A second pause replaces the first."""
@@ -179,8 +190,8 @@ class Backend(ABC):
     def doctor(self) -> list[Finding]:
         """Check that the server, or file, is fit for jobs as it is configured now. Changes nothing.
 
-        A driver that overrides it checks its server's settings; the default checks what any backend can report. Raises
-        ``BackendError``.
+        This default checks only what any backend can report; a driver that overrides it checks its server's settings.
+        Raises ``BackendError``.
         """
         start = time.monotonic()
         self.queues()
@@ -193,15 +204,15 @@ class Backend(ABC):
         return findings
 
     def schema(self) -> Schema:
-        """The store's tables. Raises ``Unsupported`` if it has none, or if the driver creates them itself."""
+        """The store's tables. Raises ``Unsupported`` if there are none, or if the driver creates the tables itself."""
         raise self.unsupported("schema")
 
     @abstractmethod
     def close(self) -> None:
         """Drop this object's connections; they open again when they are needed.
 
-        This does not close the backend's consumers. They keep their leases, unless leases end with a connection. A
-        consumer that waits goes on waiting, or raises ``BackendUnavailable``.
+        This does not close the backend's consumers. Consumers keep their leases, unless a lease of this backend ends
+        with a connection. A consumer that waits goes on waiting, or raises ``BackendUnavailable``.
         """
 
     def __enter__(self) -> Self:
@@ -278,7 +289,7 @@ class Diagnosis(Backend):
         """See ``Backend.doctor``."""
 
 
-#: power -> the base class of the drivers that have it, with the methods that they implement
+#: power -> the optional part that belongs to it: a base class with the methods that a driver of this power implements
 OPTIONAL_PARTS: dict[str, type] = {
     "inspection": Inspection,
     "management": Management,
@@ -290,7 +301,7 @@ OPTIONAL_PARTS: dict[str, type] = {
 
 
 def methods_of(power: str) -> list[str]:
-    """The methods of an optional part."""
+    """The methods of the optional part that belongs to *power*."""
     return sorted(name for name, value in vars(OPTIONAL_PARTS[power]).items() if hasattr(value, "__isabstractmethod__"))
 
 
@@ -327,7 +338,7 @@ class Consumer(ABC):
     """
 
     def in_order(self, queues: Sequence[str]) -> tuple[str, ...]:
-        """Return *queues* if they are this consumer's own, in any order. Raises ``OptionInvalid``."""
+        """Return *queues* if they are this consumer's own queues, in any order; else raise ``OptionInvalid``."""
         if sorted(queues) != sorted(self.queues):
             raise OptionInvalid(
                 f"queues must be {list(self.queues)!r} in another order, got {list(queues)!r}: for other queues make "
@@ -337,22 +348,25 @@ class Consumer(ABC):
 
     @abstractmethod
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
-        """Up to ``limit`` due jobs, each under a lease; waits up to ``timeout`` seconds for the first, never for more.
+        """Reserve up to ``limit`` ready jobs, each under a lease.
 
-        Strictly from earlier queues first; within a queue by lowest priority number, then oldest by enqueue. A job that
-        was released, became due, or whose lease ended keeps its place by age. No job is reserved early, by the server's
-        clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
+        Waits up to ``timeout`` seconds for the first job, and never waits for more jobs.
 
-        *queues* are this consumer's queues in another order, for this call only (``in_order`` checks them, and raises
-        ``OptionInvalid``). A worker may give another order with every call, so a new order must not cost a request to
-        the server. None: the consumer's own order.
+        Order: strictly from earlier queues first; within a queue by the lowest priority number, then by age, the job
+        that was enqueued first. A job that was released or became due, or whose lease ended, keeps its age. By the
+        server's clock, no job is reserved early. When a lease ends, its job becomes ready again; while a consumer
+        waits, this happens at most a second late.
+
+        *queues*: this consumer's queues in another order, for this call only; None: the consumer's own order.
+        ``in_order`` checks them, and raises ``OptionInvalid``. A worker may give another order with every call, so a
+        new order must not cost a request to the server.
         """
 
     @abstractmethod
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        """Carry out many verdicts in one round trip. Returns, for each, None or why it was refused.
+        """Carry out many verdicts in one round trip. Returns for each verdict None, or the error that refuses it.
 
-        A verdict is refused from the moment that its lease has ended, whether or not another consumer has the job.
+        From the moment that a lease has ended, a verdict on it is refused, even if no other consumer has the job.
         """
 
     def exchange(
@@ -362,8 +376,8 @@ class Consumer(ABC):
 
         *queues* is as in ``reserve``.
 
-        Raises only if nothing was settled. If the backend fails after the verdicts, no lease is returned, and the next
-        call raises the error.
+        Raises an error only if nothing was settled. If the backend fails after it has settled the verdicts, this
+        returns the answers without a lease, and the next call raises the error.
         """
         lost = self.settle(verdicts) if verdicts else []
         try:
@@ -377,7 +391,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """From any thread: the reserve that is waiting now, or else the next one, returns without waiting on."""
+        """Make the ``reserve`` that waits now return at once; if none waits, the next one. Any thread may call this."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What a backend can do beyond the bare contract, as data.
+"""What a backend can do beyond the minimum of the contract, as data.
 
-One record per backend drives the conformance suite, ``multiq backends``, the table in ``docs/backends.md`` and the text
-of ``Unsupported``, so that these cannot disagree. What a backend cannot do is not a ``False`` but a ``Gap`` that says
-what kind of gap it is, and why.
+Each backend has one record of its powers. The conformance suite, ``multiq backends``, the table in ``docs/backends.md``
+and the text of ``Unsupported`` all follow from the record, so they cannot disagree. A power that a backend lacks is not
+``False``, but a ``Gap`` that says what kind of gap it is, and why.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     )
 
     def claim(self, power: str) -> Claim:
-        """The claim for the power of this name."""
+        """What the backend claims of the power of this name: True if it has the power, else the ``Gap``."""
         value: Claim = getattr(self, power)
         return value
 
     def gaps(self) -> Iterator[tuple[str, Gap]]:
-        """Each missing power with its gap."""
+        """The powers that the backend lacks, each with its ``Gap``."""
         for power in POWERS:
             claim = self.claim(power)
             if isinstance(claim, Gap):

@@ -1,4 +1,4 @@
-"""What ``multiq doctor`` and ``multiq schema`` ask of a driver: findings about a server, the state of its tables."""
+"""What ``multiq doctor`` and ``multiq schema`` get from a driver: findings about a server, the state of its tables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that ``doctor`` has checked, and whether it is as jobs need it.
+    """One thing that ``doctor`` has checked, and whether it suits jobs.
 
-    ``ok``; ``warn``: works, with a weakness that the operator should know of; ``bad``: jobs will be lost or stuck;
-    ``unknown``: could not be found out, so nothing is promised.
+    The levels:
+
+    - ``ok``;
+    - ``warn``: jobs work, with a weakness that the operator should know of;
+    - ``bad``: jobs will be lost or stuck;
+    - ``unknown``: ``doctor`` could not find it out, so nothing is promised.
     """
 
     level: Literal["ok", "warn", "bad", "unknown"]
@@ -36,7 +40,7 @@ class SchemaState(msgspec.Struct, frozen=True):
 
 
 class Schema(ABC):
-    """The tables of a store whose changes are numbered migrations, run by a person: ``multiq schema``."""
+    """A store's tables that change only by numbered migrations, which a person runs with ``multiq schema``."""
 
     @abstractmethod
     def check(self) -> SchemaState:
@@ -46,9 +50,9 @@ class Schema(ABC):
     def up(self) -> list[str]:
         """Run the missing migrations, and return their names. Safe while workers run, and from two processes at once.
 
-        Raises ``SchemaNotReady`` if this user may not, ``BackendError``.
+        Raises ``BackendError``; ``SchemaNotReady`` if this user of the database may not change the tables.
         """
 
     @abstractmethod
     def sql(self, since: int = 0) -> str:
-        """The migrations that ``up`` would run for tables of version *since*, as a script. Needs no server."""
+        """An SQL script with the migrations that ``up`` would run on tables of version *since*. Needs no server."""

@@ -5,12 +5,12 @@ guarantee             how                                                       
 ====================  ======================================================================  =================
 atomic verbs          one lock around each                                                    one verb at a time
 priority, then age    a heap ordered by (priority, sequence); a job keeps its sequence        O(log n)
-never early           a heap of due times, looked at before every verb                        O(log n)
+never early           a heap of due times, checked before every verb                          O(log n)
 one live lease        a token per reservation, compared on every settle                       O(1)
 waiting               a condition, notified by every verb that can make a job ready           none while idle
 ====================  ======================================================================  =================
 
-What every other backend does is compared with this one, so clarity comes before speed here.
+Tests compare every other backend with this one, so its code is clear first, and fast second.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ forks.hold(_sharing)  # a child must not inherit it locked by a thread that it d
 class Job:
     """A job as the store holds it.
 
-    ``due_at`` means: DELAYED, when it is due; RESERVED, when its lease ends; BURIED, its place among the buried.
+    The meaning of ``due_at`` depends on the state. DELAYED: when the job is due. RESERVED: when its lease ends. BURIED:
+    its place among the buried jobs.
     """
 
     __slots__ = (
@@ -80,7 +81,7 @@ class Job:
 
 
 class JobQueue:
-    """One queue's jobs and their moves. Not locked: the store's lock is held around each verb."""
+    """One queue's jobs and their moves. It needs no lock of its own: callers hold the store's lock around each verb."""
 
     def __init__(self, name: str, sequence: itertools.count[int]) -> None:
         self.name = name
@@ -98,7 +99,7 @@ class JobQueue:
     def add_all(self, batch: Sequence[NewJob], now: int) -> list[str]:
         """Add the whole batch.
 
-        If an exception from outside interrupts this, ``mend`` removes the part that was added.
+        If an asynchronous exception (Ctrl-C, a time limit) interrupts this, ``mend`` removes the part that was added.
         """
         self.is_whole = False
         ids: list[str] = []
@@ -111,7 +112,7 @@ class JobQueue:
         return ids
 
     def mend(self) -> None:
-        """After an exception from outside (Ctrl-C, a time limit): remove half a batch, and make the heaps anew."""
+        """After an asynchronous exception (Ctrl-C, a time limit): remove half a batch, and make the heaps anew."""
         for job_id in self._incoming:
             self.jobs.pop(job_id, None)
         self._incoming = []
@@ -129,7 +130,7 @@ class JobQueue:
         return new.id
 
     def promote(self, now: int) -> None:
-        """Make those jobs ready that are due, or whose lease has ended."""
+        """Make ready the jobs that are due, and those whose lease has ended."""
         if not self._timed or self._timed[0][0] > now:
             return
         self.is_whole = False
@@ -140,7 +141,7 @@ class JobQueue:
         self.is_whole = True
 
     def take(self, now: int, token: str) -> Job | None:
-        """The best ready job, under a lease from now; None if no job is ready or the queue is paused."""
+        """Reserve the best ready job, with a lease that begins now; None: no job is ready, or the queue is paused."""
         if self.paused_until > now:
             return None
         found: Job | None = None
@@ -191,7 +192,7 @@ class JobQueue:
             self._timed = _without_stale(self._timed)
 
     def extend(self, job: Job, now: int) -> None:
-        """A lease of the full ttr from now."""
+        """Let the job's lease end a full ttr from now."""
         self._move(job, State.RESERVED, now + nanoseconds(job.ttr))
 
     # --- questions ---
@@ -200,7 +201,7 @@ class JobQueue:
         return next(self._sequence)
 
     def held(self, lease: Lease) -> Job | None:
-        """The job, if this lease is still its live one."""
+        """The job of this lease; None if the lease is not the job's live lease any more."""
         job = self.jobs.get(lease.id)
         return job if job is not None and job.token == lease.token else None
 
@@ -213,13 +214,13 @@ class JobQueue:
         return job
 
     def next_change_at(self, now: int) -> int | None:
-        """When a job may become reservable by the mere passing of time."""
+        """When the next job may become reservable without a change by anyone; None: never."""
         if self.paused_until > now:
             return self.paused_until
         return self._timed[0][0] if self._timed else None
 
     def listing(self, state: State) -> list[tuple[str, Job]]:
-        """The jobs in a state, in order, each with its place as a cursor."""
+        """The jobs in a state, in order, each with a cursor: its place in the listing, as text."""
         found = [job for job in self.jobs.values() if job.state is state]
         if state is State.READY:
             keys = [(job.priority, job.sequence, job) for job in found]
@@ -230,9 +231,9 @@ class JobQueue:
 
 
 def _without_stale(heap: list[tuple[int, int, int, Job]]) -> list[tuple[int, int, int, Job]]:
-    """The heap without entries of jobs that have changed since.
+    """The heap without stale entries, which are those of jobs that have moved since.
 
-    Such an entry would keep in memory a job that is gone.
+    A stale entry may be of a job that is gone, and would keep that job in memory.
     """
     live = [entry for entry in heap if entry[2] == entry[3].stamp]
     heapq.heapify(live)
@@ -252,7 +253,7 @@ class Store:
         self._queues: dict[str, JobQueue] = {}
 
     def queue(self, name: str, now: int) -> JobQueue:
-        """The queue as it stands *now*. A new queue is stored only once ``keep`` is called."""
+        """The queue as it is at the time *now*. A new queue is not stored until ``keep`` is called."""
         queue = self._queues.get(name)
         if queue is None:
             return self.queue_class(name, self._sequence)
@@ -263,11 +264,11 @@ class Store:
         return queue
 
     def keep(self, queue: JobQueue) -> None:
-        """Store the queue from now on: it holds a job, or is paused."""
+        """Store the queue, because it holds a job or is paused from now on."""
         self._queues[queue.name] = queue
 
     def forget_if_empty(self, queue: JobQueue, now: int) -> None:
-        """A queue without jobs that is not paused leaves nothing behind."""
+        """Delete the queue from the store if it has no jobs and is not paused."""
         if not queue.jobs and queue.paused_until <= now:
             self._queues.pop(queue.name, None)
 
@@ -278,7 +279,7 @@ class Store:
 
 
 class MemoryBackend(Inspection, Management, Pausing, Purging):
-    """Jobs in this process's memory. ``memory://`` is private, ``memory://name`` shared within the process."""
+    """Jobs in this process's memory. ``memory://`` is private to one backend, ``memory://name`` is shared by all."""
 
     declared: ClassVar[Capabilities] = Capabilities(
         backend="memory",
@@ -449,7 +450,7 @@ class MemoryBackend(Inspection, Management, Pausing, Purging):
 
 
 class MemoryConsumer(Consumer):
-    """Reserves under the store's lock and sleeps on its condition."""
+    """Reserves under the store's lock, and sleeps on the store's condition."""
 
     _tokens = itertools.count(1)
 
@@ -484,7 +485,7 @@ class MemoryConsumer(Consumer):
             self._store.changed.notify_all()
 
     def close(self) -> None:
-        """Do nothing: a consumer holds nothing but leases, which end by themselves."""
+        """Do nothing: a consumer has nothing to close, and its leases end by themselves."""
 
     def _take(self, limit: int, now: int, order: Sequence[str]) -> list[Lease]:
         leases: list[Lease] = []
@@ -530,7 +531,7 @@ class MemoryConsumer(Consumer):
                 queue.make_ready(job, crashed=True)
 
     def _nap(self, now: int) -> float:
-        """Seconds until the next change by the passing of time.
+        """Seconds until a delay, a lease or a pause ends; at most ``_LONGEST_SLEEP``.
 
         Consumers that wait are notified of any other change.
         """

@@ -1,4 +1,4 @@
-"""Drivers, found by the entry-point group ``multiq.backends``. None is imported before it is asked for."""
+"""Drivers, found by the entry-point group ``multiq.backends``. A driver is not imported before it is asked for."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 GROUP = "multiq.backends"
 
-#: scheme -> driver, where they differ
+#: scheme of URLs -> name of the driver, where the two differ
 ALIASES = {"rediss": "redis"}
 
 
 def open_backend(url: str, *, create: bool = True) -> Backend:
     """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``.
 
-    Without *create* its calls raise ``BackendError`` for a missing file or missing tables, instead of creating them.
-    That is for commands that only read: with a wrong path, "no jobs" would be the wrong answer.
+    With ``create=False`` the backend creates no missing file and no missing tables: its calls raise ``BackendError``.
+    That is for commands that only read: if the path is wrong, "no jobs" would be the wrong answer.
     """
     scheme = split(url).scheme
     name = scheme.partition("+")[0]
@@ -32,9 +32,10 @@ def open_backend(url: str, *, create: bool = True) -> Backend:
 
 
 def load_driver(name: str) -> type[Backend]:
-    """The driver's class. Raises ``BackendNotInstalled`` with the installed names, or what could not be imported.
+    """The driver's class.
 
-    Raises ``DriverInvalid`` for a class that is no driver, or that contradicts itself.
+    Raises ``BackendNotInstalled``, whose message lists the installed backends, or says what could not be imported.
+    Raises ``DriverInvalid`` for a class that is not a driver, or whose powers contradict its methods.
     """
     driver = load(GROUP, name)
     if not isinstance(getattr(driver, "declared", None), Capabilities):
@@ -46,7 +47,7 @@ def load_driver(name: str) -> type[Backend]:
 
 
 def load(group: str, name: str) -> Any:
-    """What a backend of this *name* registers under an entry-point *group*. Raises as ``load_driver`` does."""
+    """The object that the backend *name* registers in the entry-point *group*. Raises what ``load_driver`` raises."""
     from stevedore.exception import MultipleMatches
     from stevedore.extension import error_on_conflict
     from stevedore.named import NamedExtensionManager  # DriverManager logs a warning for a missing name in any case
@@ -75,14 +76,14 @@ def load(group: str, name: str) -> Any:
 
 
 def installed(group: str = GROUP) -> list[str]:
-    """The names of all installed drivers, or of the entry points of *group*, sorted, without importing them."""
+    """The sorted names of all installed drivers, or of the entry points of another *group*. Imports none of them."""
     from importlib.metadata import entry_points
 
     return sorted({point.name for point in entry_points(group=group)})
 
 
 def backends_with(power: str) -> list[str]:
-    """The installed backends that claim *power*; a driver that cannot be loaded is passed over."""
+    """The installed backends that declare *power*. Drivers that cannot be loaded are left out."""
     found = []
     for name in installed():
         try:
@@ -106,7 +107,7 @@ def _not_installed(name: str) -> str:
 
 
 def _extra(name: str) -> str:
-    """The advice to install the extra that brings a driver's client library, if there is such an extra."""
+    """The advice to install the extra of multiq that brings a driver's client library; "" if there is no such extra."""
     from importlib.metadata import metadata
 
     extras = metadata("multiq").get_all("Provides-Extra") or []

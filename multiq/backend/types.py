@@ -1,6 +1,6 @@
 """What multiq and a driver pass to each other: jobs, leases, verdicts, records and counts.
 
-They have bytes, seconds and ids, and nothing of tasks or JSON.
+They hold bytes, seconds and ids, and know nothing of tasks or JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DELAY_MAX = 100 * 365 * 86400.0  # a century in seconds: larger numbers are mist
 
 
 class State(enum.StrEnum):
-    """Where a job stands. A job past its due time, or whose lease has ended, is READY."""
+    """The state of a job. A job is READY when its due time is past, and when its lease has ended."""
 
     READY = "ready"
     DELAYED = "delayed"
@@ -38,7 +38,7 @@ STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, 
 
 
 def check_state(state: str) -> State:
-    """One of the four stored states, by name. Raises ``OptionInvalid``."""
+    """The stored state of this name, one of four. Raises ``OptionInvalid``."""
     if state in STORED_STATES:
         return State(state)
     name = state.value if isinstance(state, State) else state
@@ -47,7 +47,7 @@ def check_state(state: str) -> State:
 
 
 def check_states(states: Iterable[str] | str) -> list[State]:
-    """States, from one name or several."""
+    """The stored states of these names, or of a single name. Raises ``OptionInvalid``."""
     return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
 
 
@@ -83,13 +83,13 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """The job is done: forget it."""
+    """The verdict: the job is done, delete it."""
 
     lease: Lease
 
 
 class Release(msgspec.Struct, frozen=True):
-    """Ready again, or delayed by ``delay`` seconds. ``priority`` None keeps it."""
+    """The verdict: the job is ready again, or delayed by ``delay`` seconds. With no ``priority`` it keeps its own."""
 
     lease: Lease
     delay: float = 0.0
@@ -98,22 +98,22 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Bury(msgspec.Struct, frozen=True):
-    """Set aside until a person acts."""
+    """The verdict: the job is set aside until somebody kicks, reschedules or deletes it."""
 
     lease: Lease
     reason: str | None = None
 
 
 class Touch(msgspec.Struct, frozen=True):
-    """The full ttr again, from now."""
+    """The verdict: the lease has its full ttr again, from now."""
 
     lease: Lease
 
 
 class GiveBack(msgspec.Struct, frozen=True):
-    """Ready again, or delayed by ``delay`` seconds, as if it had never been reserved.
+    """The verdict: the job is ready again, or delayed by ``delay`` seconds, as if it had never been reserved.
 
-    With ``give_back``, no attempt is counted.
+    On backends with the power ``give_back``, no attempt is counted.
     """
 
     lease: Lease
@@ -121,10 +121,10 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Ready again in its old place, its attempt counted: another process reports, before the lease ends, that its
-    worker died.
+    """The verdict: the job's worker has died, as another process reports before the lease ends.
 
-    With ``portable_leases`` it is counted as a crash; elsewhere only the dead worker could have reported it.
+    The job is ready again in its old place, and its attempt stays counted. On backends with the power
+    ``portable_leases`` a crash is counted, too. On other backends only the dead worker itself could settle the lease.
     """
 
     lease: Lease
@@ -156,9 +156,10 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A part of a listing. ``after`` asks for the next part; None: this was the last.
+    """A part of a listing. *after*: what to pass to ``jobs`` for the next part; None: this was the last part.
 
-    Without ``lists_jobs``, ``after`` only says that there are more jobs, and asking for them raises ``Unsupported``.
+    If the backend lacks ``lists_jobs``, ``after`` only says that there are more jobs: to ask for them raises
+    ``Unsupported``.
     """
 
     jobs: list[JobRecord]

@@ -1,7 +1,12 @@
 """``multiq bench``: runs the same work on several backends, measures it, and verifies that no job was lost.
 
-A driver implements ``adapter``; ``workloads`` defines the work, ``verification`` checks its outcome, ``runner`` runs
-it, ``report`` holds the results, and ``table``, ``html`` and ``compare`` show them. Needs the extra ``bench``.
+The modules:
+
+- ``adapter``: the interface that a driver implements for the bench;
+- ``workloads``: the work; ``verification`` checks its outcome, ``runner`` runs it;
+- ``report``: the results; ``table``, ``html`` and ``compare`` show them.
+
+The bench needs the extra ``bench``.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from multiq.errors import MultiqError
 
 
 class BenchNotInstalled(MultiqError, ImportError):
-    """The bench needs packages that multiq itself does not."""
+    """The bench needs packages that multiq itself does not need, and one of them is not installed."""
 
 
 def need_extra() -> None:

@@ -1,7 +1,7 @@
 """The bench's driver interface: start a server, read its settings and counters, and measure a baseline on it.
 
-A driver registers a subclass of ``Bench`` under the entry-point group ``multiq.bench``, with the backend's name. A
-driver without one can still be measured by its URL, with fewer figures.
+A driver registers a subclass of ``Bench`` in the entry-point group ``multiq.bench``, under the backend's name. The
+bench can also measure a driver without a ``Bench``, by a URL, but then reports fewer figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TAKE_BATCH = 100
 
 
 class Durability(msgspec.Struct, frozen=True):
-    """Which failures a server's jobs survive, with its current settings."""
+    """Which failures a server's jobs survive with the server's current settings."""
 
     survives: Survives
     settings: dict[str, str]
@@ -43,9 +43,9 @@ class Durability(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What a server has counted since its start. The difference of two readings is the cost of the time between.
+    """What a server has counted since its start. The difference of two readings is the cost of the work in between.
 
-    None: this server does not count it.
+    A count is None if this server does not count that.
     """
 
     commands: int | None = None
@@ -60,7 +60,7 @@ class Counters(msgspec.Struct, frozen=True):
     """Seconds of the server's processes, user and system."""
 
     def since(self, before: Counters) -> Counters:
-        """The difference to an earlier reading; for the memory, the bytes that are used now."""
+        """The difference from an earlier reading. Only ``memory`` stays as it is: the bytes that are used now."""
         return Counters(
             commands=_difference(self.commands, before.commands),
             received=_difference(self.received, before.received),
@@ -73,26 +73,29 @@ class Counters(msgspec.Struct, frozen=True):
 class Baseline(ABC):
     """The fastest loops that the store and its client library allow, with one client.
 
-    They do only what cannot be left out: write a job as durably as the server's settings say, mark it taken, delete
-    it. No lease token is checked, and there are no delays and no counters. The loops use keys or tables of their own,
-    which ``close`` removes.
+    The loops do only what cannot be left out: they write a job as durably as the server's settings say, mark the job
+    as taken, and delete it. They check no lease token, and have no delays and no counters. The loops use keys or tables
+    of their own, which ``close`` removes.
     """
 
     @abstractmethod
     def put_one_by_one(self, count: int) -> float:
-        """Jobs per second, each with a round trip of its own."""
+        """Enqueue jobs, each in a round trip of its own. Returns jobs per second."""
 
     @abstractmethod
     def put_in_batches(self, count: int) -> float:
-        """Jobs per second, ``PUT_BATCH`` in one go."""
+        """Enqueue jobs, ``PUT_BATCH`` in each call. Returns jobs per second."""
 
     @abstractmethod
     def take_in_batches(self) -> float:
-        """Jobs per second: delete the last ``TAKE_BATCH`` jobs and take the next, in one go, until none is left."""
+        """Until no job is left: in one call, delete the jobs taken last, and take the next ``TAKE_BATCH``.
+
+        Returns jobs per second.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Remove the keys or tables that it created, and disconnect."""
+        """Remove the keys or tables that the baseline has created, and disconnect."""
 
 
 class Adapter(ABC):
@@ -107,10 +110,10 @@ class Adapter(ABC):
 
     @abstractmethod
     def durability(self) -> Durability:
-        """Which failures its jobs survive, read from the server's current settings."""
+        """Which failures the server's jobs survive, by the server's current settings."""
 
     def counters(self) -> Counters:
-        """The counts now. Must be cheap: it is called around every measured part."""
+        """The counts now. This must be fast, because it is called before and after every measured part."""
         return Counters()
 
     def baseline(self, body: bytes) -> Baseline | None:  # noqa: ARG002 - a hook
@@ -122,7 +125,7 @@ class Adapter(ABC):
 
 
 class Bench(ABC):
-    """What a driver registers for its backend. Importing the module of a ``Bench`` may import the client library."""
+    """The class that a driver registers for its backend. Its module may import the client library."""
 
     @classmethod
     @abstractmethod
@@ -135,7 +138,7 @@ class Bench(ABC):
     @classmethod
     @abstractmethod
     def at(cls, url: str) -> AbstractContextManager[Adapter]:
-        """The user's server at *url*. Changes none of its settings."""
+        """The user's server at *url*. The bench changes none of its settings."""
 
 
 def _difference(now: _Number | None, before: _Number | None) -> _Number | None:

@@ -1,4 +1,4 @@
-"""The app that the bench works with: ordinary tasks, which record in a run log when they run."""
+"""The app that the bench works with. Its tasks are ordinary tasks that write each of their runs into a run log."""
 
 from __future__ import annotations
 
@@ -89,8 +89,11 @@ class PlannedFailure(Exception):
 
 
 def _open_planted(url: str) -> Backend:
-    """``planted://NAME``: a planted bug of the conformance suite or of the bench. ``planted://BUG@URL``: one of the
-    bench's, over the backend of that URL."""
+    """Open a backend with a planted bug: a deliberate fault that the bench must find.
+
+    ``planted://NAME``: a planted bug of the conformance suite or of the bench. ``planted://BUG@URL``: a planted bug of
+    the bench, in front of the backend of that URL.
+    """
     from multiq.conformance import PLANTED as BUGS
 
     from .planted import PLANTED_BUGS

@@ -1,6 +1,6 @@
 """Charts as inline SVG, drawn by Vega-Lite, in the colours of the page's CSS variables: light, dark and paper.
 
-Every mark carries a title, which a pointer shows and a screen reader reads.
+Every bar, and every point of a percentile curve, has a title, which browsers show and screen readers read out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MARKS = {"bar", "point"}  # as Vega calls those that have a description
 _SVG = "http://www.w3.org/2000/svg"
 _PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
 _SHORT = "datum.value < 1000 ? format(datum.value, '~g') : format(datum.value, '~s')"  # 0, 0.5, 10k, one by one
-#: a long URL is broken into two lines; what does not fit on them is cut off
+#: breaks a long URL into two lines, and cuts off what does not fit on them
 _NAME = "length(datum.label) > 18 ? [slice(datum.label, 0, 18), slice(datum.label, 18, 37)] : datum.label"
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])  # distinct on paper and by the colour-blind
 
@@ -63,7 +63,7 @@ _CONFIG: Spec = {
 def bars(
     results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_baseline: bool = False
 ) -> str | None:
-    """A bar for each target, its repeats as dots, its baseline as a mark; None if no target has a figure."""
+    """A bar for each target, with its repeats as dots and its baseline as a mark; None if no target has a figure."""
     rows: list[dict[str, Any]] = []
     for result in results:
         found = summary(result, metric)
@@ -128,7 +128,7 @@ def bars(
 
 
 def curves(results: Sequence[Result], histogram: str, names: Sequence[str], title: str) -> str | None:
-    """A curve for each target over the percentiles, milliseconds on a logarithmic axis; None without histograms."""
+    """A curve of milliseconds over the percentiles for each target, on a logarithmic axis; None without histograms."""
     rows = []
     for result in results:
         merged = _merged(result, histogram)
@@ -175,7 +175,10 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
 
 
 def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> str | None:
-    """Jobs per second from start to end, a strip for each target, a line for each repeat; None without any."""
+    """Jobs per second from start to end: a strip for each target, in it a line for each repeat.
+
+    None if no repeat has a timeline of five points.
+    """
     rows = [
         {"who": safe(result.target), "repeat": repeat, "second": second, "rate": rate}
         for result in results
@@ -207,7 +210,7 @@ def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> st
 
 
 def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> str | None:
-    """A bar for each target, made of several figures of one unit; None if no target has one."""
+    """A bar for each target, made of several figures of one unit; None if no target has such a figure."""
     rows = []
     for result in results:
         for order, metric in enumerate(metrics):
@@ -240,7 +243,7 @@ def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) ->
 
 
 def calm(report: Report, title: str) -> str | None:
-    """How long a fixed piece of work took beside each repeat, in the order of the run; None without samples."""
+    """How long a fixed piece of work took around each repeat, in the order of the run; None without samples."""
     rows = [
         {
             "second": sample.started,
@@ -337,7 +340,7 @@ def _draw(spec: Mapping[str, Any], title: str) -> str:
 
 
 def _titled(svg: str, title: str) -> str:
-    """The drawing with a name, and with each mark's description as the title that browsers show."""
+    """The drawing with a name, and with each mark's description as its title, which browsers show."""
     ET.register_namespace("", _SVG)
     root = ET.fromstring(svg)  # noqa: S314 - drawn here, a line ago
     for mark in list(root.iter()):

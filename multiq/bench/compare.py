@@ -1,8 +1,8 @@
-"""Two runs side by side: which figures are worse, which are not, and which are too noisy to say.
+"""Two runs side by side: which figures are worse, which are not, and which are too noisy for a verdict.
 
-Each figure is compared with Welch's test on the logarithms of its repeats, because "slower" means a ratio. With ten
-repeats or more it is Yuen's test: Welch's without the lowest and the highest fifth of the repeats. So the verdict does
-not depend on a few repeats that other programs of the machine have disturbed.
+Each figure is compared by Welch's test. The test takes the logarithms of the repeats, because "slower" means a ratio.
+With ten repeats or more it is Yuen's test, which is Welch's test without the lowest and the highest fifth of the
+repeats. So the verdict does not depend on a few repeats that other programs on the machine have disturbed.
 """
 
 from __future__ import annotations
@@ -78,18 +78,18 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Which figure it is, in a line."""
+        """The name of the figure, in a line."""
         place = " ".join(filter(None, (self.target, self.workload, self.variant)))
         return f"{place}: {label(self.metric)}"
 
     @property
     def is_change(self) -> bool:
-        """Whether it is worse or better."""
+        """Whether the figure is worse or better."""
         return self.verdict in {"worse", "better"}
 
     @property
     def harm(self) -> float:
-        """The ratio, inverted for figures of which more is better: above 1 is worse for every figure."""
+        """The ratio, inverted for figures of which more is better. So for every figure, above 1 means worse."""
         ratio = self.ratio or 1.0
         return 1 / ratio if self.metric.better == "higher" else ratio
 
@@ -113,7 +113,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def regressed(self) -> bool:
-        """Whether anything is worse."""
+        """Whether any figure is worse."""
         return any(row.verdict == "worse" for row in self.rows)
 
     @property
@@ -131,7 +131,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return sorted((row for row in self.rows if row.is_change), key=lambda row: row.harm, reverse=True)
 
     def suspects(self) -> list[Row]:
-        """Figures that look worse than allowed but whose repeats do not confirm it; the worst first."""
+        """Figures that look worse than allowed, although their repeats do not confirm it; the worst first."""
         unsure = (row for row in self.rows if row.verdict == "cannot tell" and row.harm > 1 + self.allowed)
         return sorted(unsure, key=lambda row: row.harm, reverse=True)
 
@@ -155,8 +155,8 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: bool = False) -> Comparison:
     """Compare the figures that both runs have and that count (``Metric.counts``).
 
-    *threshold* is the share by which a figure may be worse. Raises ``ReportsDiffer`` if the runs are of different work
-    or of different machines, unless *anyway*: then the comparison says so among its caveats.
+    *threshold*: the share by which a figure may be worse. *anyway*: whether to compare runs of different work or of
+    different machines, and to list these differences among the caveats; if not, such runs raise ``ReportsDiffer``.
     """
     obstacles = list(_obstacles(old, new))
     if obstacles and not anyway:
@@ -178,7 +178,7 @@ def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: b
 
 
 def too_few(repeats: int) -> str:
-    """The message for fewer repeats than ``ENOUGH``."""
+    """The message for a run with fewer repeats than ``ENOUGH``."""
     return f"{many(repeats, 'repeat')}: with fewer than {ENOUGH} only large changes show, and often none"
 
 
@@ -223,7 +223,7 @@ def _title(result: Result) -> str:
 
 
 def _only(one: Result, other: Result) -> str:
-    """The parameters of *one* that *other* lacks, or has with another value."""
+    """The parameters of *one* that *other* lacks or has with another value, as text."""
     own = [f"{name} {value}" for name, value in one.parameters.items() if other.parameters.get(name) != value]
     return ", ".join(own) or "fewer parameters"
 
@@ -261,7 +261,7 @@ def _left_out(old: Report, new: Report) -> Iterator[str]:
 
 
 def _drift(old: Report, new: Report) -> float:
-    """How much longer the machine took for the fixed piece of work in the new run, as a share."""
+    """How much longer the machine took for the fixed piece of work in the new run: 0.05 is five per cent."""
     if not old.reference or not new.reference:
         return 0.0
     return new.reference / old.reference - 1
@@ -280,8 +280,11 @@ class _Pair(NamedTuple):
 
 
 class _Test(NamedTuple):
-    """The result of the test of the ratio, in logarithms. ``worse`` and ``better`` are p-values: how likely the
-    measured repeats are if the figure is not worse (or not better) by more than the allowed change."""
+    """The result of the test of the ratio. ``low`` and ``high`` are the ends of the ratio's interval, as logarithms.
+
+    ``worse`` and ``better`` are p-values. ``worse``: how likely such repeats are if the figure is not worse by more
+    than the allowed change. ``better``: the same for a figure that is not better by more than that.
+    """
 
     low: float
     high: float
@@ -315,7 +318,7 @@ def _pairs(old: Report, new: Report) -> Iterator[_Pair]:
 
 
 def _missing(old: Report, new: Report) -> Iterator[str]:
-    """Figures that a sample of the new run lacks although the work was done. They are reported, not passed over."""
+    """Figures of the old run that the new run lacks, although it did the same work. They are reported, not ignored."""
     defined = {workload.name: workload.metrics for workload in new.workloads}
     for before, after in _shared(old, new):
         for metric in defined.get(after.workload, ()):
@@ -343,7 +346,7 @@ def _judged(pairs: Sequence[_Pair], threshold: float, drift: float) -> list[Row]
 
 
 def _margin(metric: Metric, threshold: float, drift: float) -> float:
-    """How much worse a figure may be, as a logarithm."""
+    """The allowed change: how much worse a figure may be, as the logarithm of a ratio."""
     return math.log1p(threshold if metric.unit in _COUNTED else threshold + abs(drift))
 
 
@@ -373,7 +376,7 @@ def _why_not(pair: _Pair) -> str:
 
 
 def _test(pair: _Pair, allowed: float) -> _Test | None:
-    """The ratio's interval, and how likely the repeats are if the change is at most *allowed*; None: no verdict."""
+    """Test the ratio of new to old against the *allowed* change. None: the repeats do not suffice for a test."""
     if _why_not(pair):
         return None
     old, new = [math.log(value) for value in pair.old], [math.log(value) for value in pair.new]
@@ -398,9 +401,9 @@ def _exact(change: float, metric: Metric, allowed: float) -> _Test:
 def _holm(chances: Sequence[float]) -> list[bool]:
     """Which p-values are significant when all are tested together, by Holm's method.
 
-    It keeps the chance of any false alarm at ``_FALSE_ALARM``, however many tests there are. Of n p-values, the
-    smallest must be at most ``_FALSE_ALARM`` / n, the next at most ``_FALSE_ALARM`` / (n - 1), and so on. The first
-    that is larger is not significant, and neither are all after it.
+    The method keeps the chance that there is any false alarm at ``_FALSE_ALARM``, however many tests there are. Of n
+    p-values, the smallest must be at most ``_FALSE_ALARM`` / n, the next at most ``_FALSE_ALARM`` / (n - 1), and so on.
+    The first p-value that is larger than its limit is not significant, and the p-values after it are not either.
     """
     held = [False] * len(chances)
     for rank, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):

@@ -76,7 +76,7 @@ class Reading(NamedTuple):
 
 
 class Meter:
-    """Separates slowness of the machine from slowness of multiq: times the same small work before and after repeats."""
+    """Measures how slow the machine is, apart from multiq: times the same small work before and after repeats."""
 
     def __init__(self) -> None:
         self.reference = float("inf")
@@ -86,7 +86,7 @@ class Meter:
         self._first = self._last = min(self.read() for _ in range(_WARMING))
 
     def read(self) -> Reading:
-        """Measure now. Takes some 20 ms; no process of the run may be working meanwhile."""
+        """Measure now. This takes some 20 ms, and no process of the run may be working meanwhile."""
         times = psutil.cpu_times()
         reading = Reading(
             statistics.median(_timed() for _ in range(_PIECES)), float(getattr(times, "steal", 0.0)), float(sum(times))
@@ -96,7 +96,7 @@ class Meter:
         return reading
 
     def calm(self, readings: Sequence[Reading]) -> float:
-        """How slow the machine was around a repeat: 1.0 is its fastest so far, 2.0 is half as fast."""
+        """How slow the machine was around a repeat: 1.0 is as fast as its fastest so far, 2.0 is half as fast."""
         calm = max(reading.seconds for reading in readings) / self.reference
         self._calms.append(calm)
         return calm
@@ -121,7 +121,7 @@ class Meter:
 
 
 def _timed() -> float:
-    """Seconds that one piece of work took. About half of it is in the kernel, as in a queue's work."""
+    """Do the fixed piece of work, and return the seconds that it took. As in a queue, half of it is in the kernel."""
     start = time.perf_counter()
     data = b"multiq"
     for _ in range(2000):

@@ -36,7 +36,7 @@ class Summary(NamedTuple):
 
 
 class VerificationSummary(NamedTuple):
-    """The verification of all jobs of a run, in totals."""
+    """The totals of the verification of all jobs of a run."""
 
     enqueued: int
     explained: int
@@ -60,7 +60,7 @@ def number(value: float) -> str:
 
 
 def label(metric: Metric) -> str:
-    """The figure's name and unit, as in ``pickup p50, ms``; the unit alone if it names the figure: ``commands/job``."""
+    """The figure's name and unit: ``pickup p50, ms``. Only the unit if it begins with the name: ``commands/job``."""
     return metric.unit if metric.unit.startswith(metric.name) else f"{metric.name}, {metric.unit}"
 
 
@@ -78,7 +78,7 @@ def is_cost(metric: Metric) -> bool:
 
 
 def speeds(workload: Workload) -> list[Metric]:
-    """The metrics of speed, the headline first. The headline may itself be a time per job."""
+    """The metrics of speed, and before them the headline metric, which may itself be a time per job."""
     headline, *others = workload.metrics
     return [headline, *(metric for metric in others if not is_cost(metric) or metric.unit == headline.unit)]
 
@@ -98,7 +98,7 @@ def best(results: Sequence[Result], metric: Metric) -> str | None:
 
 
 def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
-    """The workload's results by variant, targets in the run's order."""
+    """The workload's results by variant. In each variant, targets are in the run's order."""
     order = {target.name: place for place, target in enumerate(report.targets)}
     found: dict[str, list[Result]] = {}
     for result in report.results:
@@ -108,7 +108,7 @@ def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
 
 
 def proof(report: Report) -> VerificationSummary:
-    """The verification of all repeats, added up."""
+    """The verification of all repeats and warm-ups, added up."""
     accounts = [sample.verification for result in [*report.warm_ups, *report.results] for sample in result.samples]
     checked = dict.fromkeys(word for account in accounts for word in account.checked)
     return VerificationSummary(
@@ -122,6 +122,6 @@ def when(report: Report) -> str:
 
 
 def sentence(result: Result, violation: Violation) -> str:
-    """A violation in a sentence, with the workload and target, and an example."""
+    """A violation as a sentence that names the workload and the target, and gives an example."""
     place = " ".join(filter(None, (result.workload, result.variant)))
     return f"{violation.kind}: {violation.count:,} on {result.target} in {place}: {violation.example}"
