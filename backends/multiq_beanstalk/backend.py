@@ -65,7 +65,7 @@ _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a 
 
 @guarded(*BACKEND_METHODS, server="a beanstalkd")
 class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
-    """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
+    """Jobs on a beanstalkd server: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
         backend="beanstalk",
@@ -197,7 +197,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:
-        """Return the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
+        """Return the body of an ``OK`` reply; None for a ``NOT_FOUND`` reply. Raises ``BackendError``."""
         ((line, body),) = self._pool.ask(command)
         if line.startswith(b"OK "):
             return body

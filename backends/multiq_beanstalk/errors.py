@@ -39,7 +39,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 
 
 def classify(exc: Exception) -> Failure:
-    """The class of a connection error, for a command that may be repeated.
+    """Return the kind of a connection error, for a command that may be repeated.
 
     The driver keeps no receipts, so it repeats only commands that may be carried out twice: reads and ``pause-tube``.
     """

@@ -31,7 +31,7 @@ class Reserved(NamedTuple):
     id: bytes
     body: bytes
     asked_at: float
-    """The time before the reserve was sent: the lease began then or later."""
+    """The moment before the reserve was sent: the lease began at that moment or later."""
 
 
 def whole_seconds(seconds: float) -> int:
