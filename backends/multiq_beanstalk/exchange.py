@@ -33,7 +33,7 @@ STRANDED = (b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
 class OutOfReach(LeaseLost):
-    """The server had no room in its log for the verdict: the job is in no state until the server reads its log again."""
+    """The server had no room in its log for the verdict: the job has no state until the server reads its log again."""
 
     sentence = (
         "job {job_id} of queue {queue!r} is out of reach until the server restarts: it had no room in its log for this "

@@ -158,7 +158,7 @@ class HeldLeases:
         for token, held in due:
             held.noops_sent += 1
             if held.noops_sent == len(NOOP_DELAYS):
-                # no verdict came in all that time: forget the lease. No more no-ops are sent, because a wait may use the
+                # no verdict came in all that time: forget the lease. No more no-ops are sent, as a wait may use the
                 # connection from now on
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)

@@ -1,10 +1,12 @@
 """Receipts and tickets: rows that show, after a lost reply, whether a transaction was carried out.
 
-That a job is gone proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose
-effect cannot be read from the jobs also changes a row that no other connection changes; this row is changed exactly if
-the transaction was committed. A receipt is a row with the number of the call, which a statement of its own writes. A
-ticket is a row that was written before; the DELETE of the acked jobs deletes their ticket, too. Nearly all verdicts are
-acks, and for an ack another statement would be a tenth to a half of the cost.
+A job that is gone proves nothing: another consumer may have acked or deleted it meanwhile. So if the effect of a
+transaction cannot be read from the jobs, the transaction also changes a row that no other connection changes. Such a
+row has changed exactly if the transaction was committed. There are two kinds of these rows:
+
+- A receipt is a row with the number of the call. The transaction writes it with a statement of its own.
+- A ticket is a row that was written before. The DELETE of acked jobs deletes their ticket, too. Tickets exist because
+  nearly all verdicts are acks: for an ack, one more statement would be a tenth to a half of the cost.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -74,7 +76,7 @@ class Ticket(NamedTuple):
         return self.stock, self.writer
 
     def done(self, rows: Mapping[int, tuple[int, int]]) -> int | None:
-        """1 if the ticket's row is gone and its stock's first row is there; None: the transaction was not committed."""
+        """1: the ticket's row is gone, and its stock's first row is there. None: the transaction was not committed."""
         return 1 if self.stock in rows and self.writer not in rows else None
 
 
@@ -82,13 +84,13 @@ Proof: TypeAlias = "Receipt | Ticket"
 
 
 class ReceiptBook:
-    """The receipts and tickets of one connection. *minute* returns the server's time in minutes since 1970."""
+    """The receipts and tickets of one connection. *minute*: returns the server's time in minutes since 1970."""
 
     def __init__(self, minute: Callable[[], int]) -> None:
         self._minute = minute
         self._last: Receipt | None = None
         self._stock = range(0)
-        """The keys of the tickets, behind the row that is never used."""
+        """The keys of the tickets, without the first row of the stock, which is never used."""
         self._used = 0
         self._good_until = 0.0
         self.is_used = False
@@ -112,20 +114,20 @@ class ReceiptBook:
         return Ticket(stock.start - 1, stock[used])
 
     def new_stock(self) -> range:
-        """The keys of the rows of a new stock. Few at first: most connections ack little."""
+        """The keys of the rows of a new stock. The first stock is small, as most connections send few acks."""
         first = self._writer()
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
     def rest(self) -> range:
         """The keys of the stock's unused rows.
 
-        No ticket of the stock is unconfirmed: a lost reply closes the stock.
+        None of them is an unconfirmed ticket: after a lost reply no ticket of that stock is used any more.
         """
         stock = self._stock
         return range(stock.start - 1, stock.stop) if stock else stock
 
     def stocked(self, keys: range) -> None:
-        """Take these rows as the new stock, after a transaction of their own has written them."""
+        """Use these rows as the new stock. A separate transaction has written them."""
         self._stock, self._used, self._good_until = keys[1:], 0, time.monotonic() + 60 * _RENEWED
         self.is_used = True
 
