@@ -6,15 +6,15 @@ guarantee             how                                                       
 priority, then age    the server's own order in a tube                                        none
 earlier queues first  one tube is watched at a time while jobs are taken                      a round trip per queue
 never early           the server's clock; delays are rounded up to whole seconds              none
-one live lease        the server's, ended by time or with its connection; the driver refuses  a read of the clock; near
-                      late verdicts, counting from when the reserve was sent                  the end, a touch before
+one live lease        a reservation, which ends by time or with its connection; the driver    a read of the clock; near
+                      refuses verdicts that are late, by the time since the reserve was sent  the end, a touch before
                                                                                               an ack
 leases that end       a thread sends a no-op where the server may miss the end of a lease     one command per lease that
                                                                                               ends without a verdict
 counts                ``stats-job`` for each reserved job, all in one packet                  a round trip per batch
-waiting               ``reserve-with-timeout`` on a connection that holds nothing             0.4 commands/s, idle
-lost replies          a verdict without a reply is ``LeaseLost``, as its lease ended with its  none
-                      connection; an enqueue without a reply is ``EnqueueUncertain``
+waiting               ``reserve-with-timeout`` on a connection without leases                 0.4 commands/s, idle
+lost replies          a verdict without a reply is ``LeaseLost``, because its lease ended     none
+                      with the connection; an enqueue without one is ``EnqueueUncertain``
 ====================  ======================================================================  =========================
 
 docs/beanstalk.md lists the requirements on the server, and its limits.

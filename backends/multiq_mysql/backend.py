@@ -7,12 +7,12 @@ durable when it       InnoDB, flushed at each commit as ``innodb_flush_log_at_tr
 returns               says
 atomic verbs          one transaction each, READ COMMITTED, run again after a deadlock        one or two round trips
 priority, then age    one index by (queue, state, place, seq), read in its order              O(log n)
-no lock waits         ``FOR UPDATE SKIP LOCKED``; nothing is held while a job runs            none
+no lock waits         ``FOR UPDATE SKIP LOCKED``; no lock is held while a job runs            none
 never early           due times in microseconds of the server's clock                         an index entry per move
-one live lease        a random token per reserve, compared and checked against the clock      a condition by primary key
-                      on every settle
+one live lease        a random token per reserve; every settle compares the token, and        a condition by primary key
+                      checks by the clock that the lease has not ended
 waiting               one poll every 47 ms for all consumers of a process, without a lock     23 queries/s, idle
-purge lag             scans resume at a cursor behind the deleted entries                     a scan from the start,
+slow purge of InnoDB  scans resume at a cursor behind the deleted entries                     a scan from the start,
                                                                                               1 % of the time
 ====================  ======================================================================  =======================
 

@@ -3,10 +3,10 @@
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-few round trips       statements that need no answer in between go in one packet              none
-no half-done verb     a transaction each; any exception rolls back or closes                  one fsync per commit
-no deadlock error     the whole transaction is run again on 1213, 1205 and 1020               a pause of milliseconds
-no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
+few round trips       statements that do not need each other's replies go in one packet       none
+no half-done verb     a transaction each; an exception rolls back or closes the connection    one fsync per commit
+no deadlock error     after errors 1213, 1205 and 1020 the whole transaction is run again     a pause of milliseconds
+no mixed-up replies   an exception before the full reply is read closes the connection        a reconnect
 bounded calls         the whole reply has to be read within what is left of the call's time   one ``recv_into`` of ours
                       (driverkit/timed_socket.py)                                             per read
 safe forks            a child drops its parent's connections as soon as it is forked          none

@@ -3,8 +3,8 @@
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-nothing depends on    READ COMMITTED, SQL mode, time zone and lock waits are set by the       one round trip when a
-the server's          session itself                                                          connection opens
+nothing depends on    each session sets READ COMMITTED, the SQL mode, the time zone and the   one round trip when a
+the server's          length of lock waits                                                    connection opens
 defaults
 safe forks            a child drops its parent's sessions, and sends nothing on them          none
 ====================  ======================================================================  =======================

@@ -5,16 +5,16 @@ name                         what for                                           
 ===========================  ============================================================================  ============
 ``connect(sock)``            PyMySQL speaks over the driver's own socket, which keeps a deadline           dsn.py
 ``_sock``                    that socket, or the TLS socket that has replaced it                           here
-``_rfile``                   its reader, which is left alone in a forked child                             here
+``_rfile``                   the socket's reader, which is left alone in a forked child                    here
 ``_force_close()``           closes the socket and sends nothing                                           here
-``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls nothing else of it                             dsn.py
+``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls only this method of the context                dsn.py
 ``_secure``                  whether a password may be sent in the clear; read at the login                dsn.py
 ``_auth_plugin_name``        the plugin that the greeting names; read at the login                         dsn.py
 ``server_public_key``        set when the server sends a key to encrypt the password with                  dsn.py
-``auth_plugin_map``          classes with ``authenticate`` by the plugin's name in bytes, asked first      dsn.py
+``auth_plugin_map``          plugin's name in bytes -> class with ``authenticate``, which is asked first   dsn.py
 ``query()``                  sends a statement, or several, and reads the first result                     connection.py
 ``_result``                  the result read last, with ``rows``, ``affected_rows`` and ``has_next``;      connection.py
-                             PyMySQL's cursors take it from there, and copy the rows
+                             PyMySQL's cursors read it, too, and copy the rows
 ``next_result()``            reads the next result                                                         connection.py
 ===========================  ============================================================================  ============
 

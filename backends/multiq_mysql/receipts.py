@@ -11,11 +11,11 @@ row has changed exactly if the transaction was committed. There are two kinds of
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-one writer per row    rows for each connection, a number or a row for each call               one row changed
-not overwritten       after a lost reply the connection writes into other rows                a row
-not read too early    the reader has locked the jobs in question first                        none
-a ticket that is      the first row of its stock, which is never used, is there               one INSERT for up to 128
-gone was used                                                                                 acks
+one writer per row    each connection has its own rows, each call a number or a row           one row changed
+not overwritten       after a lost reply the connection writes into new rows                  a row
+not read too early    the reader first locks the jobs of the verdicts                         none
+a ticket that is      the first row of its stock is never used: while it is there, the stock  one INSERT for up to 128
+gone was used         was not deleted                                                         acks
 not kept for ever     rows over a day old are deleted                                         a range now and then
 ====================  ======================================================================  =======================
 """
@@ -119,7 +119,7 @@ class ReceiptBook:
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
     def rest(self) -> range:
-        """The keys of the stock's unused rows.
+        """The keys of all rows of the stock, to be deleted. The rows of its used tickets are gone already.
 
         None of them is an unconfirmed ticket: after a lost reply no ticket of that stock is used any more.
         """
