@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .pool import Pool, Session
     from .server_info import JobStats, TubeStats
 
-_MAX_ATTEMPTS = 10  # of a read, while the job changes between its commands
-_TUBES_AT_ONCE = 500  # whose stats are asked for in one packet
+_MAX_ATTEMPTS = 10  # attempts of a read, if the job changes between the read's commands
+_TUBES_AT_ONCE = 500  # tubes whose stats are asked for in one packet
 
 _PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIED: b"peek-buried"}
 
@@ -224,7 +224,7 @@ class Admin:
         purged = 0
         with self._pool.borrowed() as session:
             reply, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
-            most = getattr(self._tube_stats(reply), state.value)  # jobs enqueued later do not prolong the call
+            most = getattr(self._tube_stats(reply), state.value)  # so that jobs enqueued later do not prolong the call
             must_check = state is State.BURIED and most and session.server_info().has_log
             while purged < most and head.startswith(b"FOUND "):
                 number, before = head.split()[1], purged

@@ -30,11 +30,11 @@ _CLOSED_BY_SERVER = "the server closed the connection"
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _NO_LINGER = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
-_LONGEST_LINE = 512  # bytes; the server's are shorter
+_LONGEST_LINE = 512  # bytes; the server's lines are shorter
 _LARGEST_REPLIES = 640_000_000  # bytes of all replies to one packet
 _MOST_DIGITS = 12
 _SHORTEST_REPLY = 8  # bytes: ``BURIED`` and a line's end
-_WAITALL_FROM = 80  # bytes: so many that must still come are received by one call
+_WAITALL_FROM = 80  # bytes: if at least so many must still come, one call receives them
 _DEFAULT = "default"
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _NOOP = b"list-tube-used\r\n"  # a command without effect, whose reply is one line
@@ -207,7 +207,7 @@ class Connection:
                 if sure >= _WAITALL_FROM:
                     self._receive(deadline, sure)
                 elif len(replies) < count:
-                    replies.append(self._read(deadline))  # not all there yet
+                    replies.append(self._read(deadline))  # it has not arrived as a whole
         except BaseException as exc:
             self.abort()
             exc.partly_read = replies  # type: ignore[attr-defined]

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.beanstalk")
 
 _SLICE = 500  # jobs asked for in one packet
-_TOUCH_BELOW = 1.0  # seconds: with less of a lease left, a delete might arrive after its end, so a touch goes first
-_PROBE_FROM = 3  # queues: from so many on, the consumer first asks which of them have jobs
+_TOUCH_BELOW = 1.0  # seconds: if less of a lease is left, a delete might arrive too late, so a touch is sent first
+_PROBE_FROM = 3  # queues: with so many or more, the consumer first asks which of them have jobs
 _PROMPT = 0.05  # seconds: after a reply within this time, leases need no touch
 _PACKETS_PER_TIMEOUT = 8  # one packet's jobs may take at most the timeout divided by this
 
@@ -304,7 +304,7 @@ class BeanstalkConsumer(Consumer):
         except CONNECTION_ERRORS as exc:
             self._apply_partial_replies(exchange, connection, pending, getattr(exc, "partly_read", ()), sent_at)
             raise
-        except BaseException:  # of a signal handler: the replies would stay unread
+        except BaseException:  # raised by a signal handler: the replies would stay unread
             connection.abort()
             raise
         if not pending:
@@ -454,7 +454,7 @@ class BeanstalkConsumer(Consumer):
         asked_at = now()
         try:
             replies = self._send_verdicts(exchange, connection, pending, packet, count + asked + len(probed), deadline)
-        except TimeoutError as exc:  # too many jobs for the link
+        except TimeoutError as exc:  # too many jobs for this network
             arrived = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
             self._expected[tube] = max(1, arrived // 2)
             raise
@@ -498,7 +498,7 @@ class BeanstalkConsumer(Consumer):
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
-            moment, asked_at = time.monotonic(), now()  # two clocks: see clock.py
+            moment, asked_at = time.monotonic(), now()  # by two clocks: see clock.py
             if not at:
                 self.asked_at = moment - min(asked_at - found[0].asked_at, _PROMPT)
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])

@@ -29,9 +29,9 @@ _TRIED = (1, 12)  # the version that multiq is tested with, and the first that s
 _CRASHES_UP_TO = (1, 13)  # the newest release; all releases have the fault
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
-_TUBES = 1000  # that are examined
-_NAMED = 5  # tubes that a finding names
-_LARGE_LOG = 100  # files
+_TUBES = 1000  # tubes that are examined, at most
+_NAMED = 5  # tubes that a finding names, at most
+_LARGE_LOG = 100  # files of a log: more get a warning
 
 _ASK_OPERATOR = "ask the operator of the server"
 
@@ -304,7 +304,7 @@ def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
     tube = pairs(ask(b"stats-tube " + name))  # a tube that is gone by now has no stats
     if not _number(tube, "current-jobs-ready"):
         return False
-    if name == b"default":  # every connection watches it at first, including producers and this one
+    if name == b"default":  # every new connection watches this tube, also those of producers and this one
         return not _number(stats, "current-workers")
     return not _number(tube, "current-watching")
 

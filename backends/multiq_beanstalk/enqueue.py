@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .server_info import ServerInfo
 
-_MOST_JOBS = 1000  # in one packet
-_MOST_BYTES = 4_000_000  # of bodies in one packet, the last body not counted
+_MOST_JOBS = 1000  # jobs in one packet
+_MOST_BYTES = 4_000_000  # bytes of the bodies in one packet, without the last body
 
 
 #: replies to a put that the server refused; after any other reply, the next replies may belong to other commands
@@ -42,7 +42,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
         return _Batch(pool, queue, jobs, server_info).put(connection, deadline)
     except MultiqError:
         raise
-    except BaseException:  # of a signal handler: a reply may be unread
+    except BaseException:  # raised by a signal handler: a reply may be unread
         connection.abort()
         raise
     finally:

@@ -128,7 +128,7 @@ class HeldLeases:
             self._held[token] = HeldLease(connection, ends_at, stats)
             connection.held.add(token)
             if ends_at <= moment:
-                continue  # the lease timer sends no-ops, in case the server misses its end
+                continue  # the lease timer sends no-ops, in case the server misses the lease's end
             leases.append(
                 Lease(
                     queue=stats.tube.decode(),

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 
-_WITH_ARGUMENT = frozenset("bflpuzs")  # of beanstalkd's options
-_LISTENS = "0A"  # the state of a socket, as /proc/net/tcp writes it
+_WITH_ARGUMENT = frozenset("bflpuzs")  # the options of beanstalkd that have an argument
+_LISTENS = "0A"  # the state of a socket that listens, as /proc/net/tcp writes it
 
 
 def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:

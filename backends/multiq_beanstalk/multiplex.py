@@ -42,7 +42,7 @@ class Multiplexer:
     """
 
     def __init__(self) -> None:
-        self._channels: dict[int, _Channel] = {}  # by the number of the socket
+        self._channels: dict[int, _Channel] = {}  # by the socket's file descriptor
         self._poll = select.poll()
 
     def add(self, connection: Connection, steps: Steps) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
     from .server_info import ServerInfo
 
-_CHECK_AFTER = 0.02  # seconds since its last use after which an idle connection is checked before it is used again
+_CHECK_AFTER = 0.02  # seconds: an idle connection that was not used for so long is checked before it is used again
 _MAX_IDLE = 8  # connections kept for later calls
 
 

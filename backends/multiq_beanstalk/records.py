@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .server_info import JobStats
 
-MIN_TTR = 3  # seconds: in the last second of a lease a waiting reserve of its connection gets DEADLINE_SOON
+MIN_TTR = 3  # seconds: in a lease's last second, a reserve that waits on the same connection gets DEADLINE_SOON
 _MOST_SECONDS = 2**32 - 1
 _MOST_ID = 2**64 - 1
 

@@ -94,7 +94,7 @@ class TubeStats(NamedTuple):
 
 
 _LINE_END = 2  # bytes
-_LONGEST_STATS = 65536  # bytes; a server's are about 1,500
+_LONGEST_STATS = 65536  # bytes; a server's stats have about 1,500
 _LONGEST_LIST = 32_000_000  # bytes: about a million names
 _STRANGE_JOB = "a job's stats have an unexpected form"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _LONGEST = 60  # seconds that one reserve waits
-_ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole seconds
+_ABOUT = 0.2  # seconds by which a wait may last too long, as the server counts whole seconds
 
 
 class Waiter:
@@ -52,7 +52,7 @@ class Waiter:
                 connection.read_noop_replies(deadline)
                 job = self._wait_on(connection, wakeup_fd, left, give_up_at)
             except CONNECTION_ERRORS as exc:
-                attempts = attempts or Attempts(math.inf)  # the loop's end is the wait's
+                attempts = attempts or Attempts(math.inf)  # no deadline: this loop ends when the wait is over
                 if not attempts.again(classify(exc)):
                     raise explain(exc, self._pool.address, self._pool.timeout) from exc
             else:

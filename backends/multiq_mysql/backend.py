@@ -92,7 +92,7 @@ _CODES = {
     State.RESERVED: (RESERVED,),
     State.BURIED: (BURIED,),
 }
-_SURELY_FITS = 100_000  # bytes: fits without a look at max_allowed_packet, which is megabytes as a rule
+_SURELY_FITS = 100_000  # bytes: such a body fits without a check of max_allowed_packet, which is usually megabytes
 _START = (-1, 0)  # before the first place of a listing
 
 

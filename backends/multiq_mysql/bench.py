@@ -121,7 +121,7 @@ class MysqlAdapter(Adapter):
         return Durability(survives(settings), durable)
 
     def counters(self) -> Counters:
-        pid = self._pid  # first, because finding it sends statements that are counted
+        pid = self._pid  # first, because the statements that find it are counted, too
         status = self._pairs("SHOW GLOBAL STATUS WHERE variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')")
         return Counters(
             commands=int(status["questions"]) - self._asked,
@@ -206,7 +206,7 @@ def empty_data() -> Path:
             install,
             "--no-defaults",
             f"--datadir={data}",
-            f"--tmpdir={folder.name}",  # in a shared one it removes the temporary tables of another starting server
+            f"--tmpdir={folder.name}",  # in a shared folder it would remove temporary tables of another server
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",

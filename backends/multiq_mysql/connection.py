@@ -43,8 +43,8 @@ _T = TypeVar("_T")
 
 SHORTEST_TIMEOUT = 0.05  # seconds: the timeout of a packet even if the call's time is over
 
-_COMMAND = 16  # bytes of a packet beside the statements, at most
-_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # checks, and seconds between them, until a killed session has ended
+_COMMAND = 16  # bytes that a packet has beside the statements, at most
+_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # how often to check for a killed session's end; seconds
 
 
 class Reply(NamedTuple):
@@ -114,7 +114,7 @@ class Session:
             return self.execute(*texts[:middle]) + self.execute(*texts[middle:])
         left = max(self.deadline - time.monotonic(), SHORTEST_TIMEOUT)
         opened: Any = self._opened
-        self.is_broken = True  # until the last reply is here
+        self.is_broken = True  # until the last reply has arrived
         try:
             if self._socket is not None:
                 self._socket.period = left

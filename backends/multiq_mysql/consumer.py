@@ -158,7 +158,7 @@ class MysqlConsumer(Consumer):
         deadline = time.monotonic() + self._pool.timeout
         if leases := self._recover_leases(deadline):
             batch = Batch(self._pool, [GiveBack(lease) for lease in leases])
-            with contextlib.suppress(MultiqError):  # then the leases run out, and count as crashes
+            with contextlib.suppress(MultiqError):  # after an error the leases run out, and count as crashes
                 self._connection.run(lambda session: self._settle(session, batch), deadline)
             self._notify_released(batch.verdicts)
         self._connection.close()
@@ -220,7 +220,7 @@ class MysqlConsumer(Consumer):
         """Settle and reserve in one transaction."""
         batch = Batch(self._pool, verdicts) if verdicts else None
         self._call_began = time.monotonic()
-        if not self._unconfirmed_leases:  # those were reserved by an earlier call
+        if not self._unconfirmed_leases:  # else the leases were reserved by an earlier call
             self.asked_at = self._call_began
         outcome = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
         if batch is not None:
@@ -233,7 +233,7 @@ class MysqlConsumer(Consumer):
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
         if self._unconfirmed_generation != forks.generation:
-            self._unconfirmed_leases = []  # from before a fork: they are the parent's, which reads them back itself
+            self._unconfirmed_leases = []  # from before a fork: they belong to the parent, which reads them back itself
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
             self._unconfirmed_leases = ours[limit:]
@@ -253,7 +253,7 @@ class MysqlConsumer(Consumer):
             answers = self._settle_carefully(session, batch)
         polled = self._look_and_claim(session, acks, claims, limit)
         if batch is not None and acks and not batch.are_done(polled.acks):
-            session.roll_back()  # a lease has ended; locking the rows tells which
+            session.roll_back()  # a lease has ended; which one is known when the rows are locked
             claims.drop()
             answers = self._settle_carefully(session, batch)
             polled = self._look_and_claim(session, [], claims, limit)
@@ -379,7 +379,7 @@ class MysqlConsumer(Consumer):
         """Reserve, and wait until *give_up_at* for jobs. *has_looked*: a poll found no jobs just before this call."""
         poller = self._pool.poller
         while True:
-            notifications = poller.notifications  # read before polling: an enqueue in this process after this wakes us
+            notifications = poller.notifications  # read before the poll: a later enqueue in this process wakes us
             outlooks: list[Outlook] = []
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 outcome = self._exchange((), limit)

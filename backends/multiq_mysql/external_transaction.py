@@ -131,7 +131,7 @@ class ExternalTransaction:
 
 _READ_ONLY = 1792
 _NO_SUCH_SAVEPOINT = 1305
-_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers, whose connections SQLAlchemy makes look like the others
+_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers: SQLAlchemy makes their connections look like the others
 _WHERE = "SELECT @@hostname, @@port"
 _GROUPS = (
     "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_state_uuid'",

@@ -44,8 +44,8 @@ _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server giv
 
 _SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _CLEANUP_INTERVAL = 3600.0  # seconds
-_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there were more old receipts than one deletes
-_IDLE_TRANSACTION = 10  # seconds that a transaction may stand idle: the driver's never do
+_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there are more old receipts than one clean-up deletes
+_IDLE_TRANSACTION = 10  # seconds that a transaction may be idle: the driver's transactions never are
 _IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, and releases its locks
 
 #: READ COMMITTED needs a statement of its own: the variable has different names in MySQL and in MariaDB

@@ -39,7 +39,7 @@ CHANGED = Sql("ROW_COUNT()")
 _KEPT = 24 * 60  # minutes: receipts and tickets that are older are deleted
 _RENEWED = 60  # minutes after which a connection writes to a new row, so that a row in use is never old
 _FEWEST, _MOST = 8, 128  # tickets of a stock
-_SHIFT = 38  # random bits in a writer's number, below 25 bits of minutes
+_SHIFT = 38  # a writer's number has so many random bits at its lower end, and 25 bits of minutes above them
 _SLICE = 1_000  # rows that are deleted at a time
 
 
@@ -99,7 +99,7 @@ class ReceiptBook:
     def receipt(self) -> Receipt:
         """The receipt of the next transaction."""
         if self._last is None or abs(self._minute() - (self._last.writer >> _SHIFT)) > _RENEWED:
-            self._last = Receipt(self._writer(), secrets.randbits(48))  # an older row of it has another number
+            self._last = Receipt(self._writer(), secrets.randbits(48))  # an older row of this key has another one
         else:
             self._last = Receipt(self._last.writer, self._last.number + 1)
         self.is_used = True

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .scan_window import ScanRestart, ScanWindow
 
 READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as in the column ``state``; jobs in AGAIN are ready, too
-_STATES = (*STORED_STATES, State.READY)  # by these numbers
+_STATES = (*STORED_STATES, State.READY)  # the states in the order of these numbers
 
 MICROSECOND = 1_000  # nanoseconds
 SECOND = 1_000_000  # microseconds
@@ -33,8 +33,8 @@ SECOND = 1_000_000  # microseconds
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
 
 _CHUNK = 1_000_000  # bytes of one INSERT statement, about
-_HORIZON = 100_000  # microseconds of look-ahead of an idle process: it polls again long before they are over
-_OVERHEAD = 2048  # bytes of a statement beside a body: the longest name and id in hex, and the verb
+_HORIZON = 100_000  # microseconds: how far ahead an idle process looks; it polls again long before they are over
+_OVERHEAD = 2048  # bytes of a statement without the body: the longest name and id in hex, and the SQL words
 _LONGEST_ID = 255  # bytes
 _is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 _UUID_BYTES = 16

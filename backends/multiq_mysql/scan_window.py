@@ -22,9 +22,9 @@ from .statements import Sql
 
 CHEAP = 0.002  # seconds: a restart that takes no longer is made every time
 MANY = 2_000  # jobs taken since a cheap restart; with fewer, deleted entries cannot be the cause of a slow one
-BUSY, IDLE, POLL = 100, 10, 12  # a slower restart takes 1/this of the time: at work, out of work, waiting
+BUSY, IDLE, POLL = 100, 10, 12  # slower restarts take 1/this of the time: at work, without work, waiting
 LOCKED = 0.05  # seconds until due jobs that were locked are tried again
-_LONGEST = 0.8  # seconds between two restarts of a process without work, or as long as one restart takes
+_LONGEST = 0.8  # seconds between two restarts of a process without work, at most (more if a restart takes longer)
 _LONGEST_BUSY = 10.0  # the same for a process that takes one job after another
 
 FROM_START = Sql("TRUE")

@@ -60,9 +60,9 @@ PLAIN_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
 
 _LONGEST = 86400.0  # seconds for one statement: an index on a large table takes long
 _LOCK_WAIT = 2  # seconds: while a DDL statement waits, all other statements on the table wait behind it
-_PAUSE = 0.5  # seconds for other statements before the next attempt
+_PAUSE = 0.5  # seconds that other statements get before the next attempt
 _MAKING = 15.0  # seconds that creating the tables of a new database may take, once
-_PATIENCE = 300.0  # seconds that a statement is retried under load
+_PATIENCE = 300.0  # seconds for which a statement is retried under load
 
 
 class Migration(NamedTuple):
@@ -320,7 +320,7 @@ def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[Non
         _run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
         yield
     finally:
-        with contextlib.suppress(pymysql.MySQLError):  # what ends the connection ends the lock
+        with contextlib.suppress(pymysql.MySQLError):  # an error that ends the connection also ends the lock
             _run(connection, "SET SESSION lock_wait_timeout = DEFAULT")
             _rows(connection, "SELECT RELEASE_LOCK(%s)", name)
 

@@ -31,9 +31,9 @@ Fence = tuple[int, int]
 Key = tuple[Fence, type]
 """Identifies a verdict when it is repeated: its fence and its kind."""
 
-_CUT = b"..."  # ends a reason that is longer than a quarter of a packet: half of a packet in hex
+_CUT = b"..."  # the end of a reason that was cut to a quarter of a packet (in hex it takes half of the packet)
 
-_MAX_UNCONFIRMED = 100_000  # verdicts
+_MAX_UNCONFIRMED = 100_000  # verdicts that are remembered
 
 _ONE_STEP = ((Touch, "touch"), (Ack, "remove"))
 
@@ -82,7 +82,7 @@ class UnconfirmedVerdicts:
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
-        while len(self._pending) > _MAX_UNCONFIRMED:  # callers that never repeated their verdicts
+        while len(self._pending) > _MAX_UNCONFIRMED:  # forget the oldest: their callers never repeated them
             del self._pending[next(iter(self._pending))]
 
     def end(self, batch: Batch) -> None:
@@ -149,7 +149,7 @@ class Batch:
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
         asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
         expected = unconfirmed.proofs(self)
-        if expected:  # after the rows are locked, which waits for an unconfirmed transaction that is still going on
+        if expected:  # after the locks, which wait for an unconfirmed transaction that still goes on
             asked.append(receipts.asked(expected))
         found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
         proofs = receipts.found(expected, more.pop()) if expected else {}
@@ -207,7 +207,7 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
             return ("give_back", ("delay", microseconds(delay)))
         case Bury(lease=lease, reason=reason):
             place = places[lease.queue]
-            places[lease.queue] = place + 1  # also within one batch, the longest buried is kicked first
+            places[lease.queue] = place + 1  # so that a kick takes the longest buried job first, also within one batch
             return ("bury", ("place", place), ("reason", _bytes(reason, longest)))
         case Abandon(reason=reason):
             return ("abandon", ("reason", _bytes(reason, longest)))
