@@ -240,7 +240,7 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
         return Finding(
             "warn",
             "binlog-oldest-index",
-            f"{found}: a file stays as long as any job in it, or in an older one, exists",
+            f"{found}: a file stays while a job exists in it or in an older file",
             "look for old buried or long delayed jobs",
         )
     return Finding("ok", "binlog-oldest-index", found)

@@ -51,7 +51,7 @@ READ_ONLY = frozenset({1290, 1792, 1836})
 
 _UNAVAILABLE = {
     1040: "takes no more connections: raise max_connections, or use fewer processes",
-    1047: "takes no commands: as a node of a Galera cluster it is not, or no longer, part of it; name another node",
+    1047: "takes no commands: this node is not in its Galera cluster, or has left it; name another node",
     1129: "has blocked this host after too many failed connections: run FLUSH HOSTS on it",
     1203: "allows this user no more connections: raise max_user_connections",
     1226: "allows this user no more connections or queries for now: raise its limits",
