@@ -1,10 +1,10 @@
 """Admin: inspects and changes jobs and queues, on connections that hold no lease.
 
-A job's tube never changes. The server gives out no id a second time while it runs, and no connection outlives it. So
-each call first reads the job's tube. On the same connection the id still means this job afterwards, so the next
-commands cannot change another one. On a new
-connection the same id may belong to another job, if the server was restarted or if its name leads to another server
-now. So commands that follow such a read are never repeated on a new connection.
+A job's tube never changes. While a server runs, it gives out no id a second time, and all its connections end when the
+server ends. So each call first reads the job's tube: on the same connection the id still means this job afterwards, and
+the next commands cannot change another job. On a new connection the same id may belong to another job, if the server
+was restarted, or if the server's name leads to another server now. So commands that follow such a read are never
+repeated on a new connection.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from .pool import Pool, Session
     from .server_info import JobStats, TubeStats
 
-_MAX_ATTEMPTS = 10  # of a read, while the job changes between its commands
-_TUBES_AT_ONCE = 500  # whose stats are asked for in one packet
+_MAX_ATTEMPTS = 10  # attempts of a read, if the job changes between the read's commands
+_TUBES_AT_ONCE = 500  # tubes whose stats are asked for in one packet
 
 _PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIED: b"peek-buried"}
 
 
 class Admin:
-    """Everything of a backend that is not enqueue or consume."""
+    """All calls of the backend except enqueuing and consuming."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -53,7 +53,10 @@ class Admin:
         return record(queue, number, stats, body)
 
     def first(self, queue: str, state: State) -> tuple[JobRecord | None, int]:
-        """Return the first job in a state, None if there is none or it cannot be read, and the number of such jobs."""
+        """Return the first job in a state, and the number of jobs in that state.
+
+        Instead of the first job: None, if there is none or it cannot be read.
+        """
         with self._pool.borrowed() as session:
             for _ in range(_MAX_ATTEMPTS):
                 reply, *heads = session.ask(
@@ -151,7 +154,7 @@ class Admin:
         return new.decode()
 
     def _hide_for(self) -> float:
-        """Return the seconds after which the old job is deleted, or its deletion has failed."""
+        """Return the seconds after which the old job has certainly been deleted, or its deletion has failed."""
         return math.ceil(self._pool.timeout) + 1.0
 
     def _put_replacement(self, session: Session, queue: str, job: NewJob) -> bytes:
@@ -180,7 +183,7 @@ class Admin:
     # --- many jobs ---
 
     def kick(self, queue: str, limit: int) -> int:
-        """Kick buried jobs one by one, by id: the server's ``kick`` takes delayed jobs when none is buried."""
+        """Kick buried jobs one by one, by id: the server's ``kick`` would kick delayed jobs when none is buried."""
         kicked = 0
         with self._pool.borrowed() as session:
             ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
@@ -196,9 +199,9 @@ class Admin:
         return kicked
 
     def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
-        """Kick the first buried job once more, after a kick failed. False: it is not buried any more.
+        """Kick the first buried job once more, after a kick failed. False: the job is not buried any more.
 
-        Raises ``BackendFull`` if it is buried as before.
+        Raises ``BackendFull`` if the job is buried as before.
         """
         before = self._state(session, number)
         if before is None or before.state != b"buried":
@@ -221,7 +224,7 @@ class Admin:
         purged = 0
         with self._pool.borrowed() as session:
             reply, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
-            most = getattr(self._tube_stats(reply), state.value)  # jobs enqueued later do not prolong the call
+            most = getattr(self._tube_stats(reply), state.value)  # so that jobs enqueued later do not prolong the call
             must_check = state is State.BURIED and most and session.server_info().has_log
             while purged < most and head.startswith(b"FOUND "):
                 number, before = head.split()[1], purged
@@ -254,16 +257,16 @@ class Admin:
     def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
         """Return the job's stats.
 
-        *is_safe*: the command may be repeated on a new connection, as the id comes from the caller and nothing was read
-        about its job yet.
+        *is_safe*: the command may be repeated on a new connection, because nothing was read about the job yet: its id
+        comes from the caller.
         """
         return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
     def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:
-        """Delete a job that is not reserved. False: a consumer has it, or it is gone.
+        """Delete a job that is not reserved. False: a consumer has the job, or the job is gone.
 
         A job that was buried by its put, for lack of memory, is not in the log, and deleting it would corrupt the log.
-        Kicking it first writes it to the log.
+        So such a job is kicked first, which writes it to the log.
         """
         if job.is_out_of_log and session.server_info().has_log and not self._kick(session, number):
             now = self._state(session, number)

@@ -6,15 +6,15 @@ guarantee             how                                                       
 priority, then age    the server's own order in a tube                                        none
 earlier queues first  one tube is watched at a time while jobs are taken                      a round trip per queue
 never early           the server's clock; delays are rounded up to whole seconds              none
-one live lease        the server's, ended by time or with its connection; the driver refuses  a read of the clock; near
-                      late verdicts, counting from when the reserve was sent                  the end, a touch before
+one live lease        a reservation, which ends by time or with its connection; the driver    a read of the clock; near
+                      refuses verdicts that are late, by the time since the reserve was sent  the end, a touch before
                                                                                               an ack
 leases that end       a thread sends a no-op where the server may miss the end of a lease     one command per lease that
                                                                                               ends without a verdict
 counts                ``stats-job`` for each reserved job, all in one packet                  a round trip per batch
-waiting               ``reserve-with-timeout`` on a connection that holds nothing             0.4 commands/s, idle
-lost replies          a verdict without a reply is ``LeaseLost``, as its lease ended with its  none
-                      connection; an enqueue without a reply is ``EnqueueUncertain``
+waiting               ``reserve-with-timeout`` on a connection without leases                 0.4 commands/s, idle
+lost replies          a verdict without a reply is ``LeaseLost``, because its lease ended     none
+                      with the connection; an enqueue without one is ``EnqueueUncertain``
 ====================  ======================================================================  =========================
 
 docs/beanstalk.md lists the requirements on the server, and its limits.
@@ -65,7 +65,7 @@ _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a 
 
 @guarded(*BACKEND_METHODS, server="a beanstalkd")
 class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
-    """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
+    """Jobs on a beanstalkd server: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
         backend="beanstalk",
@@ -197,7 +197,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:
-        """Return the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
+        """Return the body of an ``OK`` reply; None for a ``NOT_FOUND`` reply. Raises ``BackendError``."""
         ((line, body),) = self._pool.ask(command)
         if line.startswith(b"OK "):
             return body

@@ -56,7 +56,7 @@ class BeanstalkBaseline(Baseline):
                 return count / (time.perf_counter() - start)
 
     def close(self) -> None:
-        """Delete the jobs that are left, as the server deletes a tube with its last job."""
+        """Delete the jobs that are left; the server deletes the tube when its last job is gone."""
         try:
             if not self._connection.is_closed:
                 self.take_in_batches()

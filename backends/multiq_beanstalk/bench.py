@@ -30,7 +30,7 @@ _STATS_COMMAND = "cmd-stats"  # the command that reads the counters
 
 
 class BeanstalkServer(Server):
-    """``beanstalkd`` on a port of loopback, with a log that is synced before each answer where *profile* is durable."""
+    """``beanstalkd`` on a port of loopback. With a durable *profile* it syncs its log before each answer."""
 
     program = package = "beanstalkd"
 
@@ -62,7 +62,7 @@ class BeanstalkServer(Server):
 
 
 class BeanstalkAdapter(Adapter):
-    """One server. beanstalkd counts no bytes. The server's memory is known only if it runs on this machine."""
+    """One server. It does not count the bytes of requests; its memory is known only if it runs on this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -117,7 +117,7 @@ class BeanstalkBench(Bench):
 
 
 def _settings(server: Examined) -> dict[str, str]:
-    """Return the settings that decide durability; not the log's folder."""
+    """Return the settings that decide durability, without the log's folder."""
     settings = {"-b": "yes" if server.has_log else "no"}
     if server.has_log and server.options is not None:
         settings |= {f"-{name}": value or "yes" for name, value in server.options.items() if name in "fF"}

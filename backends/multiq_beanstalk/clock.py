@@ -7,6 +7,6 @@ import time
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-#: seconds by a clock that also counts the time in which the machine is suspended, as the server's clock does; where a
-#: system has no such clock, by the monotonic one
+#: the time in seconds, by a clock that also counts the time in which the machine is suspended, as the server's clock
+#: does; on a system without such a clock, by the monotonic clock
 now = functools.partial(time.clock_gettime, _CLOCK)

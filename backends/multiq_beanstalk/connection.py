@@ -1,7 +1,8 @@
 """One connection to beanstalkd: sends many commands in one packet, and reads their replies in order, by a deadline.
 
-greenstalk waits for each reply before it sends the next command, and bounds single reads instead of the call; see
-docs/decisions/0010. The driver's exceptions have greenstalk's as their causes.
+This module takes the place of the client library greenstalk, which waits for each reply before it sends the next
+command, and limits the time of single reads but not of a call; see docs/decisions/0010. The driver's exceptions still
+have exceptions of greenstalk as their causes.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _CLOSED_BY_SERVER = "the server closed the connection"
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _NO_LINGER = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
-_LONGEST_LINE = 512  # bytes; the server's are shorter
+_LONGEST_LINE = 512  # bytes; the server's lines are shorter
 _LARGEST_REPLIES = 640_000_000  # bytes of all replies to one packet
 _MOST_DIGITS = 12
 _SHORTEST_REPLY = 8  # bytes: ``BURIED`` and a line's end
-_WAITALL_FROM = 80  # bytes: so many that must still come are received by one call
+_WAITALL_FROM = 80  # bytes: if at least so many must still come, one call receives them
 _DEFAULT = "default"
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _NOOP = b"list-tube-used\r\n"  # a command without effect, whose reply is one line
@@ -76,7 +77,8 @@ class Connection:
     def is_alive(self) -> bool:
         """Whether the connection is open, and nothing but replies to no-ops has arrived since the last reply.
 
-        The end of the stream may follow replies that were not read yet, so everything that has arrived is read.
+        The server may have closed the connection after replies that were not read yet: so this reads all that has
+        arrived.
         """
         if self.is_closed:
             return False
@@ -96,7 +98,7 @@ class Connection:
         return False
 
     def send_noop(self) -> None:
-        """Send a command without effect. Its reply is read together with the next one."""
+        """Send a command without effect. Its reply is read together with the reply to the next command."""
         with contextlib.suppress(OSError):
             if self.sock.send(_NOOP, _DONTWAIT) == len(_NOOP):
                 self._noops_pending += 1
@@ -135,7 +137,10 @@ class Connection:
             raise
 
     def send(self, packet: bytes, deadline: float) -> None:
-        """Send *packet*. Any exception closes the connection; its ``unsent`` is the number of bytes not sent."""
+        """Send *packet*.
+
+        Any exception closes the connection; the exception's ``unsent`` is the number of bytes not sent.
+        """
         sent = self._received = 0
         try:
             try:
@@ -151,7 +156,10 @@ class Connection:
             raise
 
     def read(self, deadline: float) -> Reply:
-        """Return the next reply. Any exception closes the connection: a later reply would be taken for this one."""
+        """Return the next reply.
+
+        Any exception closes the connection: else a later call would take this reply for its own.
+        """
         if self._noops_pending:
             self.read_noop_replies(deadline)
         try:
@@ -171,7 +179,9 @@ class Connection:
             raise
 
     def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
-        """Return the next *count* replies. The first *lines* of these replies answer slow commands and have no body.
+        """Return the next *count* replies.
+
+        *lines*: so many of them, the first ones, answer slow commands and have no body.
 
         After an error, the exception's ``partly_read`` has the replies that arrived before it.
         """
@@ -197,7 +207,7 @@ class Connection:
                 if sure >= _WAITALL_FROM:
                     self._receive(deadline, sure)
                 elif len(replies) < count:
-                    replies.append(self._read(deadline))  # not all there yet
+                    replies.append(self._read(deadline))  # it has not arrived as a whole
         except BaseException as exc:
             self.abort()
             exc.partly_read = replies  # type: ignore[attr-defined]
@@ -231,7 +241,7 @@ class Connection:
             return rest
 
     def read_nowait(self, count: int) -> list[Reply]:
-        """Return those of the next *count* replies, without bodies, that have arrived already.
+        """Return up to *count* next replies, without bodies: those that have arrived already.
 
         Raises ``OSError``, ``ProtocolError``.
         """
@@ -254,7 +264,7 @@ class Connection:
         return replies
 
     def received_lines(self) -> list[bytes]:
-        """Return the replies without bodies that arrived and were not read, after a packet was sent in part."""
+        """Return the replies, without bodies, that have arrived unread, after a packet was sent only in part."""
         return self._buffer[self._at :].split(b"\r\n")[:-1]
 
     def close(self) -> None:
@@ -280,7 +290,7 @@ class Connection:
     def _send_and_receive(self, rest: memoryview, deadline: float) -> None:
         """Send a packet that is larger than what the kernel takes at once.
 
-        The server stops reading while its replies are not read, so this sends and receives in turns.
+        The server stops reading when the client does not read its replies, so this sends and receives in turns.
         """
         poll = select.poll()
         poll.register(self.sock, select.POLLIN | select.POLLOUT)
@@ -315,7 +325,7 @@ class Connection:
         return line
 
     def _check_line_ends(self) -> None:
-        """Raise ``ProtocolError`` if the buffer holds more than a line may have, and no line's end."""
+        """Raise ``ProtocolError`` if the buffer holds more bytes than a line may have, and no end of a line."""
         if len(self._buffer) - self._at > _LONGEST_LINE:
             raise ProtocolError("a reply does not end")
 
@@ -345,10 +355,9 @@ class Connection:
     def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
         """Wait for data and receive what has arrived.
 
-        *sure*: so many bytes are to come at least, and one call receives them.
-
-        The server sends each reply by itself, and slowly if it syncs its log for each. Waking up for every one of them
-        costs more than all other work for a job.
+        *sure*: at least so many bytes will come, and one call receives all of them. The server sends each reply
+        separately, and slowly if it syncs its log for each. To wake up for every single reply costs more than all other
+        work for a job.
         """
         left = time_left(deadline)
         data = b"" if sure >= _WAITALL_FROM else self._spin.receive(_RECEIVED_AT_ONCE)
@@ -375,10 +384,10 @@ class Connection:
         return data
 
     def _set_receive_timeout(self, left: float) -> None:
-        """Set the timeout of the next receive to *left* seconds, unless the present one is less than a sixteenth off.
+        """Set the timeout of the next receive to *left* seconds; a present one within a sixteenth of that is kept.
 
-        Call this only when data has arrived already: Python repeats a receive that a signal interrupts before any data,
-        and the kernel would then allow the whole time again.
+        Call this only when data has arrived already. If a signal interrupts a receive before any data, Python repeats
+        the receive, and the kernel allows the whole time again.
         """
         if abs(left - self._receive_timeout) <= left / 16:
             return

@@ -1,7 +1,7 @@
 """The consumer: settles and reserves in one packet. A lease ends with the connection that it was reserved on.
 
-The main connection reserves ready jobs. It watches one tube at a time, so that earlier queues come first. A consumer
-that holds leases, or has several queues, waits on another connection; see waiting.py.
+The main connection reserves ready jobs. It watches one tube at a time, so that jobs of earlier queues come first. A
+consumer that holds leases, or has several queues, waits on another connection; see waiting.py.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.beanstalk")
 
 _SLICE = 500  # jobs asked for in one packet
-_TOUCH_BELOW = 1.0  # seconds: with less of a lease left, a delete might arrive after its end, so a touch goes first
-_PROBE_FROM = 3  # queues: from so many on, the consumer first asks which of them have jobs
+_TOUCH_BELOW = 1.0  # seconds: if less of a lease is left, a delete might arrive too late, so a touch is sent first
+_PROBE_FROM = 3  # queues: with so many or more, the consumer first asks which of them have jobs
 _PROMPT = 0.05  # seconds: after a reply within this time, leases need no touch
 _PACKETS_PER_TIMEOUT = 8  # one packet's jobs may take at most the timeout divided by this
 
@@ -50,14 +50,14 @@ class BeanstalkConsumer(Consumer):
     def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
         self._tubes = self._own_order = tuple(dict.fromkeys(queues))
-        """The queues in the order of the present call, and as they were given."""
+        """``_tubes``: the queues in the order of the present call. ``_own_order``: the order given to the consumer."""
         self._pool = pool
         self._waiter = Waiter(pool, self._tubes)
         self._expected: dict[str, int] = {}  # tube -> how many jobs are worth asking for
         self._reset()
 
     def _reset(self) -> None:
-        """Forget leases and connections; also called in a forked child, where they belong to the parent."""
+        """Forget leases and connections. Also called in a forked child, as they belong to the parent process."""
         self._generation = forks.generation
         self._main: Connection | None = None
         self._waiter.forget_connections()
@@ -72,7 +72,7 @@ class BeanstalkConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # this order does not affect waits, which watch all tubes at once
+        # a wait does not use this order: it watches all tubes at once
         self._tubes = self._own_order if queues is None else tuple(dict.fromkeys(self.in_order(queues)))
         give_up_at = time.monotonic() + timeout
         answers, leases = self._exchange(verdicts, limit)
@@ -115,7 +115,8 @@ class BeanstalkConsumer(Consumer):
     def _acquire(self, held_leases: HeldLeases) -> None:
         """Lock the connections. Raises ``BackendTimeout`` if another thread holds the lock for half of the timeout.
 
-        The other half is for this call: with less time, its own deadline might cut off a connection that works.
+        The other half of the timeout is for this call's own requests: with less time, the call's deadline might cut off
+        a connection that works.
         """
         at_most = self._pool.timeout / 2
         if not held_leases.acquire(at_most):
@@ -143,9 +144,10 @@ class BeanstalkConsumer(Consumer):
     def _exchange_multiplexed(
         self, exchange: Exchange, pending: dict[Connection, list[PendingVerdict]], deadline: float
     ) -> None:
-        """Settle on several connections at the same time, or on others than the one that reserves.
+        """Settle on several connections at the same time, or on another connection than the one that reserves.
 
-        Reserving gets at least half of the time: a silent connection must not use up the time of those that work.
+        Reserving gets at least half of the time: a connection that does not answer must not use up the time of the
+        others.
         """
         multiplexer = Multiplexer()
         try:
@@ -181,7 +183,7 @@ class BeanstalkConsumer(Consumer):
             self._record_error(exchange, exc)
 
     def _by_connection(self, exchange: Exchange) -> dict[Connection, list[PendingVerdict]]:
-        """Group the verdicts by the connection to send them on.
+        """Group the verdicts by the connection on which they are to be sent.
 
         A verdict on a lost lease is answered with ``LeaseLost`` at once.
         """
@@ -229,8 +231,8 @@ class BeanstalkConsumer(Consumer):
     def _touch_steps(self, exchange: Exchange, pending: list[PendingVerdict]) -> Steps:
         """Touch leases whose acks might arrive after their end; drop from *pending* what must not be sent any more.
 
-        The server refuses a touch after the end of the lease, but not a delete. A round of touches takes time, in which
-        other leases come near their end, so rounds follow until none is near it.
+        After the end of a lease, the server refuses a touch, but not a delete. A round of touches takes time, and
+        meanwhile other leases come near their ends. So there are more rounds, until no lease is near its end.
         """
         while expiring := self._expiring(pending):
             touched_at = now()
@@ -249,7 +251,7 @@ class BeanstalkConsumer(Consumer):
                     pending.remove(one)
 
     def _expiring(self, pending: Iterable[PendingVerdict]) -> list[PendingVerdict]:
-        """Return acks of leases with less than a second left, or less than half of the ttr, if that is shorter."""
+        """Return the acks of leases with less than a second left, or less than half of the ttr if that is shorter."""
         moment = now()
         safe_from = moment + _TOUCH_BELOW
         return [
@@ -263,7 +265,10 @@ class BeanstalkConsumer(Consumer):
     def _exchange_on(
         self, exchange: Exchange, connection: Connection | None, pending: list[PendingVerdict], deadline: float
     ) -> None:
-        """Settle on *connection*; with None, on the main one, and reserve as well. Records errors in *exchange*."""
+        """Settle on *connection*. None: settle on the main connection, and reserve as well.
+
+        Records errors in *exchange*.
+        """
         on = self._main if connection is None else connection
         try:
             if pending and on is not None:
@@ -299,7 +304,7 @@ class BeanstalkConsumer(Consumer):
         except CONNECTION_ERRORS as exc:
             self._apply_partial_replies(exchange, connection, pending, getattr(exc, "partly_read", ()), sent_at)
             raise
-        except BaseException:  # of a signal handler: the replies would stay unread
+        except BaseException:  # raised by a signal handler: the replies would stay unread
             connection.abort()
             raise
         if not pending:
@@ -308,7 +313,7 @@ class BeanstalkConsumer(Consumer):
         return replies[len(pending) :]
 
     def _verdict_packet(self, pending: Sequence[PendingVerdict]) -> bytes:
-        """Return the commands of these verdicts, and end the verdicts' leases; a touch ends none."""
+        """Return the commands of these verdicts, and end the verdicts' leases, except those that are only touched."""
         for _, verdict, held in pending:
             if not isinstance(verdict, Touch):
                 self._held_leases.end(verdict.lease.token, held)
@@ -324,8 +329,8 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         """Apply the replies that arrived before the connection ended, and refuse the other verdicts.
 
-        They are refused whether or not the server has carried them out. That a job is gone, or ready, proves nothing:
-        another consumer may have had the job afterwards, and acked or released it.
+        The other verdicts are refused whether or not the server has carried them out, because nobody can know. A job
+        that is gone, or ready, proves nothing: another consumer may have had it afterwards, and acked or released it.
         """
         self._apply_replies(exchange, connection, pending, replies, sent_at)
         for at, _, _ in pending[len(replies) :]:
@@ -387,9 +392,9 @@ class BeanstalkConsumer(Consumer):
     # --- reserving ---
 
     def _reserve(self, exchange: Exchange, pending: Sequence[PendingVerdict], deadline: float) -> None:
-        """Settle, and reserve ready jobs from one tube after the other until there are enough.
+        """Settle, and reserve ready jobs from one tube after the other, until there are enough jobs.
 
-        Stops at half of the timeout: jobs that have arrived must not wait for a slow link.
+        Stops at half of the timeout if jobs have arrived: they must not wait for a slow network.
         """
         if self._main is None or not (pending or self._main.is_alive()):
             self._main = self._pool.open(deadline, close_with_pool=True)
@@ -415,7 +420,7 @@ class BeanstalkConsumer(Consumer):
                     continue
             is_empty = False
             while not is_empty and exchange.wanted > 0 and not (exchange.found and time.monotonic() > enough_at):
-                # probe the other tubes in the same packet, if the first one was short of jobs the last time
+                # if the first tube had too few jobs the last time, the same packet also asks for the other tubes' stats
                 is_short = others and not position and not probed and self._expected.get(tube, 1) == 1
                 is_empty, replies = self._reserve_from(
                     exchange, connection, pending, tube, others if is_short else (), deadline
@@ -437,7 +442,7 @@ class BeanstalkConsumer(Consumer):
         probed: Sequence[str],
         deadline: float,
     ) -> tuple[bool, list[Reply]]:
-        """Reserve one packet's jobs of one tube.
+        """Reserve jobs of one tube, as many as one packet asks for.
 
         Returns whether the tube is empty now, and the replies about the tubes *probed*.
         """
@@ -449,7 +454,7 @@ class BeanstalkConsumer(Consumer):
         asked_at = now()
         try:
             replies = self._send_verdicts(exchange, connection, pending, packet, count + asked + len(probed), deadline)
-        except TimeoutError as exc:  # too many jobs for the link
+        except TimeoutError as exc:  # too many jobs for this network
             arrived = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
             self._expected[tube] = max(1, arrived // 2)
             raise
@@ -487,13 +492,13 @@ class BeanstalkConsumer(Consumer):
     def _begin_leases(self, connection: Connection, found: Sequence[Reserved], deadline: float) -> list[Lease]:
         """Return the leases of reserved jobs.
 
-        Jobs whose reserve was sent some time ago are touched first: the server may have ended the reservation, and
-        ``stats-job`` also says *reserved* when another consumer has the job.
+        Jobs whose reserve was sent some time ago are touched first, because the server may have ended their
+        reservations. ``stats-job`` would not show that: it also says *reserved* when another consumer has the job.
         """
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
-            moment, asked_at = time.monotonic(), now()  # two clocks: see clock.py
+            moment, asked_at = time.monotonic(), now()  # by two clocks: see clock.py
             if not at:
                 self.asked_at = moment - min(asked_at - found[0].asked_at, _PROMPT)
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])

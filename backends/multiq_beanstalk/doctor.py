@@ -1,7 +1,7 @@
 """Whether a beanstalkd is set up for jobs: what it keeps, what it refuses, and who can access it.
 
-Sends only commands that read, and puts no job. Most options of a server do not show in its replies. They are read from
-its command line if it runs on this machine; elsewhere they are reported as unknown, never as ok.
+Sends only commands that read, and puts no job. The server's replies do not show most of its options. These options are
+read from the server's command line if it runs on this machine; otherwise they are reported as unknown, never as ok.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _TRIED = (1, 12)  # the version that multiq is tested with, and the first that s
 _CRASHES_UP_TO = (1, 13)  # the newest release; all releases have the fault
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
-_TUBES = 1000  # that are examined
-_NAMED = 5  # tubes that a finding names
-_LARGE_LOG = 100  # files
+_TUBES = 1000  # tubes that are examined, at most
+_NAMED = 5  # tubes that a finding names, at most
+_LARGE_LOG = 100  # files of a log: more get a warning
 
 _ASK_OPERATOR = "ask the operator of the server"
 
@@ -192,12 +192,12 @@ def _sync_ms(server: Server) -> int | None:
 
 
 def _log(server: Server) -> Finding:
-    """Whether the log is still written: after one failed write the server turns it off until a restart, silently.
+    """Whether the server still writes its log: after one failed write it silently stops logging until a restart.
 
-    The server counts the records of its log, and each job put and each job deleted is one record. So there are never
-    fewer records than such jobs, unless the log is off (or a job was buried by its put, for lack of memory). Delayed
-    releases, burials and kicks are records as well, which the server does not count exactly. After N of these, a failed
-    log shows only when N more changes are missing from it.
+    The server counts the records of its log. Each put and each delete of a job makes one record, so there are at least
+    as many records as puts and deletes, unless the log is off (or a job was buried by its put, for lack of memory).
+    Delayed releases, burials and kicks make records as well, but the server does not count these events exactly. After
+    N of them, a failed log is noticed only when N more changes are missing from it.
     """
     missing = max(_missing(server.stats), _missing(server.later), _missing_since(server.stats, server.later))
     if missing > 0:
@@ -240,7 +240,7 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
         return Finding(
             "warn",
             "binlog-oldest-index",
-            f"{found}: a file stays as long as any job in it, or in an older one, exists",
+            f"{found}: a file stays while a job exists in it or in an older file",
             "look for old buried or long delayed jobs",
         )
     return Finding("ok", "binlog-oldest-index", found)
@@ -250,7 +250,7 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
 
 
 def _access(server: Server) -> Finding:
-    """Who can reach the address: there are no passwords, so any client can read, change and delete all jobs."""
+    """Who can reach the server: it has no passwords, so any client can read, change and delete all jobs."""
     open_to_all = "any client can read, change and delete all jobs, as beanstalkd has no passwords"
     if isinstance(server.address, str):
         return Finding("ok", "address", "this machine only, as far as this URL goes")
@@ -304,7 +304,7 @@ def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
     tube = pairs(ask(b"stats-tube " + name))  # a tube that is gone by now has no stats
     if not _number(tube, "current-jobs-ready"):
         return False
-    if name == b"default":  # every connection watches it at first, including producers and this one
+    if name == b"default":  # every new connection watches this tube, also those of producers and this one
         return not _number(stats, "current-workers")
     return not _number(tube, "current-watching")
 

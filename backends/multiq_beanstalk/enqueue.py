@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .server_info import ServerInfo
 
-_MOST_JOBS = 1000  # in one packet
-_MOST_BYTES = 4_000_000  # of bodies in one packet, the last body not counted
+_MOST_JOBS = 1000  # jobs in one packet
+_MOST_BYTES = 4_000_000  # bytes of the bodies in one packet, without the last body
 
 
-#: replies to a put that the server refused; after any other reply, later ones may belong to other commands
+#: replies to a put that the server refused; after any other reply, the next replies may belong to other commands
 _REFUSALS = (b"BURIED ", b"DRAINING", b"JOB_TOO_BIG", b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
@@ -42,7 +42,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
         return _Batch(pool, queue, jobs, server_info).put(connection, deadline)
     except MultiqError:
         raise
-    except BaseException:  # of a signal handler: a reply may be unread
+    except BaseException:  # raised by a signal handler: a reply may be unread
         connection.abort()
         raise
     finally:
@@ -50,7 +50,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
 
 
 def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, deadline: float) -> list[str]:
-    """Put one job. Hot path of the most frequent call."""
+    """Put one job. This path is kept fast: it is the most frequent call."""
     try:
         connection.send(put(job), deadline)
         line = connection.read_line(deadline)
@@ -96,7 +96,7 @@ class _Batch:
         raise self._refusal()
 
     def _use(self, connection: Connection, deadline: float) -> None:
-        """Put the tube in use, in a round trip of its own: after a refused ``use``, puts go to the previous tube."""
+        """Send ``use`` alone: if the server refuses it, puts in the same packet would go to the previous tube."""
         if connection.used == self._queue:
             return
         try:
@@ -127,8 +127,8 @@ class _Batch:
     def _error(self, exc: Exception, unsent: int) -> BackendError:
         """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
 
-        Jobs without a reply are uncertain. Jobs that the server buried are uncertain, too: this call could not delete
-        them, and the server may have lost them in a restart.
+        Jobs without a reply are uncertain: nobody knows whether they are stored. Jobs that the server buried are
+        uncertain, too: this call could not delete them, and the server may have lost them in a restart.
         """
         error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
@@ -151,8 +151,9 @@ class _Batch:
     def _delete_buried(self, connection: Connection) -> None:
         """Delete jobs that the server buried when they were put: the call reports these jobs as refused.
 
-        A server with a log must keep them. The log does not have them, and a record that deletes an unknown job ends
-        the reading of the log at the next start: all jobs after it would be lost.
+        On a server with a log these jobs are not deleted. They are not in the log, but their deletion would be. At its
+        next start the server stops reading the log at a record that deletes an unknown job, and would lose all later
+        jobs.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._server_info.has_log:
@@ -185,7 +186,7 @@ class _Batch:
         return error
 
     def _uncertain(self, unexpected: Sequence[int]) -> EnqueueUncertain:
-        """Return the error for replies that a put cannot have: they do not show whether the job was stored."""
+        """Return the error for replies that are no replies to a put: they do not show whether the job was stored."""
         error = reply_error(self._refused[unexpected[0]], self._pool.address)
         received = len(self._accepted) + len(self._refused)
         certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]

@@ -25,7 +25,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
     ),
     b"OUT_OF_MEMORY": (
         BackendFull,
-        "has no memory, or no room in its log, for another job: work jobs off (that goes on), or give it more",
+        "has no memory, or no room in its log, for another job: let workers go on, or give it more",
     ),
     b"BURIED": (BackendFull, "has no memory to put the job into its order, and has buried it"),
     b"JOB_TOO_BIG": (BackendError, "finds the body too large: start it with a larger -z"),
@@ -39,7 +39,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 
 
 def classify(exc: Exception) -> Failure:
-    """The class of a connection error, for a command that may be repeated.
+    """Return the kind of a connection error, for a command that may be repeated.
 
     The driver keeps no receipts, so it repeats only commands that may be carried out twice: reads and ``pause-tube``.
     """

@@ -1,13 +1,14 @@
 """The leases that a consumer holds, each with its end by the client's clock, and the timer that watches their ends.
 
-The client counts a lease from the moment before its reserve was sent, so that it never ends later than on the server.
-The server lets a client delete a job whose lease has ended, even if another consumer had it since. The client's clock
-prevents that.
+The client counts a lease from the moment before its reserve was sent, so by the client's clock the lease never ends
+later than on the server. The server lets a client delete a job whose lease has ended, even if another consumer has the
+job now. To prevent that, the driver sends no verdict on a lease that has ended by the client's clock.
 
-beanstalkd may miss the end of a lease. Its timer for a connection fires at the microsecond of a reservation's end. If
-the reservation is not quite over then, the server does not set the timer again until the client sends something on the
-connection. On an idle server that happens most of the time (issues 262 and 380, pull request 334 of beanstalkd; seen
-with 1.12). So the lease timer, a thread, sends no-ops on the connection of a lease that has ended.
+beanstalkd may miss the end of a lease. The server's timer for a connection fires at the microsecond of a reservation's
+end. If the reservation is not quite over at that moment, the server sets the timer again only when the client sends
+something on the connection. On an idle server the end is missed in this way most of the time (issues 262 and 380, pull
+request 334 of beanstalkd; seen with 1.12). So the lease timer, a thread, sends no-ops on the connection of a lease that
+has ended.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class HeldLease:
 
 
 class HeldLeases:
-    """All leases of one consumer, by token. A thread that uses their connections holds the lock."""
+    """All leases of one consumer, by token.
+
+    A thread must hold the lock while it uses the connections of these leases.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -69,8 +73,8 @@ class HeldLeases:
     def release(self) -> None:
         """Release the lock, if this thread has it.
 
-        So this can stand in a ``finally`` whose ``try`` begins before ``acquire``. It has to begin there, as a signal
-        handler may raise just after ``acquire``.
+        So ``release`` can stand in a ``finally`` whose ``try`` begins before ``acquire``. The ``try`` has to begin
+        there, because a signal handler may raise just after ``acquire``.
         """
         try:  # noqa: SIM105 - for every call, and suppress costs as much as the rest of it
             self._lock.release()
@@ -78,7 +82,7 @@ class HeldLeases:
             pass
 
     def live(self, lease: Lease, moment: float) -> HeldLease | None:
-        """Return the held lease; None if it has ended, by its time or with its connection, or is another consumer's.
+        """Return the held lease. None: it has ended, by its time or with its connection, or it is another consumer's.
 
         A lease that has ended by its time is kept, as the lease timer still has to send no-ops for it.
         """
@@ -103,10 +107,10 @@ class HeldLeases:
         touched: Mapping[bytes, bool],
         asked_at: float,
     ) -> list[Lease]:
-        """Return the leases of reserved jobs, by the *replies* to ``stats-job``, which was sent at *asked_at*.
+        """Return the leases of reserved jobs. *replies*: to the ``stats-job`` commands, which were sent at *asked_at*.
 
-        *touched* has the jobs that were touched then, and whether the server accepted that. A job whose reservation has
-        ended, on the server or by the client's clock, gets no lease: another consumer may have it.
+        *touched*: the jobs that were touched at that time, each with whether the server accepted the touch. A job whose
+        reservation has ended, on the server or by the client's clock, gets no lease: another consumer may have it.
         """
         leases = []
         first_end, moment = math.inf, now()
@@ -124,7 +128,7 @@ class HeldLeases:
             self._held[token] = HeldLease(connection, ends_at, stats)
             connection.held.add(token)
             if ends_at <= moment:
-                continue  # the lease timer sends no-ops, in case the server misses its end
+                continue  # the lease timer sends no-ops, in case the server misses the lease's end
             leases.append(
                 Lease(
                     queue=stats.tube.decode(),
@@ -154,8 +158,8 @@ class HeldLeases:
         for token, held in due:
             held.noops_sent += 1
             if held.noops_sent == len(NOOP_DELAYS):
-                # no verdict came in all that time: forget the lease. From then on a wait may use the connection, so no
-                # more no-ops are sent
+                # no verdict came in all that time: forget the lease. No more no-ops are sent, as a wait may use the
+                # connection from now on
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)
 
@@ -168,7 +172,7 @@ class LeaseTimer:
         forks.watch(self)
 
     def start_over_in_child(self) -> None:
-        """Begin with no leases and no thread: a forked child has neither."""
+        """Forget leases and thread: a forked child has no leases, and the timer's thread does not run in it."""
         self._consumers: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._next_at = math.inf

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 PROC = Path("/proc")
 
-_WITH_ARGUMENT = frozenset("bflpuzs")  # of beanstalkd's options
-_LISTENS = "0A"  # the state of a socket, as /proc/net/tcp writes it
+_WITH_ARGUMENT = frozenset("bflpuzs")  # the options of beanstalkd that have an argument
+_LISTENS = "0A"  # the state of a socket that listens, as /proc/net/tcp writes it
 
 
 def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
-    """Return the options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``; None if it cannot be read.
+    """Return the options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``; None if that cannot be read.
 
-    *hostname* is the name that the server reports for its machine. If this machine has another name, the server's
-    process id means nothing here: the server runs in a container, for instance.
+    *hostname* is the name that the server reports for its machine. If this machine has another name, the server runs
+    elsewhere, in a container for instance, and its process id means nothing here.
     """
     if hostname not in {None, socket.gethostname()}:
         return None

@@ -1,4 +1,4 @@
-"""Multiplexed exchanges: reads replies of several connections as they arrive, so that a silent one delays no other."""
+"""Multiplexed exchanges: reads the replies of several connections as they arrive, so that none waits for another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
 
     Steps: TypeAlias = Generator[tuple[bytes, int], list[Reply], None]
-    """The exchange on one connection: yields a packet and the number of its one-line replies, gets these.
+    """The exchange on one connection: yields a packet and the number of its one-line replies, and gets the replies.
 
     ``CONNECTION_ERRORS`` are raised in it, with the replies that arrived before as ``partly_read``.
     """
@@ -36,10 +36,13 @@ class _Channel:
 
 
 class Multiplexer:
-    """Carries out steps on several connections. After an exception, ``abort`` closes those that wait for a reply."""
+    """Carries out steps on several connections.
+
+    After an exception, call ``abort``: it closes the connections that wait for a reply.
+    """
 
     def __init__(self) -> None:
-        self._channels: dict[int, _Channel] = {}  # by the number of the socket
+        self._channels: dict[int, _Channel] = {}  # by the socket's file descriptor
         self._poll = select.poll()
 
     def add(self, connection: Connection, steps: Steps) -> None:
@@ -55,7 +58,10 @@ class Multiplexer:
         return all(channel.connection is not connection for channel in self._channels.values())
 
     def run(self, until: float) -> None:
-        """Run until all steps are done, or until that time; reads replies that have arrived in any case."""
+        """Run until all steps are done, or until the time *until*.
+
+        Always reads the replies that have arrived already.
+        """
         left = 1.0
         while self._channels and left > 0:
             left = until - time.monotonic()
@@ -63,7 +69,7 @@ class Multiplexer:
                 self._step(number, event)
 
     def give_up(self) -> None:
-        """End the steps that still wait for a reply by a ``TimeoutError``."""
+        """Raise ``TimeoutError`` in the steps that still wait for a reply, which ends them."""
         for number, channel in tuple(self._channels.items()):
             self._fail(number, channel, TimeoutError(_NO_ANSWER))
 

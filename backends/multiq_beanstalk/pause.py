@@ -1,4 +1,7 @@
-"""Pauses: a connection watches the paused tubes. The server deletes a tube without jobs or watchers, and its pause."""
+"""Pauses: a connection watches the paused tubes.
+
+The server deletes a tube that has neither jobs nor watchers, and with the tube its pause.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ class PausedTubes:
             self._until[queue] = now + whole + 1
 
     def forget(self, queue: str) -> None:
-        """Stop watching a tube that is not paused any more, at the next pause."""
+        """Note that a tube is not paused any more: the next call of ``pause`` stops watching it."""
         with self._lock:
             if queue in self._until:
                 self._until[queue] = 0.0
@@ -68,6 +71,6 @@ class PausedTubes:
         return self._connection
 
     def start_over_in_child(self) -> None:
-        """After a fork: the connection is the parent's, and the lock may be locked for ever."""
+        """In a forked child: the connection is the parent's, and a thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._connection, self._until = None, {}

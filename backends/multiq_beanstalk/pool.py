@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
     from .server_info import ServerInfo
 
-_CHECK_AFTER = 0.02  # seconds since its last use after which an idle connection is checked before it is used again
+_CHECK_AFTER = 0.02  # seconds: an idle connection that was not used for so long is checked before it is used again
 _MAX_IDLE = 8  # connections kept for later calls
 
 
@@ -59,7 +59,7 @@ class Pool:
                 return connection
 
     def release(self, connection: Connection) -> None:
-        """Keep the connection for later calls, or close it if there are enough."""
+        """Keep the connection for later calls, or close it if enough are kept already."""
         if connection.is_closed:
             return
         if len(self._idle) < _MAX_IDLE:
@@ -78,7 +78,7 @@ class Pool:
         return connection
 
     def fetch_server_info(self, connection: Connection, deadline: float) -> tuple[Connection, ServerInfo]:
-        """Ask the server for its ``stats``. Returns the connection, a new one if this one broke, and the server info.
+        """Ask the server for its ``stats``. Returns the connection (a new one if this one broke) and the server info.
 
         Raises ``BackendError``.
         """
@@ -190,7 +190,7 @@ class Session:
             self._connection.close()
 
     def use(self, tube: str) -> None:
-        """Put *tube* in use, in a round trip of its own: a ``use`` that is refused leaves the previous tube in use.
+        """Put *tube* in use, in a round trip of its own: if the server refuses ``use``, the previous tube stays in use.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """
@@ -198,13 +198,14 @@ class Session:
             self.ask(tube=tube)
 
     def extend_deadline(self) -> None:
-        """Begin a new deadline, for the next packet of a call whose length depends on the number of jobs."""
+        """Begin a new deadline, for the next packet of a call whose duration depends on the number of jobs."""
         self.deadline = self.pool.deadline()
 
     def server_info(self, *, is_safe: bool = False) -> ServerInfo:
         """Return the server info.
 
-        The server is asked for it once per connection. With *is_safe*, a broken connection is replaced.
+        The server is asked once per connection. With *is_safe*, a broken connection is replaced, and the server asked
+        again.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """

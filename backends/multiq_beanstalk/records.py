@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .server_info import JobStats
 
-MIN_TTR = 3  # seconds: in the last second of a lease a waiting reserve of its connection gets DEADLINE_SOON
+MIN_TTR = 3  # seconds: in a lease's last second, a reserve that waits on the same connection gets DEADLINE_SOON
 _MOST_SECONDS = 2**32 - 1
 _MOST_ID = 2**64 - 1
 
@@ -31,7 +31,7 @@ class Reserved(NamedTuple):
     id: bytes
     body: bytes
     asked_at: float
-    """The time before the reserve was sent: the lease began then or later."""
+    """The moment before the reserve was sent: the lease began at that moment or later."""
 
 
 def whole_seconds(seconds: float) -> int:

@@ -13,11 +13,14 @@ class ServerInfo(NamedTuple):
     """A server's limits and log, from ``stats``."""
 
     max_body: int
-    """Bytes. With a log, two less than the server accepts: when it reads its log again, it counts the line's end with
-    the body, finds it too large, and stops reading, so that all later jobs of the file are lost (seen with 1.12).
+    """In bytes.
+
+    With a log, two less than the server accepts: when the server reads its log again, it counts the end of the line as
+    part of the body. It finds such a body too large and stops reading, so that all later jobs of the file are lost
+    (seen with 1.12).
     """
     has_log: bool
-    """Whether it was started with ``-b``."""
+    """Whether the server was started with ``-b``."""
 
 
 class JobStats(NamedTuple):
@@ -31,17 +34,17 @@ class JobStats(NamedTuple):
     time_left: int
     """Seconds until a delayed job is due, or a reserved job's lease ends."""
     file: int
-    """The number of the log file that holds it; 0: none."""
+    """The number of the log file that holds the job; 0: none."""
     reserves: int
     timeouts: int
     releases: int
     buries: int
-    """One more for each restart of the server while it was buried."""
+    """How often it was buried; each restart of the server while it was buried counts as one more."""
     server_kicks: int
-    """Including kicks of the job while it was delayed."""
+    """How often it was kicked, also while it was delayed."""
 
     def is_unchanged_since(self, before: JobStats) -> bool:
-        """Whether nothing of the job but its times has changed since *before*, the job's earlier stats."""
+        """Whether the job is the same as in *before*, its earlier stats, except for its times and its log file."""
         return self[:3] == before[:3] and self[7:] == before[7:]
 
     @property
@@ -51,14 +54,15 @@ class JobStats(NamedTuple):
 
     @property
     def burials(self) -> int:
-        """How often it was buried: the lower of the two bounds that the counts give."""
+        """How often it was buried. The server's counts give two upper bounds; this is the lower one."""
         return min(self.buries, self.server_kicks + (self.state == b"buried"))
 
     @property
     def crashes(self) -> int:
         """Reservations that ended without a verdict; the current one is not counted.
 
-        The server does not count these: they are the count of reservations less the counts of releases and burials.
+        The server does not count these. They are computed: the number of reservations minus those of releases and
+        burials.
         """
         if self.reserves <= 1 and self.state == b"reserved":  # the common case
             return 0
@@ -80,7 +84,7 @@ class TubeStats(NamedTuple):
     reserved: int
     buried: int
     pause: int
-    """Seconds that it was paused for; 0: it is not paused."""
+    """The seconds for which the tube was paused; 0: it is not paused."""
     pause_left: int
 
     @property
@@ -90,7 +94,7 @@ class TubeStats(NamedTuple):
 
 
 _LINE_END = 2  # bytes
-_LONGEST_STATS = 65536  # bytes; a server's are about 1,500
+_LONGEST_STATS = 65536  # bytes; a server's stats have about 1,500
 _LONGEST_LIST = 32_000_000  # bytes: about a million names
 _STRANGE_JOB = "a job's stats have an unexpected form"
 

@@ -1,7 +1,8 @@
 """Waiting for a job, on a connection that holds no lease, until another thread interrupts the wait.
 
-A waiting reserve cannot be cancelled, and the server answers no other command on its connection meanwhile. So a wait
-that has to end early closes its connection; the server makes a job that it reserves at that moment ready again.
+A waiting reserve cannot be cancelled, and the server answers no other command on its connection meanwhile. So if a wait
+has to end early, the driver closes the connection. If the server reserves a job at that moment, it makes the job ready
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _LONGEST = 60  # seconds that one reserve waits
-_ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole seconds
+_ABOUT = 0.2  # seconds by which a wait may last too long, as the server counts whole seconds
 
 
 class Waiter:
@@ -34,13 +35,13 @@ class Waiter:
         self._tubes = tubes
         self._wakeup = Wakeup()
         self.is_interrupted = False
-        """Whether a thread wants the current wait to end, or else the next one."""
+        """Whether a thread has asked to end the current wait or, if there is none, the next one."""
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
         """Wait for the next job.
 
-        Returns the job and the connection that reserved it, *main* if possible. Raises ``BackendError``.
+        Returns the job and the connection that reserved it; that is *main*, if possible. Raises ``BackendError``.
         """
         wakeup_fd = self._wakeup.open()
         attempts: Attempts | None = None
@@ -51,7 +52,7 @@ class Waiter:
                 connection.read_noop_replies(deadline)
                 job = self._wait_on(connection, wakeup_fd, left, give_up_at)
             except CONNECTION_ERRORS as exc:
-                attempts = attempts or Attempts(math.inf)  # the loop's end is the wait's
+                attempts = attempts or Attempts(math.inf)  # no deadline: this loop ends when the wait is over
                 if not attempts.again(classify(exc)):
                     raise explain(exc, self._pool.address, self._pool.timeout) from exc
             else:
@@ -62,7 +63,7 @@ class Waiter:
         return None
 
     def interrupt(self) -> None:
-        """End the current wait, or else the next one."""
+        """End the current wait or, if there is none, the next one."""
         self.is_interrupted = True
         self._wakeup.notify()
 
@@ -72,7 +73,7 @@ class Waiter:
         self._wakeup.drain()
 
     def forget_connections(self) -> None:
-        """Forget all connections, in a forked child: they are the parent's."""
+        """In a forked child: forget all connections, as they are the parent's."""
         self._spares = []
 
     def close(self) -> None:

@@ -7,12 +7,12 @@ durable when it       InnoDB, flushed at each commit as ``innodb_flush_log_at_tr
 returns               says
 atomic verbs          one transaction each, READ COMMITTED, run again after a deadlock        one or two round trips
 priority, then age    one index by (queue, state, place, seq), read in its order              O(log n)
-no lock waits         ``FOR UPDATE SKIP LOCKED``; nothing is held while a job runs            none
+no lock waits         ``FOR UPDATE SKIP LOCKED``; no lock is held while a job runs            none
 never early           due times in microseconds of the server's clock                         an index entry per move
-one live lease        a random token per reserve, compared and checked against the clock      a condition by primary key
-                      on every settle
+one live lease        a random token per reserve; every settle compares the token, and        a condition by primary key
+                      checks by the clock that the lease has not ended
 waiting               one poll every 47 ms for all consumers of a process, without a lock     23 queries/s, idle
-purge lag             scans resume at a cursor behind the deleted entries                     a scan from the start,
+slow purge of InnoDB  scans resume at a cursor behind the deleted entries                     a scan from the start,
                                                                                               1 % of the time
 ====================  ======================================================================  =======================
 
@@ -92,7 +92,7 @@ _CODES = {
     State.RESERVED: (RESERVED,),
     State.BURIED: (BURIED,),
 }
-_SURELY_FITS = 100_000  # bytes: fits without a look at max_allowed_packet, which is megabytes as a rule
+_SURELY_FITS = 100_000  # bytes: such a body fits without a check of max_allowed_packet, which is usually megabytes
 _START = (-1, 0)  # before the first place of a listing
 
 
@@ -128,9 +128,9 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     }
 
     def __init__(self, dsn: Dsn, *, timeout: float = 10.0, create: bool = True, clock: Clock | None = None) -> None:
-        """*create*: make the tables in a database that has none; else calls raise ``SchemaNotReady`` there.
+        """*create*: in a database without tables, make them; if False, calls raise ``SchemaNotReady`` there.
 
-        *clock* is for tests, which move time by hand. Without it the driver uses the server's clock.
+        *clock*: a clock that tests move by hand; None: the server's clock.
         """
         self.dsn = dsn
         self.timeout = timeout
@@ -307,14 +307,14 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
             return connection.select(render(verb, now=self._pool.now, **values))
 
     def _made_ready(self, queue: str) -> None:
-        """Have the consumers of this process find jobs that a call has made ready again."""
+        """Tell the consumers of this process that a call has made jobs ready again."""
         self._pool.poller.scan_windows.made_ready(queue)
         self._pool.poller.notify()
 
     def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
         """Whether an earlier attempt of this call, whose reply was lost, was committed. If not, the job is now locked.
 
-        Checked first: a second attempt must not undo what another client has done to the job since.
+        A second attempt checks this first: it must not undo what another client has done to the job since.
         """
         if not session.unconfirmed:
             return False
@@ -336,7 +336,8 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     def _reschedule(self, session: Session, queue: str, job_id: str, delay: float) -> None:
         """Remove the row and insert it again, because only an insert gives the job a new seq, and so a new age.
 
-        It is inserted in the state AGAIN, whose range other processes scan from the start at least every second.
+        The row is inserted in the state AGAIN: other processes scan the index range of that state from the start at
+        least every second.
         """
         now = self._pool.now
         ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=pack_id(job_id), now=now))
@@ -369,7 +370,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
 
 
 class _Insert:
-    """The insert of a batch, which records whether an attempt may have been committed."""
+    """The insert of a batch. ``may_be_done`` says whether an attempt may have been committed."""
 
     def __init__(self, preface: list[str], statements: list[str]) -> None:
         self._preface = preface
@@ -377,7 +378,10 @@ class _Insert:
         self.may_be_done = False
 
     def run(self, session: Session) -> None:
-        """One statement is a transaction by itself, which saves two round trips."""
+        """Insert the batch.
+
+        A single statement is a transaction by itself, without BEGIN and COMMIT: that saves two round trips.
+        """
         first, *others = self._statements
         if not others:
             self._commit(session, *self._preface, first)
@@ -397,7 +401,7 @@ class _Insert:
 
 
 class _Kick:
-    """One slice of a kick. After a lost reply it finds out whether the slice was carried out."""
+    """One slice of a kick. After a lost reply, the next attempt finds out whether the slice was carried out."""
 
     def __init__(self, pool: Pool, queue: str, size: int, behind: int) -> None:
         """*behind*: the place behind all jobs that were buried when the kick began."""

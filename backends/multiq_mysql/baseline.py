@@ -20,7 +20,7 @@ _COLUMNS = (
 
 
 class MysqlBaseline(Baseline):
-    """As few statements and packets as possible, on a table and a *connection* of its own."""
+    """Sends as few statements and packets as possible, on a table and a *connection* of its own."""
 
     FLAG: ClassVar[int] = CLIENT.MULTI_STATEMENTS
     """The client flag with which the connection must be opened."""
@@ -46,7 +46,7 @@ class MysqlBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def put_in_batches(self, count: int) -> float:
-        """One INSERT per batch, which has each row's text in full, as it would need for rows that differ."""
+        """One INSERT per batch. It has the text of each row in full, although the rows are equal: real jobs differ."""
         start = time.perf_counter()
         for at in range(0, count, PUT_BATCH):
             rows = ",".join([self._row for _ in range(min(PUT_BATCH, count - at))])

@@ -40,7 +40,7 @@ _DURABILITY_SETTINGS = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", 
 
 _DENIED = frozenset({ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
 
-#: innodb_flush_log_at_trx_commit: at a commit the log stays in the server's memory, or is synced to the disk
+#: innodb_flush_log_at_trx_commit: at a commit, 0 leaves the log in the server's memory, 1 syncs it to the disk
 _PROFILES = {"fast": "0", "durable": "1"}
 
 #: large enough that neither cache nor log limits what is measured
@@ -54,7 +54,10 @@ _SETTINGS = {
 
 
 class MysqlServer(servers.Server):
-    """``mariadbd`` on a port of loopback and a socket, with data of its own. User root needs no password."""
+    """``mariadbd`` on a port of loopback and a UNIX socket, with a data folder of its own.
+
+    User root needs no password.
+    """
 
     program, package = "mariadbd", _PACKAGE
 
@@ -83,7 +86,7 @@ class MysqlServer(servers.Server):
         return ["--no-defaults", *(f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items())]
 
     def answers(self) -> bool:
-        """Whether the server answers. Creates the database when it does."""
+        """Whether the server answers. If it does, this also creates the database."""
         with suppress(pymysql.MySQLError, OSError):
             with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL does not close a socket that fails to connect
                 probe.connect(str(self._socket))
@@ -94,7 +97,10 @@ class MysqlServer(servers.Server):
 
 
 class MysqlAdapter(Adapter):
-    """A database. Memory and CPU are known only of a server that runs on this machine and shows its pid file."""
+    """A database.
+
+    The server's memory and CPU are known only if it runs on this machine and its pid file can be read.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -115,7 +121,7 @@ class MysqlAdapter(Adapter):
         return Durability(survives(settings), durable)
 
     def counters(self) -> Counters:
-        pid = self._pid  # first, because finding it sends statements that are counted
+        pid = self._pid  # first, because the statements that find it are counted, too
         status = self._pairs("SHOW GLOBAL STATUS WHERE variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')")
         return Counters(
             commands=int(status["questions"]) - self._asked,
@@ -143,7 +149,7 @@ class MysqlAdapter(Adapter):
     def _pid(self) -> int | None:
         """The server's process id.
 
-        None if the server runs on another machine, or in a container, where process ids differ.
+        None if the server runs on another machine, or in a container: there its process id means another process.
         """
         variables = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
         if variables.get("hostname") != socket.gethostname():
@@ -200,7 +206,7 @@ def empty_data() -> Path:
             install,
             "--no-defaults",
             f"--datadir={data}",
-            f"--tmpdir={folder.name}",  # in a shared one it removes the temporary tables of another starting server
+            f"--tmpdir={folder.name}",  # in a shared folder it would remove temporary tables of another server
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",

@@ -1,12 +1,12 @@
-"""One connection to a database: packets of several statements, and transactions that are run again if need be.
+"""One connection to a database: packets of several statements, and transactions that are repeated after some errors.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-few round trips       statements that need no answer in between go in one packet              none
-no half-done verb     a transaction each; any exception rolls back or closes                  one fsync per commit
-no deadlock error     the whole transaction is run again on 1213, 1205 and 1020               a pause of milliseconds
-no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
+few round trips       statements that do not need each other's replies go in one packet       none
+no half-done verb     a transaction each; an exception rolls back or closes the connection    one fsync per commit
+no deadlock error     after errors 1213, 1205 and 1020 the whole transaction is run again     a pause of milliseconds
+no mixed-up replies   an exception before the full reply is read closes the connection        a reconnect
 bounded calls         the whole reply has to be read within what is left of the call's time   one ``recv_into`` of ours
                       (driverkit/timed_socket.py)                                             per read
 safe forks            a child drops its parent's connections as soon as it is forked          none
@@ -43,8 +43,8 @@ _T = TypeVar("_T")
 
 SHORTEST_TIMEOUT = 0.05  # seconds: the timeout of a packet even if the call's time is over
 
-_COMMAND = 16  # bytes of a packet beside the statements, at most
-_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # checks, and seconds between them, until a killed session has ended
+_COMMAND = 16  # bytes that a packet has beside the statements, at most
+_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # how often to check for a killed session's end; seconds
 
 
 class Reply(NamedTuple):
@@ -104,14 +104,17 @@ class Session:
         """The proof of the transaction that is being committed."""
 
     def execute(self, *texts: str) -> list[Reply]:
-        """Run statements, sent in one packet if they fit, and return their replies. The first error ends it."""
+        """Send statements, in one packet if they fit, and return their replies.
+
+        At the first error the rest is not run.
+        """
         text = ";".join(texts)
         if len(text) >= self._packet and len(texts) > 1:
             middle = len(texts) // 2
             return self.execute(*texts[:middle]) + self.execute(*texts[middle:])
         left = max(self.deadline - time.monotonic(), SHORTEST_TIMEOUT)
         opened: Any = self._opened
-        self.is_broken = True  # until the last reply is here
+        self.is_broken = True  # until the last reply has arrived
         try:
             if self._socket is not None:
                 self._socket.period = left
@@ -152,8 +155,8 @@ class Session:
     def commit(self, *texts: str, done: int | Sql | None = None) -> list[Reply]:
         """End the transaction with these statements. Outside a transaction, each statement is a transaction by itself.
 
-        With *done* and without a ticket, the transaction leaves a receipt with the value of *done*. If no transaction
-        is open, the statements and the receipt are then made one transaction.
+        With *done* and without a ticket, the transaction writes a receipt with the value of *done*. If no transaction
+        is open in that case, this call opens one for the statements and the receipt.
         """
         self.proof, self._ticket = self._ticket, None
         if done is not None and self.proof is None:
@@ -173,9 +176,9 @@ class Session:
         self.in_transaction, self._ticket = False, None
 
     def done_before(self) -> int | None:
-        """The number of rows that earlier attempts of this call have changed; None if none of them was committed.
+        """The number of rows that earlier attempts of this call have changed; None if no attempt was committed.
 
-        The rows in question must be locked.
+        The caller must have locked the rows of these jobs.
         """
         if not self.unconfirmed:
             return None
@@ -185,7 +188,10 @@ class Session:
 
 
 class Connection:
-    """A connection that opens when it is used, and again after a fork or an error. One thread at a time."""
+    """A connection that opens when it is used, and again after a fork or an error.
+
+    Only one thread at a time uses it.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -197,10 +203,13 @@ class Connection:
         self._is_stale = False
         self._server_identity: tuple[Any, ...] = ()
         self._lost_session: int | None = None
-        """The id of a session whose connection was lost. It keeps its locks until the server notices."""
+        """The id of a session whose connection was lost.
+
+        The session keeps its locks until the server notices the loss.
+        """
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
-        """Run *work* and return its result. multiq.driverkit.call_retry decides when it is run again.
+        """Run *work* and return its result. ``multiq.driverkit.call_retry`` decides when *work* is run again.
 
         After a lost reply, *work* finds the earlier attempts' proofs in ``session.unconfirmed``. *deadline*: the
         deadline of the whole call, if this work is only a part of it. Raises ``BackendError``, and what *work* raises.
@@ -248,11 +257,9 @@ class Connection:
                 return result
 
     def _clean_up_receipts(self, session: Session) -> bool:
-        """Delete old receipts if that is due.
+        """Delete old receipts if that is due. False: the session is lost.
 
-        Runs before a call's work, when an interrupt can lose no answer of the call.
-
-        False: the session is lost.
+        This is done before a call's work: an interrupt at this time cannot lose an answer of the call.
         """
         if not self._book.is_used or not self._pool.is_cleanup_due():
             return True
@@ -271,7 +278,7 @@ class Connection:
         return self.run(lambda session: session.execute(text))[0].rows
 
     def close(self) -> None:
-        """Close until the next use. If another thread is in a call, that call ends before the connection is closed."""
+        """Close the connection until its next use. If another thread is in a call, that call ends first."""
         if self._lock.acquire(blocking=False):
             try:
                 self._drop()
@@ -303,12 +310,10 @@ class Connection:
         return self._opened
 
     def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
-        """Kill the lost session: else its locked jobs are skipped until the server notices the loss.
+        """Kill the lost session: it keeps jobs locked, which are skipped until the server notices the loss.
 
-        An account may kill its own sessions without any privilege.
-
-        Does so only on the same server, if it was not restarted since: else another session may have the lost one's id.
-        Ids rise.
+        An account needs no privilege to kill its own sessions. This is done only if the server is the same and was not
+        restarted since, as otherwise another session may have the lost session's id. A server's ids rise.
         """
         lost, self._lost_session = self._lost_session, None
         before, self._server_identity = self._server_identity, self._pool.server_identity
@@ -323,7 +328,7 @@ class Connection:
                 time.sleep(_KILL_CHECK_PAUSE)
 
     def _clean_up(self, session: Session | None) -> None:
-        """After an error: roll the transaction back, or close the connection if that is not certain to work."""
+        """After an error: roll the transaction back; or close the connection, if a rollback may fail."""
         if session is None:
             return
         if session.is_broken:
@@ -343,7 +348,7 @@ class Connection:
 
 
 def _read_reply(opened: Any) -> Reply:
-    """The result that PyMySQL has read last, without a cursor, which would copy it."""
+    """Return the result that PyMySQL has read last. No cursor is used, because a cursor would copy the result."""
     result = opened._result  # noqa: SLF001 - PyMySQL's cursors take it from there, too
     return Reply(result.rows or (), result.affected_rows)
 
@@ -354,5 +359,5 @@ def _session_id(opened: Any) -> int:
 
 
 def _is_same_server(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether both identities are of one server, started in the same second or so."""
+    """Whether both are the identity of one server that was not restarted: the start times differ by at most 1 s."""
     return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1

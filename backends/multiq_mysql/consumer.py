@@ -1,7 +1,8 @@
-"""The consumer: settles and reserves in one transaction, and waits without any.
+"""The consumer: settles and reserves in one transaction; while it waits, no transaction is open.
 
-A turn of ``exchange`` is two round trips and one commit: acks, a poll and a claim go in the first packet, the leases
-and the COMMIT in the second. How it waits is in ``waiting``.
+A call of ``exchange`` is two round trips and one commit. The first packet has the acks, a poll, and a *claim*: a SELECT
+that locks ready rows. The second packet has the UPDATE that makes these rows leases, and the COMMIT. How a consumer
+waits is in ``waiting``.
 """
 
 from __future__ import annotations
@@ -104,12 +105,12 @@ class MysqlConsumer(Consumer):
         self._connection = pool.connection()
         self._interrupted = False
         self._likely_queue = self.queues[0]
-        """The queue that had jobs last. It is claimed from without polling it first."""
+        """The queue that had jobs last. Rows of this queue are claimed without a poll of the queue before."""
         self._without: frozenset[str] = frozenset()
         """Queues that had no jobs at the last poll."""
         self._is_busy = False
         self._unconfirmed_leases: list[Lease] = []
-        """Leases of a transaction whose COMMIT had no reply: it may have been carried out or not."""
+        """Leases of a transaction whose COMMIT had no reply: the transaction may have been carried out or not."""
         self._unconfirmed_generation = 0
         self._may_forget = True
         """Whether this user may delete the rows of pauses that are over."""
@@ -157,7 +158,7 @@ class MysqlConsumer(Consumer):
         deadline = time.monotonic() + self._pool.timeout
         if leases := self._recover_leases(deadline):
             batch = Batch(self._pool, [GiveBack(lease) for lease in leases])
-            with contextlib.suppress(MultiqError):  # then the leases run out, and count as crashes
+            with contextlib.suppress(MultiqError):  # after an error the leases run out, and count as crashes
                 self._connection.run(lambda session: self._settle(session, batch), deadline)
             self._notify_released(batch.verdicts)
         self._connection.close()
@@ -197,7 +198,7 @@ class MysqlConsumer(Consumer):
         answers: Sequence[LeaseLost | None],
         statements: Sequence[str],
     ) -> list[Reply]:
-        """Commit. If the reply is lost, the ticket or the receipt shows later whether these answers hold."""
+        """Commit. If the reply is lost, the ticket or the receipt shows later whether these answers are true."""
         if batch is None:
             return session.commit(*statements)
         try:
@@ -212,14 +213,14 @@ class MysqlConsumer(Consumer):
     def _set_order(self, queues: Sequence[str] | None) -> None:
         """Set the order of the queues for the present call; None: the order in which the consumer was given them."""
         self._order = self.queues if queues is None else self.in_order(queues)
-        # the first queue that may have jobs: rows of a later one would be locked for nothing
+        # the first queue that may have jobs: rows of a later queue would be locked for nothing
         self._likely_queue = next((queue for queue in self._order if queue not in self._without), self._order[0])
 
     def _exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
         """Settle and reserve in one transaction."""
         batch = Batch(self._pool, verdicts) if verdicts else None
         self._call_began = time.monotonic()
-        if not self._unconfirmed_leases:  # those were reserved by an earlier call
+        if not self._unconfirmed_leases:  # else the leases were reserved by an earlier call
             self.asked_at = self._call_began
         outcome = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
         if batch is not None:
@@ -232,7 +233,7 @@ class MysqlConsumer(Consumer):
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
         if self._unconfirmed_generation != forks.generation:
-            self._unconfirmed_leases = []  # from before a fork: they are the parent's, which reads them back itself
+            self._unconfirmed_leases = []  # from before a fork: they belong to the parent, which reads them back itself
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
             self._unconfirmed_leases = ours[limit:]
@@ -252,7 +253,7 @@ class MysqlConsumer(Consumer):
             answers = self._settle_carefully(session, batch)
         polled = self._look_and_claim(session, acks, claims, limit)
         if batch is not None and acks and not batch.are_done(polled.acks):
-            session.roll_back()  # a lease has ended; locking the rows tells which
+            session.roll_back()  # a lease has ended; which one is known when the rows are locked
             claims.drop()
             answers = self._settle_carefully(session, batch)
             polled = self._look_and_claim(session, [], claims, limit)
@@ -280,10 +281,10 @@ class MysqlConsumer(Consumer):
     def _choose(
         self, session: Session, outlooks: Sequence[Outlook], claims: _Claims, limit: int
     ) -> dict[str, list[_Row]]:
-        """The best rows, queue by queue. Rows that are not among them are unlocked by the COMMIT.
+        """The best rows, queue by queue. The COMMIT unlocks all other rows.
 
-        Due jobs of a queue are promoted only when that queue's turn comes: an earlier queue with enough jobs does not
-        wait for it. One round only, as more jobs may become due all the time.
+        A queue's due jobs are promoted (made ready) only when that queue's turn comes: if an earlier queue has enough
+        jobs, the call does not wait for the promotion. Jobs that become due during this call are left to the next one.
         """
         chosen: dict[str, list[_Row]] = {}
         left = limit
@@ -349,7 +350,10 @@ class MysqlConsumer(Consumer):
         return leases
 
     def _recover_leases(self, deadline: float) -> list[Lease]:
-        """The leases of an unconfirmed claim that was carried out. Left alone, they would end and count as crashes."""
+        """The leases of an unconfirmed transaction, if it was carried out.
+
+        Left alone, they would end and count as crashes.
+        """
         if not self._unconfirmed_leases or self._unconfirmed_generation != forks.generation:
             return []  # there are none, or they are the parent process's
         if time.monotonic() >= deadline:
@@ -362,7 +366,7 @@ class MysqlConsumer(Consumer):
         return leases
 
     def _read_back(self, session: Session) -> list[Lease]:
-        """The unconfirmed leases that the server has under our token."""
+        """Those of the unconfirmed leases that the server has stored under our token."""
         fences = [lease.token.split(":") for lease in self._unconfirmed_leases]
         token = int(fences[0][1])
         asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._pool.now)
@@ -375,7 +379,7 @@ class MysqlConsumer(Consumer):
         """Reserve, and wait until *give_up_at* for jobs. *has_looked*: a poll found no jobs just before this call."""
         poller = self._pool.poller
         while True:
-            notifications = poller.notifications  # read before polling: an enqueue in this process after this wakes us
+            notifications = poller.notifications  # read before the poll: a later enqueue in this process wakes us
             outlooks: list[Outlook] = []
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 outcome = self._exchange((), limit)
@@ -393,7 +397,11 @@ class MysqlConsumer(Consumer):
             poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
 
     def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
-        """The verdicts are settled and must not be settled again, so an error is left for the next reserve to raise."""
+        """Wait for jobs; after an error, return what was reserved.
+
+        The error is not raised, because the caller would settle its verdicts again, which are settled already. The next
+        reserve raises it.
+        """
         try:
             return self._wait_for_jobs(limit, give_up_at, has_looked=True)
         except MultiqError:
@@ -407,7 +415,10 @@ class MysqlConsumer(Consumer):
         return any(outlook.has_work for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
-        """Delete the rows of pauses that are over, so that polls do not see them again. Several processes may do so."""
+        """Delete the rows of pauses that are over, so that polls do not see them again.
+
+        Several processes may do that.
+        """
         if self._may_forget:
             try:
                 with self._pool.borrowed() as connection:
@@ -435,7 +446,7 @@ class _Polled(NamedTuple):
 
 
 class _Claims:
-    """The claims of one attempt of a transaction, the last one of each queue."""
+    """The claims of one attempt of a transaction: of each queue the last claim."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -452,23 +463,23 @@ class _Claims:
         return self._last.get(queue)
 
     def taken(self, chosen: Mapping[str, list[_Row]]) -> None:
-        """The transaction is committed, and these rows are reserved."""
+        """Record that the transaction is committed, and that these rows are reserved."""
         for queue, rows in chosen.items():
             self._last[queue].taken(rows)
 
     def drop(self) -> None:
-        """The other rows were locked and not reserved."""
+        """Record that the other rows were locked, but not reserved."""
         for claim in self._last.values():
             claim.drop()
 
 
 class _Claim:
-    """Locks the best ready jobs of a queue: one scan for jobs in the state AGAIN, one for those in READY."""
+    """Locks the best ready jobs of a queue, with two scans: one of jobs in the state AGAIN, one of jobs in READY."""
 
     def __init__(self, pool: Pool, queue: str, limit: int) -> None:
         self._limit = limit
         self.rows: list[_Row] = []
-        """The rows that were found and are not reserved, best first."""
+        """The rows that were found and are not reserved yet, best first."""
         self._surplus: list[_Row] = []
         """Rows that were found and locked beyond the limit."""
         self._window = window = pool.poller.scan_windows.of(queue)
@@ -491,7 +502,7 @@ class _Claim:
         return self.rows
 
     def taken(self, rows: Sequence[_Row]) -> None:
-        """These first rows are reserved: later scans can start behind them."""
+        """Record that these first rows are reserved: later scans can start behind them."""
         for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             last = next((row for row in reversed(rows) if row.is_again is is_again), None)
             if last is not None:
@@ -500,7 +511,7 @@ class _Claim:
         self.rows = self.rows[len(rows) :]
 
     def drop(self) -> None:
-        """The remaining rows were not reserved: the next scan must find them."""
+        """Record that the remaining rows were not reserved: the next scan must find them."""
         dropped, self.rows, self._surplus = [*self.rows, *self._surplus], [], []
         for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             first = next((row for row in dropped if row.is_again is is_again), None)
@@ -509,9 +520,9 @@ class _Claim:
 
 
 class _Scan:
-    """One scan of a queue's ready jobs in one state, with statements around it that measure it if necessary.
+    """One scan of a queue's ready jobs in one state, with statements around it that measure its time if necessary.
 
-    The statements are rendered once: whether to measure depends on counts that other threads change.
+    The statements are rendered only once, because whether to measure depends on counts that other threads change.
     """
 
     __slots__ = ("_condition", "_cursor", "_is_measured", "_limit", "_pool", "_queue", "_state", "statements")
@@ -528,7 +539,7 @@ class _Scan:
         self.statements = [_START_CLOCK, select, _READ_CLOCK] if self._is_measured else [select]
 
     def read(self, replies: list[Reply]) -> list[_Row]:
-        """The rows, from the replies to ``statements``. The cursor is updated by them."""
+        """The rows, from the replies to ``statements``. Updates the cursor."""
         if self._is_measured:
             _clock_started, selected, clock_read = replies
             ((micros,),) = clock_read.rows
@@ -543,7 +554,7 @@ class _Scan:
         return [self._row(text, body) for text, body in rows]
 
     def restart(self, session: Session) -> list[_Row]:
-        """Scan from the start, after both scans of the claim found nothing; not if they began at the start already."""
+        """After both scans of the claim found nothing: scan from the start, unless this scan began there already."""
         if self._condition is FROM_START or not self._cursor.restart.is_due(IDLE):
             return []
         restarted = _Scan(

@@ -77,9 +77,9 @@ else:
 
 
 class _Connection(_PyMySQL):
-    """Accepts a key for the password's encryption only where that is safe: an impostor could send a key of its own.
+    """Accepts a server's key to encrypt the password with only where that is safe: a false server could send its own.
 
-    Over TLS without a checked certificate the password itself is not sent: an impostor can offer TLS, too.
+    Over TLS with an unchecked certificate the password itself is not sent, because a false server can offer TLS, too.
     """
 
     takes_keys = True
@@ -97,9 +97,9 @@ class _Connection(_PyMySQL):
 
     @property
     def _auth_plugin_name(self) -> str:
-        """The plugin that the greeting names.
+        """The plugin that the server's greeting names.
 
-        "" if PyMySQL would begin with the password itself, over TLS without a checked certificate.
+        "" if PyMySQL would at once send the password itself, over TLS with an unchecked certificate.
         """
         is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
         return "" if is_too_open else self._greeted_with
@@ -176,7 +176,7 @@ class Dsn(NamedTuple):
         return f"Dsn({self.username or ''}@{self.place}/{self.database})"
 
     def __rich_repr__(self) -> Iterator[str]:
-        """For ``rich``, which would otherwise show the fields."""
+        """For the library ``rich``, which would otherwise show all fields, the password too."""
         yield f"{self.username or ''}@{self.place}/{self.database}"
 
     @property
@@ -186,7 +186,10 @@ class Dsn(NamedTuple):
 
     @property
     def password(self) -> str:
-        """The password, read at each call, so that a changed one is used. Raises ``UrlInvalid`` if that fails."""
+        """The password, read at each call, so that a changed password is used.
+
+        Raises ``UrlInvalid`` if it cannot be read.
+        """
         if self.password_file is not None:
             return password_of_file(self.password_file)
         if self.password_env is not None:
@@ -200,8 +203,8 @@ class Dsn(NamedTuple):
         Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, ``OSError`` for TLS.
         """
         deadline = time.monotonic() + timeout
-        # without a context PyMySQL would try TLS unasked, check no certificate, and read all authorities for each
-        # connection
+        # without ssl_disabled or a context, PyMySQL would try TLS without being asked, check no certificate, and read
+        # all certificate authorities for each connection
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
         connection = _Connection(
             **{
@@ -250,10 +253,7 @@ class Dsn(NamedTuple):
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, deadline: float) -> socket.socket:
-        """Connect.
-
-        PyMySQL would leave open a socket that fails to connect, and would resolve a name without a time limit.
-        """
+        """Connect. PyMySQL would leave a socket open that cannot connect, and resolve names without a time limit."""
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
             return connect(address, deadline)

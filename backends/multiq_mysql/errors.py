@@ -1,4 +1,4 @@
-"""Classifies the server's and PyMySQL's errors: which end the connection, and which error of multiq's each becomes."""
+"""Classifies errors of the server and of PyMySQL: which end the connection, and which error of multiq each becomes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ READ_ONLY = frozenset({1290, 1792, 1836})
 
 _UNAVAILABLE = {
     1040: "takes no more connections: raise max_connections, or use fewer processes",
-    1047: "takes no commands: as a node of a Galera cluster it is not, or no longer, part of it; name another node",
+    1047: "takes no commands: this node is not in its Galera cluster, or has left it; name another node",
     1129: "has blocked this host after too many failed connections: run FLUSH HOSTS on it",
     1203: "allows this user no more connections: raise max_user_connections",
     1226: "allows this user no more connections or queries for now: raise its limits",
@@ -119,7 +119,7 @@ def malformed(exc: BaseException) -> pymysql.OperationalError:
 
 
 def code_of(exc: BaseException) -> int | None:
-    """The number of the server's or the client library's error; None for an error without one."""
+    """The number that the server or the client library gave the error; None for an error without a number."""
     number = exc.args[0] if exc.args else None
     return number if isinstance(number, int) else None
 
@@ -142,7 +142,7 @@ def is_unsent(exc: BaseException) -> bool:
 
 
 def classify(exc: BaseException, *, is_connected: bool, is_broken: bool) -> Failure:
-    """The class of an error of the server's or PyMySQL's. Transactions leave receipts, so they may be repeated.
+    """The kind of an error of the server or of PyMySQL. Transactions leave receipts, so they may be repeated.
 
     *is_broken*: the connection cannot be used any more, as the reply was not read to its end.
     """
@@ -161,7 +161,7 @@ def classify(exc: BaseException, *, is_connected: bool, is_broken: bool) -> Fail
 
 
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
-    """The ``MultiqError`` for an error of the server's or PyMySQL's; *place* is the server's address."""
+    """The ``MultiqError`` for an error of the server or of PyMySQL. *place*: the server's address."""
     number = code_of(exc)
     if isinstance(exc, NameTimeoutError):
         return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")

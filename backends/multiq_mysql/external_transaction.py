@@ -1,10 +1,11 @@
 """Enqueuing inside a transaction of the caller's own, on the caller's own connection.
 
-The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. Whatever the session's
-modes, zone, character set and isolation are, the statement means the same (``statements`` explains why).
+The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. Its statements mean the
+same in every SQL mode, time zone, character set and isolation level of the caller's session (``statements`` explains
+why).
 
-Such jobs are inserted in the state AGAIN: the caller may commit at any later time, when the consumers' cursors have
-already passed jobs of that age (``scan_window``).
+Such jobs are inserted in the state AGAIN: the caller may commit much later, when the consumers' cursors have already
+passed jobs of the same age (``scan_window``).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ExternalTransaction:
             self._execute = _statement_runner(theirs)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> None:
-        """Add jobs. They exist once the caller commits, or at once if the connection autocommits."""
+        """Add jobs. They exist when the caller has committed, or at once if the connection autocommits."""
         if self._pool.max_packet is None:
             with self._pool.borrowed() as ours:  # creates the tables here, as DDL would end the caller's transaction
                 ours.select("SELECT 1")
@@ -79,7 +80,7 @@ class ExternalTransaction:
         self._execute(end)
 
     def _commits_by_itself(self) -> bool:
-        """Whether no transaction is open: only then a savepoint ends with the statement that made it."""
+        """Whether no transaction is open: only then does a savepoint end with the statement that made it."""
         begin, end, _ = _SAVEPOINT
         self._execute(begin)
         try:
@@ -91,11 +92,10 @@ class ExternalTransaction:
         return False
 
     def _check_server(self) -> None:
-        """Raises ``OptionInvalid`` for another server than the URL's, where no worker would find the job.
+        """Raise ``OptionInvalid`` for a connection to another server than the URL's, where no worker looks for jobs.
 
-
-        Asked once for each of the caller's sessions. The statements read no table, as reading a table would begin a
-        snapshot.
+        Checked once for each of the caller's sessions. The statements of the check read no table, as that would begin a
+        snapshot in the caller's transaction.
         """
         session = self._driver.thread_id()
         if _checked.get(self._driver) == (self._pool.dsn, session):
@@ -131,7 +131,7 @@ class ExternalTransaction:
 
 _READ_ONLY = 1792
 _NO_SUCH_SAVEPOINT = 1305
-_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers, whose connections SQLAlchemy makes look like the others
+_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers: SQLAlchemy makes their connections look like the others
 _WHERE = "SELECT @@hostname, @@port"
 _GROUPS = (
     "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_state_uuid'",
@@ -146,15 +146,16 @@ _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEP
 
 
 def _mysqlclients() -> tuple[type, ...]:
-    """mysqlclient's connection class, if it is loaded. ``MySQLdb`` itself may be PyMySQL under that name."""
+    """mysqlclient's connection class, if it is loaded. (The name ``MySQLdb`` alone may also stand for PyMySQL.)"""
     module = sys.modules.get("MySQLdb.connections")
     return (module.Connection,) if module is not None else ()
 
 
 def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
-    """How to run a statement.
+    """Return a function that runs a statement.
 
-    It goes through the library around the driver, if there is one: the library tracks transactions.
+    If a library (SQLAlchemy, Django) wraps the database driver, the statement goes through that library, because it
+    tracks transactions.
     """
     driver = theirs.driver
     if isinstance(driver, pymysql.connections.Connection):

@@ -3,8 +3,8 @@
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-nothing depends on    READ COMMITTED, SQL mode, time zone and lock waits are set by the       one round trip when a
-the server's          session itself                                                          connection opens
+nothing depends on    each session sets READ COMMITTED, the SQL mode, the time zone and the   one round trip when a
+the server's          length of lock waits                                                    connection opens
 defaults
 safe forks            a child drops its parent's sessions, and sends nothing on them          none
 ====================  ======================================================================  =======================
@@ -44,8 +44,8 @@ _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server giv
 
 _SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _CLEANUP_INTERVAL = 3600.0  # seconds
-_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there were more old receipts than one deletes
-_IDLE_TRANSACTION = 10  # seconds that a transaction may stand idle: the driver's never do
+_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there are more old receipts than one clean-up deletes
+_IDLE_TRANSACTION = 10  # seconds that a transaction may be idle: the driver's transactions never are
 _IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, and releases its locks
 
 #: READ COMMITTED needs a statement of its own: the variable has different names in MySQL and in MariaDB
@@ -53,12 +53,12 @@ _SESSION = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
-    # MariaDB can end sessions that are idle inside a transaction sooner; MySQL ignores what stands in /*M! ... */
+    # MariaDB has a shorter limit for sessions that are idle inside a transaction; MySQL ignores the text in /*M! ... */
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
     f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
-    # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
+    # without this, MariaDB makes a temporary table of a long IN (...), and reads all jobs to join them with that table
     "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
-    # MariaDB would also not read a range for more than 32,000 numbers in one IN (...)
+    # without this, MariaDB does not use the index for more than 32,000 numbers in one IN (...)
     "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
@@ -97,12 +97,12 @@ class Pool:
 
     @property
     def now(self) -> Sql:
-        """The present in microseconds, as SQL: the server's clock, or a test's."""
+        """The present time in microseconds, as SQL: by the server's clock, or by a test's clock."""
         return NOW if self._clock is None else Sql(self._clock() // 1000)
 
     @property
     def true_now(self) -> Sql:
-        """As ``now``, for a session of the caller's, in which ``SET timestamp`` may have stopped the clock."""
+        """As ``now``, but for a session of the caller: ``SET timestamp`` may have stopped the usual clock there."""
         return TRUE_NOW if self._clock is None else self.now
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
@@ -134,13 +134,16 @@ class Pool:
 
     @property
     def minute(self) -> int:
-        """Minutes since 1970 by the server's clock, as read when a connection was opened. Orders receipts by age."""
+        """Minutes since 1970 by the server's clock, which was read when a connection was opened.
+
+        Orders receipts by age.
+        """
         return int((self._server_began + time.monotonic()) // 60)
 
     def is_cleanup_due(self) -> bool:
-        """Whether old receipts were last deleted over an hour ago.
+        """Whether it is over an hour since old receipts were deleted.
 
-        True for one caller only, which then deletes them.
+        True for one caller only, which must then delete them.
         """
         now = time.monotonic()
         if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
@@ -149,7 +152,7 @@ class Pool:
         return True
 
     def clean_up_again_soon(self) -> None:
-        """Have old receipts deleted again soon, and not only in an hour: more of them are left."""
+        """More old receipts are left: let the next clean-up be due in a second, not in an hour."""
         self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
 
     def connection(self) -> Connection:
@@ -174,9 +177,10 @@ class Pool:
             self._close_surplus()
 
     def _close_surplus(self) -> None:
-        """Close the connection that has been unused longest, if for over ``_IDLE_FOR`` seconds.
+        """Close the connection that has been unused longest, if it was unused for over ``_IDLE_FOR`` seconds.
 
-        The pool keeps as many open as were in use at one time lately, so callers that take turns do not reconnect.
+        So the pool keeps as many connections as were in use at the same time lately, and callers that take turns do not
+        reconnect.
         """
         with contextlib.suppress(IndexError):  # another thread took the last one
             if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:

@@ -5,21 +5,22 @@ name                         what for                                           
 ===========================  ============================================================================  ============
 ``connect(sock)``            PyMySQL speaks over the driver's own socket, which keeps a deadline           dsn.py
 ``_sock``                    that socket, or the TLS socket that has replaced it                           here
-``_rfile``                   its reader, which is left alone in a forked child                             here
+``_rfile``                   the socket's reader, which is left alone in a forked child                    here
 ``_force_close()``           closes the socket and sends nothing                                           here
-``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls nothing else of it                             dsn.py
+``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls only this method of the context                dsn.py
 ``_secure``                  whether a password may be sent in the clear; read at the login                dsn.py
 ``_auth_plugin_name``        the plugin that the greeting names; read at the login                         dsn.py
 ``server_public_key``        set when the server sends a key to encrypt the password with                  dsn.py
-``auth_plugin_map``          classes with ``authenticate`` by the plugin's name in bytes, asked first      dsn.py
+``auth_plugin_map``          plugin's name in bytes -> class with ``authenticate``, which is asked first   dsn.py
 ``query()``                  sends a statement, or several, and reads the first result                     connection.py
 ``_result``                  the result read last, with ``rows``, ``affected_rows`` and ``has_next``;      connection.py
-                             PyMySQL's cursors take it from there, and copy the rows
+                             PyMySQL's cursors read it, too, and copy the rows
 ``next_result()``            reads the next result                                                         connection.py
 ===========================  ============================================================================  ============
 
-tests/drivers/mysql/test_pymysql.py fails if a PyMySQL lacks one of these names, or means something else by it; what
-they do at the login is also tested in test_hostile_server.py. A name that is used and not listed here fails, too.
+tests/drivers/mysql/test_pymysql.py fails if a version of PyMySQL lacks one of these names or gives it another meaning,
+and also if the driver uses a name that is not listed here. What these names do at the login is also tested in
+test_hostile_server.py.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def limit_each_call(opened: pymysql.connections.Connection[Any], seconds: float)
 
 
 def set_deadline(opened: pymysql.connections.Connection[Any], deadline: float) -> None:
-    """Have all following statements together end at *deadline* (monotonic)."""
+    """Let all following statements together take until *deadline* at most (monotonic clock)."""
     sock = socket_of(opened)
     if sock is not None:
         sock.deadline, sock.period = deadline, None
@@ -57,8 +58,8 @@ def set_deadline(opened: pymysql.connections.Connection[Any], deadline: float) -
 def leave_to_parent(opened: Any) -> None:
     """In a forked child: close the child's copy of the socket, and leave PyMySQL's reader on it alone.
 
-    A thread of the parent may have been in a read at the fork: in the child the reader's lock stays locked for ever,
-    and closing the reader would wait for it.
+    At the fork, a thread of the parent may have been in a read. Then the reader's lock stays locked in the child for
+    ever, and closing the reader would wait for that lock.
     """
     sock, opened._sock, opened._rfile = opened._sock, None, None  # noqa: SLF001 - its own way out closes the reader
     if sock is not None:
@@ -67,6 +68,6 @@ def leave_to_parent(opened: Any) -> None:
 
 
 def drop(opened: pymysql.connections.Connection[Any]) -> None:
-    """Close the socket without COM_QUIT: that would wait for a hung server, or in a child end the parent's session."""
+    """Close the socket without COM_QUIT, which would wait for a hung server, or end the parent's session in a child."""
     with contextlib.suppress(Exception):
         opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() sends COM_QUIT

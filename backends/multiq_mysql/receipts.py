@@ -1,19 +1,21 @@
 """Receipts and tickets: rows that show, after a lost reply, whether a transaction was carried out.
 
-That a job is gone proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose
-effect cannot be read from the jobs also changes a row that no other connection changes; this row is changed exactly if
-the transaction was committed. A receipt is a row with the number of the call, which a statement of its own writes. A
-ticket is a row that was written before; the DELETE of the acked jobs deletes their ticket, too. Nearly all verdicts are
-acks, and for an ack another statement would be a tenth to a half of the cost.
+A job that is gone proves nothing: another consumer may have acked or deleted it meanwhile. So if the effect of a
+transaction cannot be read from the jobs, the transaction also changes a row that no other connection changes. Such a
+row has changed exactly if the transaction was committed. There are two kinds of these rows:
+
+- A receipt is a row with the number of the call. The transaction writes it with a statement of its own.
+- A ticket is a row that was written before. The DELETE of acked jobs deletes their ticket, too. Tickets exist because
+  nearly all verdicts are acks: for an ack, one more statement would be a tenth to a half of the cost.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-one writer per row    rows for each connection, a number or a row for each call               one row changed
-not overwritten       after a lost reply the connection writes into other rows                a row
-not read too early    the reader has locked the jobs in question first                        none
-a ticket that is      the first row of its stock, which is never used, is there               one INSERT for up to 128
-gone was used                                                                                 acks
+one writer per row    each connection has its own rows, each call a number or a row           one row changed
+not overwritten       after a lost reply the connection writes into new rows                  a row
+not read too early    the reader first locks the jobs of the verdicts                         none
+a ticket that is      the first row of its stock is never used: while it is there, the stock  one INSERT for up to 128
+gone was used         was not deleted                                                         acks
 not kept for ever     rows over a day old are deleted                                         a range now and then
 ====================  ======================================================================  =======================
 """
@@ -37,7 +39,7 @@ CHANGED = Sql("ROW_COUNT()")
 _KEPT = 24 * 60  # minutes: receipts and tickets that are older are deleted
 _RENEWED = 60  # minutes after which a connection writes to a new row, so that a row in use is never old
 _FEWEST, _MOST = 8, 128  # tickets of a stock
-_SHIFT = 38  # random bits in a writer's number, below 25 bits of minutes
+_SHIFT = 38  # a writer's number has so many random bits at its lower end, and 25 bits of minutes above them
 _SLICE = 1_000  # rows that are deleted at a time
 
 
@@ -74,7 +76,7 @@ class Ticket(NamedTuple):
         return self.stock, self.writer
 
     def done(self, rows: Mapping[int, tuple[int, int]]) -> int | None:
-        """1 if the ticket's row is gone and its stock's first row is there; None: the transaction was not committed."""
+        """1: the ticket's row is gone, and its stock's first row is there. None: the transaction was not committed."""
         return 1 if self.stock in rows and self.writer not in rows else None
 
 
@@ -82,13 +84,13 @@ Proof: TypeAlias = "Receipt | Ticket"
 
 
 class ReceiptBook:
-    """The receipts and tickets of one connection. *minute* returns the server's time in minutes since 1970."""
+    """The receipts and tickets of one connection. *minute*: returns the server's time in minutes since 1970."""
 
     def __init__(self, minute: Callable[[], int]) -> None:
         self._minute = minute
         self._last: Receipt | None = None
         self._stock = range(0)
-        """The keys of the tickets, behind the row that is never used."""
+        """The keys of the tickets, without the first row of the stock, which is never used."""
         self._used = 0
         self._good_until = 0.0
         self.is_used = False
@@ -97,7 +99,7 @@ class ReceiptBook:
     def receipt(self) -> Receipt:
         """The receipt of the next transaction."""
         if self._last is None or abs(self._minute() - (self._last.writer >> _SHIFT)) > _RENEWED:
-            self._last = Receipt(self._writer(), secrets.randbits(48))  # an older row of it has another number
+            self._last = Receipt(self._writer(), secrets.randbits(48))  # an older row of this key has another one
         else:
             self._last = Receipt(self._last.writer, self._last.number + 1)
         self.is_used = True
@@ -112,20 +114,20 @@ class ReceiptBook:
         return Ticket(stock.start - 1, stock[used])
 
     def new_stock(self) -> range:
-        """The keys of the rows of a new stock. Few at first: most connections ack little."""
+        """The keys of the rows of a new stock. The first stock is small, as most connections send few acks."""
         first = self._writer()
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
     def rest(self) -> range:
-        """The keys of the stock's unused rows.
+        """The keys of all rows of the stock, to be deleted. The rows of its used tickets are gone already.
 
-        No ticket of the stock is unconfirmed: a lost reply closes the stock.
+        None of them is an unconfirmed ticket: after a lost reply no ticket of that stock is used any more.
         """
         stock = self._stock
         return range(stock.start - 1, stock.stop) if stock else stock
 
     def stocked(self, keys: range) -> None:
-        """Take these rows as the new stock, after a transaction of their own has written them."""
+        """Use these rows as the new stock. A separate transaction has written them."""
         self._stock, self._used, self._good_until = keys[1:], 0, time.monotonic() + 60 * _RENEWED
         self.is_used = True
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .scan_window import ScanRestart, ScanWindow
 
 READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as in the column ``state``; jobs in AGAIN are ready, too
-_STATES = (*STORED_STATES, State.READY)  # by these numbers
+_STATES = (*STORED_STATES, State.READY)  # the states in the order of these numbers
 
 MICROSECOND = 1_000  # nanoseconds
 SECOND = 1_000_000  # microseconds
@@ -33,8 +33,8 @@ SECOND = 1_000_000  # microseconds
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
 
 _CHUNK = 1_000_000  # bytes of one INSERT statement, about
-_HORIZON = 100_000  # microseconds of look-ahead of an idle process: it polls again long before they are over
-_OVERHEAD = 2048  # bytes of a statement beside a body: the longest name and id in hex, and the verb
+_HORIZON = 100_000  # microseconds: how far ahead an idle process looks; it polls again long before they are over
+_OVERHEAD = 2048  # bytes of a statement without the body: the longest name and id in hex, and the SQL words
 _LONGEST_ID = 255  # bytes
 _is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 _UUID_BYTES = 16
@@ -43,7 +43,7 @@ _NO_UUID = b"\xff"  # the first byte of an id that is not a UUID: UTF-8 never ha
 
 @functools.lru_cache(maxsize=256)
 def microseconds(seconds: float) -> int:
-    """Seconds as microseconds, rounded up: a delay may be longer than asked for, never shorter."""
+    """Convert seconds to microseconds, rounded up: a delay may be longer than asked for, never shorter."""
     return -(-nanoseconds(seconds) // MICROSECOND)
 
 
@@ -51,7 +51,7 @@ def microseconds(seconds: float) -> int:
 
 
 def pack_id(job_id: str) -> bytes:
-    """An id as the table stores it: a UUID in 16 bytes, any other id in its own bytes and one or two more."""
+    """An id as the table stores it: a UUID in 16 bytes; any other id as its bytes, after one or two marker bytes."""
     return bytes.fromhex(_pack_id_hex(job_id))
 
 
@@ -69,7 +69,7 @@ def unpack_hex_id(kept: str) -> str:
 
 
 def decode_text(kept: bytes) -> str:
-    """Decode a stored text. One that another program has written may not be UTF-8: its bytes are shown as escapes."""
+    """Decode a stored text. If another program wrote it, it may not be UTF-8: such bytes are shown as escapes."""
     try:
         return kept.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -89,7 +89,7 @@ def _pack_id_hex(job_id: str) -> str:
 def insert_statements(
     queue: str, jobs: Sequence[NewJob], now: Sql, *, ready: int = READY, table: str = "multiq_jobs", chunk: int = _CHUNK
 ) -> list[str]:
-    """The statements that add jobs in their order: one, unless it would be longer than about *chunk* bytes.
+    """The statements that add jobs in their order: several only if one would be longer than about *chunk* bytes.
 
     *ready* is the state of the jobs without a delay.
     """
@@ -111,7 +111,7 @@ def insert_statements(
 
 
 def body_limit(packet: int) -> int:
-    """The largest body in bytes that fits, in hex, into a statement of *packet* bytes beside everything else."""
+    """The size of the largest body, in bytes, that fits (in hex) into a statement of *packet* bytes."""
     return max(0, (packet - _OVERHEAD) // 2)
 
 
@@ -140,7 +140,10 @@ def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> 
 
 
 class Outlook(NamedTuple):
-    """The result of a poll of one queue: jobs that are ready now, and those that become so by time. Microseconds."""
+    """The result of a poll of one queue: whether jobs are ready, and when others become ready.
+
+    Times in microseconds.
+    """
 
     queue: str
     now: int
@@ -154,7 +157,7 @@ class Outlook(NamedTuple):
 
     @property
     def has_due(self) -> bool:
-        """Whether a job is due, or its lease has ended, that is not promoted yet."""
+        """Whether a delayed job is due, or the lease of a job has ended, and that job was not made ready yet."""
         return any(left <= 0 for left in self._times())
 
     @property
@@ -177,7 +180,7 @@ class Outlook(NamedTuple):
 
     @property
     def changes_in(self) -> int | None:
-        """Time until the mere passing of time may make a job reservable; None: it never does."""
+        """The time after which a job may become reservable without any call; None: not within the look-ahead."""
         return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)
 
     def _times(self) -> Iterator[int]:
@@ -185,9 +188,10 @@ class Outlook(NamedTuple):
 
 
 class Poll:
-    """One poll of some queues: the statement, and what the scan windows learn from its reply.
+    """One poll of some queues: its statement, and what its reply tells the scan windows.
 
-    A busy consumer leaves out the ready jobs of the queue from which it claims in the same packet.
+    *claimed_from*: the queue whose ready jobs the poll leaves out, because a busy consumer claims them in the same
+    packet.
     """
 
     def __init__(self, pool: Pool, queues: Sequence[str], share: int, *, claimed_from: str | None = None) -> None:
@@ -229,7 +233,7 @@ class Poll:
 
 
 def look(connection: Connection, pool: Pool, queues: Sequence[str], share: int = IDLE) -> list[Outlook]:
-    """Poll the queues, without a lock."""
+    """Poll the queues, without locking any row."""
     poll = Poll(pool, queues, share)
     return poll.read(connection.select(poll.sql))
 
@@ -269,13 +273,16 @@ def due_statements(outlook: Outlook) -> list[str]:
 
 
 def promote_statements(found: Sequence[Reply]) -> list[str]:
-    """The statement that makes the jobs ready that ``due`` has found; none if it has found none."""
+    """The statement that makes ready the jobs that ``due`` has found; no statement if it has found none."""
     seqs = sorted(seq for rows, _ in found for (seq,) in rows)
     return [render("promote", seqs=seqs)] if seqs else []
 
 
 def promote(connection: Connection, outlook: Outlook, give_up_at: float) -> None:
-    """Make the jobs ready that were due at the time of a poll, in slices. Jobs that are locked stay as they are."""
+    """Make the jobs ready that were due at the time of a poll, in slices.
+
+    Jobs that another session has locked stay as they are.
+    """
     for state in (RESERVED, DELAYED):
         some = functools.partial(_promote_some, queue=outlook.queue, state=state, now=outlook.now)
         while connection.run(some) == SLICE and time.monotonic() < give_up_at:
@@ -287,7 +294,7 @@ def _due(queue: str, state: int, now: int) -> str:
 
 
 def _promote_some(session: Session, queue: str, state: int, now: int) -> int:
-    """Promote one slice in one transaction. Returns the number of jobs."""
+    """Make one slice of due jobs ready, in one transaction. Returns the number of these jobs."""
     found = session.begin(_due(queue, state, now))
     promoting = promote_statements(found)
     if promoting:

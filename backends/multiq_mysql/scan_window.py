@@ -1,15 +1,17 @@
-"""Scan windows: from where on the index is scanned while InnoDB cannot purge deleted entries.
+"""Scan windows: where a scan of the index starts while InnoDB cannot purge deleted entries.
 
 A job that leaves its place in the index leaves a deleted entry there until InnoDB purges it. InnoDB purges nothing that
-the oldest open snapshot on the server might read. So while a long report runs, every scan steps over the entries of all
-jobs since the report began, half a microsecond each.
+the oldest open snapshot on the server might read. So while a long report runs, a scan steps over the deleted entries of
+all jobs since the report began. Each entry costs half a microsecond.
 
-While that is cheap (``CHEAP``), every scan begins at the start of the index range. When that is not cheap, a busy
-process resumes each scan at its cursor, inside the priority that the cursor has reached. It restarts at the start only
-now and then: the longer a restart takes, the less often. Meanwhile a more urgent job of another process, or one that
-has just become due, may wait up to a second. Resuming is fast only because a live job follows the cursor: a scan that
-finds none reads on through the entries of the next priority, state and queue. So a scan that finds nothing is followed
-by a restart.
+While stepping over them is cheap (``CHEAP``), every scan begins at the start of the index range. When it is not cheap,
+a busy process resumes each scan at its *cursor*: the last job that it has reserved. Such a scan covers only the jobs of
+the cursor's priority. A *restart*, a scan from the start of the range, is made only now and then: the longer restarts
+take, the less often. Meanwhile a job that another process enqueued with a more urgent priority, or that has just become
+due, may wait up to a second.
+
+To resume is fast only if a live job follows the cursor. A scan that finds none reads on through the entries of the next
+priority, state and queue. So after a scan that found nothing, the next scan is a restart.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from .statements import Sql
 
 CHEAP = 0.002  # seconds: a restart that takes no longer is made every time
 MANY = 2_000  # jobs taken since a cheap restart; with fewer, deleted entries cannot be the cause of a slow one
-BUSY, IDLE, POLL = 100, 10, 12  # a slower restart takes 1/this of the time: at work, out of work, waiting
+BUSY, IDLE, POLL = 100, 10, 12  # slower restarts take 1/this of the time: at work, without work, waiting
 LOCKED = 0.05  # seconds until due jobs that were locked are tried again
-_LONGEST = 0.8  # seconds between two restarts of a process without work, or as long as one restart takes
+_LONGEST = 0.8  # seconds between two restarts of a process without work, at most (more if a restart takes longer)
 _LONGEST_BUSY = 10.0  # the same for a process that takes one job after another
 
 FROM_START = Sql("TRUE")
@@ -43,11 +45,14 @@ class ScanRestart:
 
     @property
     def must_measure(self) -> bool:
-        """Whether so many jobs were taken that a restart may be slow, so that it has to be measured."""
+        """Whether the next restart has to be measured: so many jobs were taken that it may be slow."""
         return self._taken >= MANY
 
     def is_due(self, share: int) -> bool:
-        """Whether a restart now takes less than 1/*share* of the time. A process that waits (POLL) takes no jobs."""
+        """Whether a restart is due: all restarts together may take 1/*share* of the time.
+
+        A process that waits (POLL) takes no jobs.
+        """
         if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
         if self._has_job_arrived and share != BUSY:
@@ -64,11 +69,11 @@ class ScanRestart:
             self._taken = 0
 
     def taken(self, jobs: int) -> None:
-        """Record that so many more deleted entries lie in the range."""
+        """Record that the range has so many more deleted entries."""
         self._taken += jobs
 
     def job_arrived(self) -> None:
-        """Record that this process has enqueued a job: a consumer that finds no other job restarts."""
+        """Record that this process has enqueued a job: a consumer that has found no other job makes a restart."""
         self._has_job_arrived = True
 
     def request(self) -> None:
@@ -86,7 +91,7 @@ class ScanCursor:
 
     @property
     def sql(self) -> Sql:
-        """The condition of the next scan: from the start, from the cursor on, or none after one that found nothing."""
+        """The condition of the next scan: from the start, from the cursor on, or no scan if the last found nothing."""
         if self.restart.is_due(BUSY):
             return FROM_START
         if self._is_empty:
@@ -115,7 +120,10 @@ class ScanCursor:
             self.restart.request()
 
     def enqueued(self, priority: int) -> None:
-        """Record that this process has enqueued a job of this priority: restart if that is before the cursor."""
+        """Record that this process has enqueued a job of this priority.
+
+        If the job is before the cursor, the next scan restarts.
+        """
         if self._is_empty or (self._last is not None and priority < self._last[0]):
             self.restart.request()
         self.restart.job_arrived()
@@ -128,7 +136,7 @@ class ScanWindow:
         self.ready = ScanCursor(may_wait=True)
         self.again = ScanCursor(may_wait=False)
         self.due = ScanRestart(may_wait=False)
-        """The condition for delayed and reserved jobs, which are scanned from the start or not at all."""
+        """When delayed and reserved jobs are scanned: always from the start, or not at all."""
         self._locked_until = 0.0
 
     @property
@@ -144,7 +152,10 @@ class ScanWindow:
         self._locked_until = time.monotonic() + LOCKED
 
     def taken(self, jobs: int) -> None:
-        """Record that so many jobs have left deleted entries among the ready jobs, and soon among the reserved ones."""
+        """Record that so many jobs were taken.
+
+        Each leaves a deleted entry among the ready jobs, and soon another one among the reserved jobs.
+        """
         for restart in (self.ready.restart, self.again.restart, self.due):
             restart.taken(jobs)
 
@@ -160,11 +171,11 @@ class ScanWindows:
         return self._windows.setdefault(queue, ScanWindow())
 
     def enqueued(self, queue: str, priority: int) -> None:
-        """Record an enqueue of this process, which may be before a busy consumer's cursor."""
+        """Record that this process has enqueued a job, which may be before a busy consumer's cursor."""
         if queue in self._windows:  # a process that only enqueues has no scan windows
             self._windows[queue].ready.enqueued(priority)
 
     def made_ready(self, queue: str) -> None:
-        """Record that this process has made jobs ready again: the next scan restarts, and so finds them."""
+        """Record that this process has made jobs ready again. The next scan restarts, so that it finds them."""
         if queue in self._windows:
             self._windows[queue].again.restart.request()

@@ -1,9 +1,9 @@
-"""The tables: numbered migrations, each run once, also if several processes run them or one is killed meanwhile.
+"""The tables: numbered migrations, each run once, even if several processes try, or a process is killed meanwhile.
 
 ``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
-programs can work with the tables as they are. A migration that only adds something leaves ``oldest`` as it is; one that
-removes something raises it. ``doing`` is the number of a statement of the next migration: the last one that was begun.
-``doing`` is needed because DDL commits by itself: a migration that was killed goes on at that statement.
+programs can work with the present tables: a migration that only adds something leaves ``oldest`` as it is, a migration
+that removes something raises it. ``doing`` is the number of the last statement of the next migration that was begun. It
+is needed because DDL commits by itself: after a process was killed, the migration goes on at that statement.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ _NO_SUCH_TABLE = 1146
 _NO_SUCH_COLUMN = 1054
 _FORBIDDEN = frozenset({1044, 1142, 1227, 1370})
 _WAITED_TOO_LONG = 1205
-#: a table, column or index that is there already, or is gone already
+#: errors: a table, column or index exists already, or was dropped already
 _DONE_ALREADY = frozenset({1050, 1060, 1061, 1091})
 
 PLAIN_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
-"""The SQL mode, independent of the server's default: in the mode ORACLE a column cannot be called ``body``."""
+"""The SQL mode, so that the server's default does not matter: in the mode ORACLE a column cannot be called ``body``."""
 
 _LONGEST = 86400.0  # seconds for one statement: an index on a large table takes long
 _LOCK_WAIT = 2  # seconds: while a DDL statement waits, all other statements on the table wait behind it
-_PAUSE = 0.5  # seconds for other statements before the next attempt
+_PAUSE = 0.5  # seconds that other statements get before the next attempt
 _MAKING = 15.0  # seconds that creating the tables of a new database may take, once
-_PATIENCE = 300.0  # seconds that a statement is retried under load
+_PATIENCE = 300.0  # seconds for which a statement is retried under load
 
 
 class Migration(NamedTuple):
@@ -129,8 +129,8 @@ def shipped() -> tuple[Migration, ...]:
 def read(folder: Traversable) -> tuple[Migration, ...]:
     """The migrations in a folder, in their order.
 
-    Statements end with a semicolon at the end of a line; a line ``-- oldest: N`` names the oldest version whose
-    programs can stay.
+    Statements end with a semicolon at the end of a line. A line ``-- oldest: N`` names the oldest version whose
+    programs can still use the tables.
     """
     found = [
         _parse(int(match[1]), match[2], entry.read_text(encoding="utf-8"))
@@ -193,7 +193,10 @@ def check_version(found: Found, known: Sequence[Migration], database: str) -> No
 
 
 def look(connection: Connection[Any]) -> Found:
-    """What is there. Raises ``BackendCorrupt`` for a table of that name that is not ours, ``pymysql.MySQLError``."""
+    """The version of the tables that exist.
+
+    Raises ``BackendCorrupt`` if ``multiq_schema`` is not ours, ``pymysql.MySQLError``.
+    """
     try:
         rows = _rows(connection, _READ)
     except pymysql.err.ProgrammingError as exc:
@@ -213,9 +216,11 @@ def look(connection: Connection[Any]) -> Found:
 def up(
     connection: Connection[Any], *, timeout: float = 60.0, migrations: Sequence[Migration] | None = None
 ) -> list[str]:
-    """Run what is missing, one runner at a time. Returns the names of the migrations that were run.
+    """Run the missing migrations; only one process at a time does so.
 
-    Safe while jobs are worked off. Raises as ``ensure``.
+    Returns the names of the migrations that were run.
+
+    Workers may go on meanwhile. Raises as ``ensure``.
     """
     known = shipped() if migrations is None else migrations
     try:
@@ -246,7 +251,10 @@ def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, up
 
 
 def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str:
-    """The migrations after version *since* as a script, where a program may not create tables. Does no I/O."""
+    """The migrations after version *since* as a script, for databases in which programs may not create tables.
+
+    Does no I/O.
+    """
     known = shipped() if migrations is None else migrations
     lines = [] if since else [f"{text};" for text in _BOOKKEEPING]
     for migration in known[since:]:
@@ -283,7 +291,10 @@ def _finished(migration: Migration) -> str:
 
 
 def _run_with_retries(connection: Connection[Any], text: str) -> None:
-    """Retry with short lock waits: behind one long wait all other statements on the table would queue up."""
+    """Run a statement with short lock waits, and retry.
+
+    While a DDL statement waits for its lock, all other statements on the table wait behind it.
+    """
     give_up_at = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -309,7 +320,7 @@ def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[Non
         _run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
         yield
     finally:
-        with contextlib.suppress(pymysql.MySQLError):  # what ends the connection ends the lock
+        with contextlib.suppress(pymysql.MySQLError):  # an error that ends the connection also ends the lock
             _run(connection, "SET SESSION lock_wait_timeout = DEFAULT")
             _rows(connection, "SELECT RELEASE_LOCK(%s)", name)
 

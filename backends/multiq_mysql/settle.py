@@ -1,7 +1,7 @@
 """Verdicts as statements: which verdicts may be carried out, and how.
 
-The short way is for acks, which are nearly all verdicts: their jobs are deleted under the condition that the lease is
-live, and the row count shows whether all were. For any other batch the jobs are locked and read first.
+The short way is for acks, and nearly all verdicts are acks: jobs are deleted on the condition that their leases are
+live, and the number of deleted rows shows whether all were. For any other batch the jobs are locked and read first.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Fence = tuple[int, int]
 Key = tuple[Fence, type]
 """Identifies a verdict when it is repeated: its fence and its kind."""
 
-_CUT = b"..."  # ends a reason that is longer than a quarter of a packet: half of a packet in hex
+_CUT = b"..."  # the end of a reason that was cut to a quarter of a packet (in hex it takes half of the packet)
 
-_MAX_UNCONFIRMED = 100_000  # verdicts
+_MAX_UNCONFIRMED = 100_000  # verdicts that are remembered
 
 _ONE_STEP = ((Touch, "touch"), (Ack, "remove"))
 
@@ -50,7 +50,8 @@ def fence_of(verdict: Verdict) -> Fence:
 class UnconfirmedVerdicts:
     """Verdicts of transactions whose COMMIT had no reply, kept until the caller has repeated them and has the answers.
 
-    Other calls of the same consumer may come between the call whose reply was lost and its repetition.
+    They are kept so long because the consumer may make other calls between the call whose reply was lost and its
+    repetition.
     """
 
     def __init__(self) -> None:
@@ -67,19 +68,21 @@ class UnconfirmedVerdicts:
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
         """The answers that transactions whose proofs were *found* gave to this verdict.
 
-        There may be several, as a call may name the verdict twice.
+        There may be several answers, as a call may name the verdict twice.
         """
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
     def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
-        """Keep a transaction whose reply was lost. *proof* None: it was committed, but its answers were not returned.
+        """Remember the answers of a transaction whose reply was lost.
 
-        Touches are not kept: they can just be repeated.
+        *proof* None: it was committed, but no answers were returned.
+
+        Touches are left out: they can just be repeated.
         """
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
-        while len(self._pending) > _MAX_UNCONFIRMED:  # callers that never repeated their verdicts
+        while len(self._pending) > _MAX_UNCONFIRMED:  # forget the oldest: their callers never repeated them
             del self._pending[next(iter(self._pending))]
 
     def end(self, batch: Batch) -> None:
@@ -109,7 +112,7 @@ class Batch:
         )
 
     def acks(self, ticket: Ticket) -> list[str]:
-        """The statements of the short way: one for each reserve that handed out some of the jobs.
+        """The statements of the short way: one for all jobs that were handed out by the same reserve.
 
         The first statement deletes the ticket.
         """
@@ -130,7 +133,7 @@ class Batch:
         return statements
 
     def are_done(self, acks: Iterable[Reply]) -> bool:
-        """Whether the short way has deleted all jobs. The ticket counts as one."""
+        """Whether the short way has deleted all jobs. (The ticket is one more deleted row.)"""
         return sum(ack.affected for ack in acks) == len(self.fences) + 1
 
     def all_done(self) -> list[LeaseLost | None]:
@@ -146,7 +149,7 @@ class Batch:
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
         asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
         expected = unconfirmed.proofs(self)
-        if expected:  # after the rows are locked, which waits for an unconfirmed transaction that is still going on
+        if expected:  # after the locks, which wait for an unconfirmed transaction that still goes on
             asked.append(receipts.asked(expected))
         found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
         proofs = receipts.found(expected, more.pop()) if expected else {}
@@ -178,7 +181,7 @@ class Batch:
                     del rows[seq]  # a reservation takes one verdict only
             else:
                 answers.append(LeaseLost(verdict.lease.queue, verdict.lease.id))
-        # touch first: on one job it cannot come after another verdict, which would have ended the lease
+        # touches first: after any other verdict on a job, its lease would have ended
         order = sorted(steps, key=lambda step: step[0] != "touch")
         return answers, [self._statement(step, steps[step]) for step in order]
 
@@ -204,7 +207,7 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
             return ("give_back", ("delay", microseconds(delay)))
         case Bury(lease=lease, reason=reason):
             place = places[lease.queue]
-            places[lease.queue] = place + 1  # also within one batch, the longest buried is kicked first
+            places[lease.queue] = place + 1  # so that a kick takes the longest buried job first, also within one batch
             return ("bury", ("place", place), ("reason", _bytes(reason, longest)))
         case Abandon(reason=reason):
             return ("abandon", ("reason", _bytes(reason, longest)))
@@ -213,7 +216,7 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
 
 
 def _bytes(reason: str | None, longest: int) -> bytes | None:
-    """A reason as bytes that fit. Error texts may have lone surrogates, which UTF-8 cannot encode, and be very long."""
+    """A reason as bytes, short enough for a statement. Error texts may be very long, and may have lone surrogates."""
     if reason is None:
         return None
     kept = reason[: longest + 1].encode("utf-8", "backslashreplace")
