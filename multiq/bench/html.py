@@ -1,4 +1,7 @@
-"""A run as one page of HTML: charts first, the promises beside the speeds. The page loads nothing from elsewhere."""
+"""A run as one page of HTML: charts first, then what each backend promises beside its speeds.
+
+The page loads nothing from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class _Line(NamedTuple):
 
 
 class _Section(NamedTuple):
-    """All about one workload."""
+    """All that the page shows about one workload."""
 
     workload: Workload
     charts: list[_Chart]
@@ -66,7 +69,7 @@ class _Section(NamedTuple):
 
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
-    """The page, with a *comparison* of this run with an older one if given."""
+    """The page. *comparison*: this run beside an older one; None: the page shows this run alone."""
     suspects = comparison.suspects() if comparison else []
     names = [target.name for target in report.targets]
     environment = Environment(
@@ -107,7 +110,7 @@ def _printable(value: Any) -> Any:
 
 
 def _svg(drawn: str | None) -> Markup | None:
-    """The SVG as markup that the template does not escape again: it was drawn here from escaped text."""
+    """The SVG as markup, which the template does not escape again: all text in the SVG is escaped already."""
     return Markup(drawn) if drawn else None  # noqa: S704 - Vega and ElementTree have escaped all text in it
 
 
@@ -115,7 +118,7 @@ def _svg(drawn: str | None) -> Markup | None:
 
 
 def _glance(report: Report, workload: Workload) -> _Line:
-    """A workload's headline figures; of its first variant, if it has several."""
+    """A workload's headline figure on each target. If the workload has several variants, the first one's figure."""
     variant, results = next(iter(variants(report, workload).items()), ("", []))
     title = ", ".join(filter(None, (workload.title, variant)))
     return _line(f"{title}: {label(workload.metrics[0])}", results, workload.metrics[0], _names(report))
@@ -216,7 +219,7 @@ def _line(title: str, results: Sequence[Result], metric: Metric, names: Sequence
 
 
 def _parameters(by_variant: dict[str, list[Result]]) -> list[str]:
-    """``10k: jobs 500, waiting 10,000``, for each variant."""
+    """A text for each variant, with its parameters: ``10k: jobs 500, waiting 10,000``."""
     captions = []
     for variant, results in by_variant.items():
         words = [f"{name} {_plain(value)}" for name, value in results[0].parameters.items()]
@@ -230,5 +233,5 @@ def _plain(value: str | float) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """A sentence of a definition, with text between backticks as code."""
+    """A sentence of a definition, as markup: text between backticks becomes code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(safe(text)))))  # noqa: S704 - escaped just before

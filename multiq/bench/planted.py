@@ -1,7 +1,8 @@
-"""Backends with one planted bug each, which show that the verification finds it.
+"""Backends with one planted bug each: they show that the verification finds these bugs.
 
-``planted://half-lost`` wraps jobs in memory, ``planted://half-lost@sqlite:///jobs.db`` another backend, whose jobs
-several processes share. Each bug leaves the totals right, so a check that only compares counts would not find the bug.
+``planted://half-lost`` wraps the memory backend. ``planted://half-lost@sqlite:///jobs.db`` wraps the backend of that
+URL, so that several processes share the jobs. Each bug leaves the totals right, so a check that only compares counts
+would not find the bug.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
     from multiq.errors import LeaseLost
 
-_KEPT_BACK = 10  # of so many jobs, one is handed out
+_KEPT_BACK = 10  # one of this many jobs is handed out
 _FOR_GOOD = 10**8  # seconds: no run waits for such a delay
 
 
@@ -34,7 +35,11 @@ class PlantedBug(NamedTuple):
     wrap: Callable[[Backend], Backend]
 
     def open(self, *, name: str = "", url: str = "") -> Backend:
-        """A backend with this bug: over that of *url*, or over jobs in memory, shared by all of the same *name*."""
+        """A backend with this bug.
+
+        It wraps the backend of *url*. Without *url* it wraps a memory backend, and all with the same *name* share
+        their jobs.
+        """
         return self.wrap(open_backend(url or f"memory://{name or new_id()}"))
 
 
@@ -55,7 +60,7 @@ class _BuggyBackend(Backend):
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
-        self.declared = inner.declared  # type: ignore[misc]  # of a class, where one inner backend is not like another
+        self.declared = inner.declared  # type: ignore[misc]  # elsewhere of a class; here inner backends differ
         self._counting = threading.Lock()
         self._count = 0
 
@@ -70,7 +75,7 @@ class _BuggyBackend(Backend):
         )
 
     def next(self) -> int:
-        """Numbers the jobs that pass through, in their order: 0, 1, 2..."""
+        """The next number of a count (0, 1, 2...), by which a bug picks every second or every tenth job."""
         with self._counting:
             self._count += 1
             return self._count - 1
@@ -90,7 +95,8 @@ class _BuggyBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         copies = [self.stored(job) for job in jobs]
         once = [job for stored in copies for job in stored[:1]]
-        again = [job for stored in copies for job in stored[1:]]  # last: a consumer of a few sees none
+        # the second copies come last, so that a consumer that takes only a few jobs sees none of them
+        again = [job for stored in copies for job in stored[1:]]
         if once:
             self._inner.enqueue(queue, [*once, *again], connection=connection)
         return [job.id for job in jobs]
@@ -147,8 +153,8 @@ class _BuggyConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # a worker with slow jobs, as on a busy machine, asks for one job at a time: count that as two, so that the bug
-        # applies, too
+        # a worker with slow jobs, as on a busy machine, asks for one job at a time. Its limit of 1 is raised to 2,
+        # because some bugs spare calls that ask for one job, and should apply to every worker
         lost = self.settle(verdicts) if verdicts else []
         try:
             taken = self._inner.reserve(limit, timeout, queues)

@@ -1,7 +1,7 @@
 """The processes of a run: producers and workers.
 
 A fork server that has imported everything starts each process in milliseconds. For a backend whose jobs only one
-process can see (memory), they are threads of this process instead.
+process can see (memory), producers and workers are threads of this process instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _processes = multiprocessing.get_context("forkserver")
 
 
 class ProcessFailed(MultiqError, RuntimeError):
-    """A process or thread of the bench failed; the message is its last line of output."""
+    """A process or thread of the bench failed. The message says how, for a worker with the last line of its log."""
 
 
 class Done(msgspec.Struct, Generic[R], frozen=True):
@@ -91,14 +91,14 @@ class LoadProcess(Generic[R]):
         self._line.send(None)
 
     def result(self, patience: float) -> Done[R]:
-        """Wait for the result. Raises ``ProcessFailed``, also if it takes longer than *patience* seconds."""
+        """Wait for the result. Raises ``ProcessFailed`` if the process fails, or needs more than *patience* seconds."""
         done: Done[R] = self._receive(patience)
         self._line.close()
         self._runner.join()
         return done
 
     def end(self) -> None:
-        """End the process, even if it is busy. A thread runs to its end instead, as all of its waits are short."""
+        """End the process, even if it is busy. A thread is left to run to its end, because all its waits are short."""
         self._line.close()
         if not isinstance(self._runner, threading.Thread) and self._runner.is_alive():
             self._runner.kill()
@@ -117,7 +117,10 @@ class LoadProcess(Generic[R]):
 
 
 class WorkerProcess:
-    """A ``multiq.Worker`` with its supervisor; without processes, as many threads of this process."""
+    """A ``multiq.Worker`` with its supervisor, in a process of its own.
+
+    If *is_process* is false, it is as many workers as the options have processes, in threads of this process.
+    """
 
     def __init__(self, url: str, options: WorkerOptions, *, is_process: bool) -> None:
         self._log = options.folder / "worker.log"
@@ -137,7 +140,10 @@ class WorkerProcess:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """Stop it as SIGTERM does, and wait. Raises ``ProcessFailed`` if it does not end, or ends with an error."""
+        """Stop the worker as SIGTERM does, and wait for its end.
+
+        Raises ``ProcessFailed`` if the worker does not end, or ends with an error.
+        """
         for worker in self._workers:
             worker.stop()
         for thread in self._threads:
@@ -151,9 +157,9 @@ class WorkerProcess:
                 raise ProcessFailed(f"the worker ended with {code}{self._last_words()}")
 
     def end(self) -> None:
-        """End the process, whatever it does.
+        """End the process, even if it is busy.
 
-        First ask it to stop, and wait briefly: a clean end leaves no folder or sidecar.
+        First ask it to stop, and wait briefly: a worker that ends cleanly leaves no folder and no sidecar process.
         """
         for worker in self._workers:
             worker.stop()
@@ -171,7 +177,7 @@ class WorkerProcess:
 
 
 class RunProcesses:
-    """All processes of one repeat; those that still run at its end are ended."""
+    """All processes of one repeat. At the end of the repeat, the processes that still run are ended."""
 
     def __init__(self, url: str, *, are_processes: bool) -> None:
         self._url = url
@@ -179,7 +185,8 @@ class RunProcesses:
         self._all: list[LoadProcess[Any] | WorkerProcess] = []
 
     def take(self, function: Callable[..., R], *arguments: Any) -> LoadProcess[R]:
-        """A process for *function*, which gets an app, a callable that waits for the start signal, and *arguments*.
+        """Start a process for *function*. It calls the function with an app, a callable that waits for the start
+        signal, and *arguments*.
 
         Raises ``ProcessFailed``.
         """
@@ -188,7 +195,7 @@ class RunProcesses:
         return process
 
     def start_worker(self, options: WorkerOptions) -> WorkerProcess:
-        """A worker, not yet at work when this returns."""
+        """Start a worker. It may not have begun to work when this returns."""
         worker = WorkerProcess(self._url, options, is_process=self.are_processes)
         self._all.append(worker)
         return worker
@@ -205,7 +212,7 @@ class RunProcesses:
 
 
 def _nothing() -> None:
-    """The first process runs this. Its end shows that the fork server runs and has imported everything."""
+    """Run by the first process, whose end shows that the fork server runs and has imported everything."""
 
 
 def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -250,9 +257,9 @@ def _work(url: str, options: WorkerOptions) -> None:
 
 
 def _leave_terminal() -> None:
-    """Leave the terminal's session, whose Ctrl-C would reach this process: the bench ends its processes itself.
+    """Leave the terminal's session, so that Ctrl-C does not reach this process: the bench ends its processes itself.
 
-    If the bench is killed, no process stays behind: the fork server ends by itself, and on Linux the kernel then sends
+    If the bench is killed, no process stays behind: the fork server ends by itself. On Linux the kernel then sends
     SIGTERM to the processes that the fork server has forked (``PR_SET_PDEATHSIG``).
     """
     os.setsid()

@@ -28,18 +28,24 @@ class Metric(msgspec.Struct, frozen=True):
     """``jobs/s``, ``ms``, ``us/job``, ``commands/job``, ``MB``..."""
     better: Better
     counts: bool = True
-    """Whether a comparison of two runs judges it; what only informs (memory) does not count."""
+    """Whether a comparison of two runs judges this metric; False: the metric only informs (memory)."""
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken promise. A single one makes the whole run fail."""
+    """A broken promise. One violation makes the whole run fail."""
 
     kind: Literal["lost", "doubled", "early", "out of order", "overlap", "invented", "left over", "failed"]
-    """``lost``: enqueued, never run to its end, and not handed out when the queue is emptied; ``doubled``: handed out
-    again with no crash, lease end, release or kick to explain it; ``early``: begun before its due time; ``out of
-    order``: begun before a job that was to go first, with one consumer; ``overlap``: two runs of one job at the same
-    time; ``invented``: run, and never enqueued; ``left over``: in the store when all work was done; ``failed``: the
-    workload itself could not be carried out."""
+    """What happened to the job:
+
+    - ``lost``: it was enqueued, but never run to its end, and not handed out when the queue was emptied;
+    - ``doubled``: it was handed out again, and no crash, lease end, release or kick explains that;
+    - ``early``: it was begun before its due time;
+    - ``out of order``: it was begun before a job that was to go first, although there was only one consumer;
+    - ``overlap``: two runs of it were under way at the same time;
+    - ``invented``: it was run, but never enqueued;
+    - ``left over``: it was in the store when all work was done;
+    - ``failed``: the workload itself could not be carried out.
+    """
     count: int
     example: str
     """One case in a sentence: job, times, process."""
@@ -50,11 +56,11 @@ class Verification(msgspec.Struct, frozen=True):
 
     enqueued: int
     finished: int
-    """How many of those ran to their end at least once, or were handed out when the queue was emptied."""
+    """How many of the enqueued jobs ran to their end at least once, or were handed out when the queue was emptied."""
     runs: int
     explained: int
-    """Runs beyond the first that a crash, a failure or a lease's end explains. They are part of "at least once", and
-    not a violation."""
+    """Repeated runs of a job that a crash, a failure or a lease's end explains. "At least once" allows them, so they
+    are no violation."""
     violations: list[Violation]
     checked: list[str]
     """What was checked. The order is only checked if the backend promises one."""
@@ -74,7 +80,8 @@ class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"})
     timeline: list[tuple[float, float]]
     """Seconds since the repeat began, and jobs finished per second from then on. Shows stalls and recovery."""
     calm: float
-    """How long a fixed piece of work took around it, relative to the fastest of the run: 1.0 is a machine at rest."""
+    """How long a fixed piece of work took before and after this repeat, relative to its shortest time in the whole run:
+    1.0 is a machine at rest."""
 
 
 class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "baseline": "limit"}):
@@ -82,7 +89,7 @@ class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "basel
 
     target: str
     workload: str
-    """``drain``, ``backlog``...: a page of docs/bench.md has its definition."""
+    """``drain``, ``backlog``...: docs/bench.md defines them."""
     variant: str
     """What varies within a workload: ``10k``, ``body 64 KB``; empty if nothing does."""
     parameters: dict[str, str | int | float]
@@ -93,7 +100,7 @@ class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "basel
     """Why there are no samples: a power that this backend lacks, with the reason."""
 
     def figures(self, metric: str) -> list[float]:
-        """The metric's value in each repeat, in their order, without the repeats that lack it."""
+        """The metric's values in the order of the repeats. Repeats without a value are left out."""
         found = (sample.metrics.get(metric) for sample in self.samples)
         return [value for value in found if value is not None]
 
@@ -102,7 +109,8 @@ class TargetInfo(msgspec.Struct, frozen=True):
     """A backend in a run."""
 
     name: str
-    """As the user gave it, a URL masked; numbered if it would not be unique in the run."""
+    """As the user gave it, but with the password of a URL masked, and with a number if the run has the same name twice.
+    """
     backend: str
     server: str
     """``redis 7.0.15``."""
@@ -167,6 +175,6 @@ def write(report: Report, path: Path) -> None:
 
 
 def read(path: Path) -> Report:
-    """Read what ``write`` wrote. Raises ``OSError``, and ``msgspec.MsgspecError`` unless it is a report of this
-    version."""
+    """Read what ``write`` wrote. Raises ``OSError``, and ``msgspec.MsgspecError`` if the file is not such a
+    report."""
     return msgspec.json.decode(path.read_bytes(), type=Report)

@@ -1,4 +1,4 @@
-"""The run log: a record of each run of a job, in a file per process that is mapped into its memory.
+"""The run log: a record of each run of a job. Each process has a file of its own, mapped into its memory.
 
 Writing a record takes no system call, and a written record survives a SIGKILL of its process. Times are
 CLOCK_MONOTONIC in nanoseconds, which is the same clock for all processes of a machine.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_HEAD = struct.Struct("<qddqq")  # finished, CPU seconds when the worker began, when it ended (0: not yet), pid, spare
+_HEAD = struct.Struct("<qddqq")  # ended runs, CPU seconds at the worker's begin and end (0: not yet), pid, spare
 _RECORD = struct.Struct("<qqqii")  # job number, start, end (0: not yet), attempt, 1: this run is to fail
 _COUNT = struct.Struct("<q")
 _SUFFIX = ".runs"
@@ -82,7 +82,7 @@ class RunLog:
         _COUNT.pack_into(self._map, 0, next(self._finished))
 
     def close(self) -> None:
-        """Record the worker's CPU time. Called when it ends."""
+        """Record the worker's CPU time. Called when the worker ends."""
         struct.pack_into("<d", self._map, 16, self._cpu())
 
 
@@ -102,12 +102,12 @@ class RunLogReader:
 
     @property
     def cpu(self) -> float | None:
-        """CPU seconds that the process used while it was a worker; None: it has not ended, or was killed."""
+        """CPU seconds that the process used while it was a worker; None: the process still runs, or was killed."""
         began, ended = struct.unpack_from("<dd", self._map, 8)
         return ended - began if ended else None
 
     def runs(self) -> Iterator[Run]:
-        """In the order in which they began."""
+        """The runs, in the order in which they began."""
         size = len(self._map) - _HEAD.size
         for offset in range(_HEAD.size, _HEAD.size + size, _RECORD.size):
             number, start, end, attempt, fails = _RECORD.unpack_from(self._map, offset)
@@ -143,7 +143,7 @@ class RunLogs:
         return None if None in parts else sum(part for part in parts if part is not None)
 
     def runs(self) -> list[Run]:
-        """All runs, by their start."""
+        """All runs, in the order in which they began."""
         return sorted((run for reader in self.look() for run in reader.runs()), key=lambda run: run.start)
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""Runs a bench: warm-up, baselines, then each workload on all targets in turns, so that all meet the same noise."""
+"""Runs a bench: warm-up, baselines, then the workloads.
+
+The targets take turns in each workload, so that the machine's noise meets all of them alike.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1, "ms": 1000, "us": 1_000_000}
 _WARM_UP = 200  # jobs
-_IDLE = 20.0  # seconds for which idle workers are watched: they ask every five
+_IDLE = 20.0  # seconds for which idle workers are watched: an idle worker asks for jobs every five
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -88,7 +91,7 @@ def steps(options: Options) -> list[Step]:
 
 
 def estimate(options: Options, targets: int) -> float:
-    """About how many seconds a run takes, without starting its servers."""
+    """About how many seconds a run takes, not counting the start of its servers."""
     return _idle(options) + targets * (1.0 + sum(step.variant.seconds for step in steps(options)))
 
 
@@ -144,7 +147,7 @@ class _RunInProgress:
         self.targets = [self._target_info(target, idle.get(target.name)) for target in targets]
 
     def results(self) -> list[Result]:
-        """Run all repeats, with the baselines before them, and in a full run after them, too."""
+        """Measure the baselines, then run all repeats. A full run measures the baselines again at its end."""
         self._measure_baselines()
         for index, step in enumerate(steps(self._options)):
             start = index % len(self._targets)  # rotated: no target always comes first
@@ -189,13 +192,13 @@ class _RunInProgress:
         )
 
     def _perform(self, step: Step, target: Target) -> tuple[Outcome, Verification]:
-        """The work itself, and its verification, in a queue and a folder of its own."""
+        """Run one repeat in a queue and a folder of its own, and verify its jobs."""
         outcome = Outcome({})
         scenario = self._scenario(target, step.workload.name)
         try:
             outcome = step.workload.run(scenario, step.variant.parameters)
         except Infeasible:
-            scenario.empty()  # what was put until then
+            scenario.empty()  # of the jobs that were enqueued until then
             self._record_aside(target, step.workload.name, verify(scenario.close()))
             raise
         except Exception as exc:  # noqa: BLE001 - any error: the report says why this figure is missing
@@ -245,7 +248,7 @@ class _RunInProgress:
     def _watch_idle(self) -> dict[str, float | None]:
         """Requests per second of one idle worker on each target.
 
-        All targets are measured at the same time, so this takes no longer than one.
+        All targets are measured at the same time, so this takes no longer than one target would.
         """
         seconds = _idle(self._options)
         if not seconds:
@@ -270,7 +273,7 @@ class _RunInProgress:
         self._record_aside(target, "idle", verify(scenario.close()))
 
     def _measure_baselines(self) -> None:
-        """Measure the baselines on each server that a workload of this run is compared with."""
+        """On each target, measure the baselines with which the workloads of this run are compared."""
         wanted = [workload.baseline for workload in self._options.workloads if workload.baseline is not None]
         for target in self._targets if wanted else ():
             if target.backend == PLANTED:
@@ -306,7 +309,7 @@ class _RunInProgress:
 
 
 def _step(seconds: float) -> str:
-    """``1 us``, ``1 ms``, ``1 s``."""
+    """Seconds as text, in the largest unit that fits: ``1 us``, ``1 ms``, ``1 s``."""
     return next(f"{seconds * scale:g} {unit}" for unit, scale in _UNITS.items() if seconds * scale >= 1 or unit == "us")
 
 

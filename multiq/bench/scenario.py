@@ -35,7 +35,7 @@ PATIENCE = 60.0
 """Seconds without progress after which the wait ends. Jobs that are missing then are a violation."""
 
 _START = 60.0  # seconds that a worker may take until its processes have begun
-_QUIET = 1.5  # seconds with an empty store, no run and jobs missing, after which these are lost
+_QUIET = 1.5  # seconds: if no run has ended for so long and the store is empty, missing jobs are lost
 _LOOK = 0.002  # seconds between looks at the run logs
 _REST = 0.01  # seconds between looks at the store
 
@@ -52,7 +52,7 @@ class Cost(msgspec.Struct):
     after: Counters = Counters()
 
     def metrics(self, jobs: int) -> dict[str, float | None]:
-        """The figures by the names of ``COSTS``, divided by *jobs* if their unit is per job."""
+        """The figures, by the names in ``COSTS``. Those whose unit is per job are divided by *jobs*."""
         spent = self.after.since(self.before)
 
         def each(amount: float | None, scale: float = 1.0) -> float | None:
@@ -75,9 +75,9 @@ class RunningWorker:
         self.run_logs = run_logs
 
     def wait_until_ready(self, processes: int) -> None:
-        """Wait until all of its processes have begun to reserve."""
+        """Wait until *processes* of the worker's processes have begun to reserve."""
         self.wait_until_begun(processes)
-        time.sleep(0.05)  # from its run log to its first reserve
+        time.sleep(0.05)  # a process reserves soon after it has created its run log
 
     def wait_until_begun(self, processes: int = 1) -> None:
         """Wait until *processes* of the worker's processes have a run log."""
@@ -150,8 +150,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
-        """Run a worker of *processes* processes, and stop it at the end. Then the worker's runs and its CPU time are
-        recorded.
+        """Run a worker of *processes* processes, stop it at the end, and record its runs and its CPU time.
 
         *runs* is how many runs to expect. Default: one for each job that was enqueued already.
         """
@@ -212,11 +211,11 @@ class Scenario:
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def empty(self) -> None:
-        """Take out all ready jobs, which the workload does not run, and record their numbers."""
+        """Take all ready jobs out of the queue without running them, and record their numbers."""
         self.evidence.emptied += self._numbers()
 
     def close(self) -> Evidence:
-        """End all processes, record which jobs the store has left, and remove them. Returns the evidence."""
+        """End all processes, record which jobs the store still holds, and remove these jobs. Returns the evidence."""
         self._processes.__exit__()
         for run_logs in self._run_logs:
             run_logs.close()
@@ -230,7 +229,9 @@ class Scenario:
         return self.evidence
 
     def _removed_elsewhere(self) -> Iterator[tuple[str, int | None]]:
-        """Empty the queues that appeared during the repeat; yields each with the jobs that the store counted in it."""
+        """Empty the queues that appeared during the repeat. Yields each queue, and how many jobs the store
+        counted in it.
+        """
         for name in sorted(set(self.app.backend.queues()) - self._there_before - {self.queue}):
             if name.startswith(self._own):
                 counts = self._counts(name).values()

@@ -1,4 +1,4 @@
-"""A throwaway server's process, with a folder and a port of its own. It ends when this process ends.
+"""A throwaway server's process, with a folder and a port of its own. The server ends when this process ends.
 
 It shares nothing with other servers on the machine, and never uses the usual ports.
 """
@@ -34,7 +34,8 @@ _PORTS = range(11000, 20000)  # with a cluster's bus (+10000), below the kernel'
 _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed that are often not on a user's PATH
 _LOG_SHOWN = 3000  # characters
 
-#: reads "+pid" or "+folder" when one begins to exist, "-pid" or "-folder" when it is gone
+#: the program of ``_Reaper``'s process. It reads a line for each server process and each folder: "+pid" or "+folder"
+#: when it begins to exist, "-pid" or "-folder" when it is gone. At the end of its input it removes what is left
 _REAPER = """
 import os, shutil, signal, sys
 alive = set()
@@ -72,8 +73,8 @@ def find(program: str, package: str) -> str:
 def free_port() -> int:
     """A TCP port of this machine that is free, as is its bus port (the port plus 10,000).
 
-    The port stays reserved until this process ends, also before the server listens and while it restarts: this process
-    keeps the UDP port of the same number bound, and this function returns only ports whose UDP port is free.
+    The port stays reserved until this process ends, also before the server listens and while it restarts. To reserve
+    it, this process keeps the UDP port of the same number bound; a port whose UDP port is bound is never returned.
     """
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - a port is not a secret
@@ -190,7 +191,7 @@ class Server(ABC):
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it without regard to its data."""
+        """End the server; its data may be lost."""
         self.kill()
 
     def __enter__(self) -> Self:
@@ -220,7 +221,7 @@ class Server(ABC):
 
 
 class _Reaper:
-    """Ends servers and removes folders that are left when this process dies without cleanup, as by SIGKILL."""
+    """Ends the servers and removes the folders that this process leaves if it dies without cleanup, as by SIGKILL."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

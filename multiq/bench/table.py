@@ -48,7 +48,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
 
 
 class _Run:
-    """A report to print. Rich passes the terminal's width only when it prints."""
+    """A report to print. It is laid out only when rich prints it, because only then is the terminal's width known."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -63,7 +63,7 @@ class _Run:
                 yield Text(safe(workload.title), style="bold")
                 yield from _figures(workload, by_variant, options.max_width)
         yield Text()
-        yield Text("±: how far the repeat farthest from the median is from it", style="dim")
+        yield Text("±: the largest difference between a repeat and the median", style="dim")
         yield from _verdict(report)
 
 
@@ -120,7 +120,7 @@ def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int,
 
 
 def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple[Text, dict[str, Text]]]:
-    """Title and cells by target. Costs stand at the first variant only, so that they are not repeated."""
+    """Title and cells by target. Only the first variant has the rows of costs, so that they are not repeated."""
     rows: list[tuple[Text, dict[str, Text]]] = []
     for index, (variant, results) in enumerate(by_variant.items()):
         if variant:

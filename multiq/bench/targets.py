@@ -52,7 +52,8 @@ class Target(msgspec.Struct):
     """A backend in a run, and the queues that the run creates there."""
 
     name: str
-    """As the user gave it, a URL masked; numbered if the run would have it twice."""
+    """As the user gave it, but with the password of a URL masked, and with a number if the run has the same name twice.
+    """
     backend: str
     """The driver's name: ``redis``."""
     adapter: Adapter
@@ -73,7 +74,7 @@ class Target(msgspec.Struct):
         return f"multiq.bench.{self.run_id}."
 
     def queue(self, word: str) -> str:
-        """A queue of this run. Raises ``QueueInUse`` if it holds jobs at its first use, ``BackendError``."""
+        """A queue of this run. Raises ``BackendError``, and ``QueueInUse`` if the queue holds jobs at its first use."""
         name = f"{self.prefix}{word}"
         if name not in self.queues:
             if not self.is_ours:
@@ -118,7 +119,7 @@ class UrlAdapter(Adapter):
 def open_targets(
     given: Sequence[str], profile: Profile, folder: Path, *, run_id: str | None = None
 ) -> Iterator[list[Target]]:
-    """The targets, open until the end of the ``with``; *folder* is for the servers that it starts.
+    """The targets, open until the end of the ``with``; *folder* is for the servers that this starts.
 
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
     ``BackendError``.
@@ -154,7 +155,7 @@ def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tup
         scheme = split(text).scheme.partition("+")[0]
         backend = ALIASES.get(scheme, scheme)
         bench = load_bench(backend)
-        for power in ("purging", "exact_counts"):  # by which a run finds out what is left, and removes it
+        for power in ("purging", "exact_counts"):  # for a run to find out what jobs are left, and to remove them
             if not load_driver(backend).declared.claim(power):
                 raise open_backend(text).unsupported(power)
         return stack.enter_context(bench.at(text)) if bench else UrlAdapter(text, backend), backend
@@ -162,7 +163,7 @@ def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tup
 
 
 def _is_ours(text: str) -> bool:
-    """Whether only the run's jobs are there: a throwaway server, or a planted backend."""
+    """Whether the server holds only the run's jobs: it is a throwaway server, or a planted backend."""
     return "://" not in text or text.startswith(f"{PLANTED}:")
 
 
@@ -183,7 +184,7 @@ def _made(folder: Path) -> Path:
 
 
 def _shown(given: Sequence[str]) -> list[str]:
-    """Unique names: ``redis``, ``redis 2``."""
+    """The names to show, made unique: ``redis``, ``redis 2``."""
     masked = [text if _is_ours(text) else redact(text) for text in given]
     shown: list[str] = []
     for at, name in enumerate(masked):

@@ -1,7 +1,7 @@
 """Verification: compares what was enqueued, what was run, and what the store still has. Any mismatch is a violation.
 
-Each job is identified by the number that it carries as its argument. No count is offset against another: a missing
-job is lost, however many others came twice, and whatever count the store reports.
+Each job is identified by the number that it carries as its argument. No count makes up for another: a missing
+job is lost even if another job came twice, and whatever count the store reports.
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ class _Verifier:
         return None if complaint is None else Violation("failed", 1, complaint)
 
     def lost(self) -> Violation | None:
-        """Neither run to the end, nor handed out when the queue was emptied.
+        """Jobs that were neither run to the end, nor handed out when the queue was emptied.
 
         A job that the store still counts but never hands out is lost, too. If the work broke off, missing jobs may
-        still be in the store: they count as lost only if it is known to be empty.
+        still be in the store: they count as lost only if the store is known to be empty.
         """
         if not self.missing or (self._broke_off and self._left != 0):
             return None
@@ -140,7 +140,7 @@ class _Verifier:
         return Violation("lost", len(self.missing), example)
 
     def doubled(self) -> Violation | None:
-        """Handed out more often than failures and killed processes explain."""
+        """Jobs that were handed out more often than failures and killed processes explain."""
         found = [(number, runs, 0) for number, runs in self._by_number.items() if self._is_doubled(runs, 0)]
         if self._evidence.emptied:
             found = [
@@ -157,7 +157,7 @@ class _Verifier:
         return Violation("doubled", len(found), example)
 
     def early(self) -> Violation | None:
-        """Begun before it was due, or before it was enqueued at all."""
+        """Runs that were begun before the job was due, or before it was enqueued at all."""
         found = []
         for number, runs in self._by_number.items():
             sent = self._sent_with(number)
@@ -171,8 +171,8 @@ class _Verifier:
         return Violation("early", len(found), example)
 
     def out_of_order(self) -> Violation | None:
-        """Begun before a job that was to go first: one with a lower priority number, or an older one with the same
-        number.
+        """Jobs that were begun before a job that was to go first: one with a lower priority number, or an older one
+        with the same number.
         """
         if not self._evidence.in_order:
             return None
@@ -214,7 +214,7 @@ class _Verifier:
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and was never enqueued")
 
     def left_over(self) -> Violation | None:
-        """In the store although all work is done. Not checked if the work broke off: then jobs are left anyway."""
+        """Jobs in the store although all work is done. Not checked if the work broke off: jobs are left then."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
         if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
             return None
@@ -227,7 +227,7 @@ class _Verifier:
         return Violation("left over", max(after, left, purged), example)
 
     def _left_elsewhere(self) -> Violation:
-        """In queues that no job was sent to."""
+        """Jobs in queues that no job was sent to."""
         queue, count = next(iter(self._evidence.elsewhere.items()))
         jobs = "jobs, and does not say how many" if count is None else many(count, "job")
         total = sum(1 if count is None else count for count in self._evidence.elsewhere.values())

@@ -221,8 +221,8 @@ def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batche
 def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Run]:
     """Take and ack due jobs in batches, until none is left or more than *most* were taken.
 
-    A store that hands out the same jobs again and again would give them for ever. The call waits up to *timeout*
-    seconds for the first job.
+    - *most*: ends the sweep of a store that hands out the same jobs again and again.
+    - *timeout*: how many seconds to wait for the first job.
     """
     return [
         _run(lease, now + index)

@@ -1,4 +1,4 @@
-"""The command line, ``multiq``: one module per command, of the same name, imported when it is asked for."""
+"""The command line, ``multiq``. Each command is in a module of the same name, imported when the command is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from multiq import __version__
 from .group import LazyGroup
 from .options import connection_option, traceback_option, verbose_option
 
-#: what ``multiq --help`` lists, in its order: section -> commands; each command is in the module of its name
+#: what ``multiq --help`` lists, in this order: section -> commands. A command's module has the command's name
 SECTIONS = {
     "Run": ("worker", "enqueue"),
     "Inspect": ("stats", "jobs", "peek", "top", "health"),

@@ -32,9 +32,9 @@ class JobNowhere(JobNotFound):
 def open_app(*, create: bool = False) -> App:
     """An app without tasks on the chosen connection.
 
-    *create*: create a store that is not there, for a command that has something to put in it. For all other commands, a
-    missing store means that they were called in the wrong folder, and they report it. Raises ``SettingsInvalid``,
-    ``UrlInvalid``, ``BackendNotInstalled``.
+    *create*: whether to create a store that does not exist, for a command that will put something into it. All other
+    commands report a missing store as an error: they were probably called in the wrong folder.
+    Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
     """
     app = App(chosen_connection(), create=create)
     _ = app.backend  # a wrong URL is reported before anything else
@@ -42,10 +42,10 @@ def open_app(*, create: bool = False) -> App:
 
 
 def load_app(path: str) -> App:
-    """The app that *path* names, as ``module:attribute``, looked for in the current folder first.
+    """The app that *path* (``module:attribute``) names. The module is looked for in the current folder first.
 
-    With ``-c``, it works on that connection instead. Raises ``AppNotFound``, and those errors of multiq that importing
-    the app raises.
+    With ``-c``, the app works on that connection instead of its own. Raises ``AppNotFound``; an error of multiq that
+    the import raises is raised as it is.
     """
     name, colon, attribute = path.partition(":")
     if not colon or not name or not attribute:
@@ -73,7 +73,7 @@ def default_app() -> str:
 
 
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
-    """The queue that holds a job: *queue* itself if it is given, else the one that a search of all queues finds.
+    """The name of the queue that holds a job: *queue* if it is given; otherwise all queues are searched.
 
     Raises ``JobNotFound``; ``OptionInvalid`` if several queues have a job of this id.
     """
@@ -90,11 +90,11 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
 
 
 def _move(app: App, url: str, path: str) -> None:
-    """Have an app work on another connection. It must not have used its own one yet."""
+    """Have an app work on another connection. The app must not have used its own connection yet."""
     if app._backend is not None and app.url != url:  # noqa: SLF001 - the only place that needs it
         raise OptionInvalid(
-            f"{path} has used its connection while it was imported, or was given a backend=, so -c comes too late: "
-            "move the calls that use it out of the module's top level"
+            f"-c comes too late: {path} was given a backend=, or used its connection while it was imported. "
+            "Move the calls that use the connection out of the module's top level"
         )
     app.url = url
 
@@ -141,7 +141,7 @@ def _apps_of(module: ModuleType) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """The error that ended an import, and where in the imported code."""
+    """The error that ended an import, and the file and line where it was raised."""
     kind = "it called sys.exit" if isinstance(error, SystemExit) else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"

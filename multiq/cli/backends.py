@@ -39,7 +39,7 @@ class Installed(NamedTuple):
 @json_option
 @traceback_option
 def backends(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """The installed backends, and what each can do; with NAMES, their URLs' options, too.
+    """Show the installed backends, and what each can do. With NAMES: only these, with the options of their URLs.
 
     A missing capability is "not done" (multiq has not built it yet), "cannot today" (no released version of the store
     can do it) or "never" (it contradicts how the store works).

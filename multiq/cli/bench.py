@@ -37,22 +37,20 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no ru
     show_default=True,
     help="Durability of the servers that the bench starts. durable: acknowledged jobs survive a power loss; fast: not.",
 )
-@click.option("--quick", "is_quick", is_flag=True, help="Less of everything: under a minute for four backends.")
+@click.option("--quick", "is_quick", is_flag=True, help="Run less of everything: under a minute for four backends.")
 @click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 2).")
-@click.option("-w", "--workload", "names", multiple=True, metavar="NAME", help="Only these; again, or with commas.")
+@click.option("-w", "--workload", "names", multiple=True, metavar="NAME", help="Only these workloads: a,b or -w again.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the report as JSON; - is standard output.")
-@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as one page.")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as HTML.")
 @click.option(
     "--compare",
     "old_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="OLD.json",
-    help="Set it beside an earlier report; exits with 1 if something is worse, 7 if that is unknown.",
+    help="Compare with an earlier report; exits with 1 if something is worse, 7 if that is unknown.",
 )
-@click.option(
-    "--threshold", type=click.FloatRange(0, 10), help="How much slower is still the same (0.1: ten per cent)."
-)
-@click.option("--anyway", is_flag=True, help="Compare what was run in different ways, too.")
+@click.option("--threshold", type=click.FloatRange(0, 10), help="How much slower still counts as equal (0.1: 10 %).")
+@click.option("--anyway", is_flag=True, help="Compare even if options or machines differ.")
 @click.option("--list", "only_list", is_flag=True, help="Show the workloads, and end.")
 @traceback_option
 def bench(  # noqa: PLR0917 - click passes them all by name
@@ -74,9 +72,9 @@ def bench(  # noqa: PLR0917 - click passes them all by name
       multiq bench redis beanstalk mysql sqlite --quick
       multiq bench redis://localhost sqlite:///jobs.db --html report.html
 
-    A name starts a server of its own from the installed program, and ends it again; a URL uses yours, in queues of its
-    own that it removes. Exits with 6 if a job was lost, doubled, early, out of order or left over. It needs an extra:
-    pip install 'multiq[bench]'.
+    For a NAME, the bench starts a server of its own from the installed program, and ends it afterwards. For a URL, the
+    bench uses your server, in queues of its own, and removes them afterwards. Exits with 6 if a job was lost, doubled,
+    early, out of order or left over. The command needs an extra: pip install 'multiq[bench]'.
     """
     from multiq.bench import need_extra
 
@@ -105,7 +103,7 @@ def bench(  # noqa: PLR0917 - click passes them all by name
         if old is not None:
             margin = compare.THRESHOLD if threshold is None else threshold
             comparison = compare.compare(old, done, threshold=margin, anyway=anyway)
-    finally:  # what was measured is shown, also where it cannot be compared
+    finally:  # the figures are shown even if they cannot be compared
         _write(done, comparison, json_file, html_file)
     if done.violations:
         return BROKEN
@@ -169,7 +167,7 @@ def _progress(seconds: float) -> Iterator[OnProgress]:
 
     out = Console(stderr=True, markup=False, highlight=False, emoji=False)
     columns = (BarColumn(20), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    # a few times a second: drawing takes time from the very processes that are measured
+    # only a few times a second: drawing takes CPU time from the processes that are measured
     with Progress(*columns, console=out, transient=True, refresh_per_second=4) as bar:
         task = bar.add_task("", total=seconds)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiq.conformance import Report, Row
 
 _STYLES = {"kept": "green", "kept in part": "yellow", "refused": "yellow", "broken": "bold red", "not tried": "dim"}
-_FAILURE_LINES = 6  # of what happened, for each promise that was broken
+_FAILURE_LINES = 6  # lines that are shown of each failure
 
 
 @click.command(short_help="Test a backend against the contract.")
@@ -49,10 +49,10 @@ def conformance(  # noqa: PLR0917 - click passes them by name
       multiq conformance redis://localhost
       multiq conformance sqlite:///jobs.db -k lease -k 7.1
 
-    It works in real time, in queues of its own that it empties afterwards; it touches no other. Exits with 6 if a
-    promise is broken, or if none of the tests of a claimed promise ran. A promise that needs a hook which the harness
-    lacks (for a server that hangs, say) is printed as not tried, which is not a failure. The command needs an extra:
-    pip install 'multiq[conformance]'.
+    It works in real time, in queues of its own that it empties afterwards; it touches no other queue. Exits with 6 if a
+    promise is broken, or if the backend claims a capability and none of its tests ran. Some tests need a hook of the
+    harness, for a server that hangs, say. Without the hook they are printed as not tried, which is not a failure. The
+    command needs an extra: pip install 'multiq[conformance]'.
     """
     from multiq.conformance import run
     from multiq.conformance.harness import load_harness

@@ -1,4 +1,4 @@
-"""``multiq down`` has all workers of a connection take no more jobs, on every host."""
+"""``multiq down`` stops all workers of a connection, on every host, from taking jobs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .output import say
 @click.command(short_help="Stop all workers from taking jobs.")
 @common_options
 def down(as_json: bool) -> None:
-    """Have all workers of the connection take no more jobs, until ``multiq up``.
+    """Stop all workers of the connection from taking jobs, until ``multiq up``.
 
-    Jobs that run go on; jobs can be enqueued. Workers started with --force ignore it.
+    Jobs that run go on, and jobs can still be enqueued. Workers started with --force go on taking jobs.
     """
     from multiq.control.flags import Control
 

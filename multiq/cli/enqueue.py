@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 @click.option("--kwargs", type=Json(dict, """'{"name": "Ann"}'"""), metavar="JSON", help="Its keyword arguments.")
 @click.option("--body", metavar="JSON|-", help="No task, but JSON; - reads it from stdin.")
 @click.option("--bytes", "raw", metavar="TEXT|-", help="No task, but any bytes; - reads them from stdin.")
-@click.option("-q", "--queue", type=QueueName(), metavar="QUEUE", help="Instead of the task's own, or of 'default'.")
+@click.option("-q", "--queue", type=QueueName(), metavar="QUEUE", help="Instead of the task's own queue or 'default'.")
 @due_options
 @click.option("--priority", type=int, metavar="N", help="0 goes first, 4294967295 last.")
 @click.option("--id", metavar="ID", help="Use this id; adds nothing if the queue has such a job.")
-@click.option("--ttr", type=float, metavar="SECONDS", help="How long a worker may be silent until another gets it.")
+@click.option("--ttr", type=float, metavar="SECONDS", help="How long a worker may be silent before another gets it.")
 @common_options
 def enqueue(
     *,
@@ -127,7 +127,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 def _json_of(text: str) -> bytes:
-    """The text itself, once it is known to be JSON: numbers and spelling stay as their author wrote them."""
+    """The text as it is, after a check that it is JSON: numbers and spelling stay as their author wrote them."""
     content = _bytes_of(text).strip()
     try:
         readable = content.decode()

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 OK = 0
 FAILED = 1
-"""It was tried and did not work: the backend is unreachable, full, damaged..."""
+"""The command was tried and did not work: the backend is unreachable, full, damaged..."""
 USAGE = 2
-"""It cannot be asked like this: an option, an argument, a URL, the configuration, a missing package."""
+"""The command cannot be tried: an option, argument, URL or setting is wrong, or a package is missing."""
 NOT_FOUND = 3
 """No such job, or no such task in the app."""
 RESERVED = 4
@@ -32,7 +32,7 @@ RESERVED = 4
 UNSUPPORTED = 5
 """The backend cannot do this, and says so."""
 BROKEN = 6
-"""``multiq conformance``, ``multiq bench``: a promise is not kept."""
+"""``multiq conformance``, ``multiq bench``, ``multiq soak``: a promise is not kept."""
 UNSURE = 7
 """The outcome is unknown. An enqueue was sent and its reply was lost; or ``multiq bench --compare`` cannot judge some
 figures, and none is certainly worse.
@@ -40,7 +40,7 @@ figures, and none is certainly worse.
 STOPPED = 130
 """Stopped by Ctrl-C, by a second signal, or by answering no."""
 
-#: the first class that fits decides
+#: error class -> exit code; the first class that fits decides
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.JobNotFound, NOT_FOUND),
     (errors.TaskNotFound, NOT_FOUND),
@@ -54,8 +54,8 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-_LINES = 16  # of a message: with the prompt around it, it stays on one screen
-_COLUMNS = 600  # of a line of it
+_LINES = 16  # at most, of a message, so that it fits on one screen with the prompt
+_COLUMNS = 600  # characters at most, of a line of a message
 
 
 def exit_code(error: Exception) -> int:
@@ -70,8 +70,8 @@ def exit_code(error: Exception) -> int:
 
 
 def report(error: Exception, arguments: Sequence[str]) -> int:
-    """Print an error on standard error, as text or, under ``--json``, as a line of JSON. Returns its exit code."""
-    with contextlib.suppress(OSError):  # where that cannot be written, the code is all that is left
+    """Print an error on standard error: as text, or with ``--json`` as a line of JSON. Returns its exit code."""
+    with contextlib.suppress(OSError):  # if standard error cannot be written to, only the exit code reports
         _tell(error, arguments)
     return exit_code(error)
 

@@ -44,7 +44,7 @@ _HINTS = {
 
 
 class LazyGroup(click.Group):
-    """Commands by section. A command is in the module of its name in *package*, under its own name."""
+    """Commands by section. Each command is a function in *package*, in a module with the name of the command."""
 
     def __init__(self, *args: Any, package: str, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -26,7 +26,7 @@ _LARGEST = 1 << 20  # bytes
     type=Duration(),
     default="30",
     metavar="TIME",
-    help="Unhealthy if it was last well longer ago than this (30 s). Workers write every 5 s.",
+    help="Unhealthy if the worker was last well longer ago than this (30 s). It writes every 5 s.",
 )
 @json_option
 @traceback_option
@@ -45,7 +45,7 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
         with os.fdopen(handle, "rb") as file:
-            document = msgspec.json.decode(file.read(_LARGEST) or b"")  # None: a pipe with nothing in it
+            document = msgspec.json.decode(file.read(_LARGEST) or b"")  # None: the path is a pipe with nothing in it
             well_at = os.fstat(file.fileno()).st_mtime
     except (OSError, ValueError, RecursionError, msgspec.DecodeError):
         return None, None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiq.job import JobInfo
 
 
-_PAGE = 1000  # jobs: longer listings are printed by pages of so many
+_PAGE = 1000  # jobs in a page of a longer listing
 _NARROW = 110  # columns: an id, its numbers, a reason and a job do not fit into less
 _STATES = [state.value for state in STORED_STATES]
 
@@ -41,8 +41,8 @@ _STATES = [state.value for state in STORED_STATES]
 def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
     """List the jobs of a queue: all, or those that are ready, delayed, reserved or buried.
 
-    Ready jobs are in the order in which they would be reserved, delayed and reserved ones in the order of their due
-    times, buried ones in the order in which they would be kicked.
+    Ready jobs are listed in the order in which they would be reserved, buried jobs in the order in which they would be
+    kicked. Delayed and reserved jobs are in the order of their due times.
     """
     from .apps import open_app
 
@@ -74,7 +74,7 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
             show(_jobs_table(found, state))
         _note_more(queue, cursors)
         for name, why in unlisted.items():
-            note(f"there are more that are {name}, not shown: {why}")
+            note(f"there are more {name} jobs, which cannot be listed: {why}")
 
 
 def _note_more(queue: str, cursors: dict[str, str]) -> None:
@@ -83,7 +83,10 @@ def _note_more(queue: str, cursors: dict[str, str]) -> None:
 
 
 def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str | None) -> dict[str, str]:
-    """Print a long listing page by page, so that memory never holds all of it. Returns the cursors of what is left."""
+    """Print a long listing page by page, so that memory never holds all of it.
+
+    Returns a cursor for each state that has more jobs.
+    """
     state = states[0] if len(states) == 1 else None
     columns = _columns(state)
     widths, cursors, is_empty = [len(column.title) for column in columns], dict[str, str](), True
@@ -113,7 +116,7 @@ def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str 
 def _collect(
     app: App, queue: str, states: Sequence[str], limit: int, after: str | None
 ) -> tuple[list[JobInfo], dict[str, str], dict[str, str]]:
-    """The jobs of all these states, the cursors of the states that have more, and why others cannot be listed."""
+    """The jobs of these states, a cursor for each state that has more, and why some states cannot be listed."""
     found: list[JobInfo] = []
     cursors: dict[str, str] = {}
     unlisted: dict[str, str] = {}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     _Type = click.ParamType[Any]
 else:
-    _Type = click.ParamType  # generic in newer versions of click only
+    _Type = click.ParamType  # only newer versions of click have it generic
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -115,7 +115,7 @@ class JobId(_Type):
 
 
 class Json(_Type):
-    """A JSON value of a kind."""
+    """A JSON value of the Python type *kind*, or of one of several types."""
 
     name = "json"
 
@@ -197,7 +197,7 @@ def connection_option(function: F) -> F:
 
 
 def traceback_option(function: F) -> F:
-    """``--traceback``: ``exits.report`` reads it from the command line itself, as the error may be one of parsing."""
+    """``--traceback``: ``exits.report`` looks for it in the arguments, because parsing them may be what failed."""
     return click.option(
         "--traceback",
         is_flag=True,
@@ -221,7 +221,7 @@ def _tell_settings(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 
 
 def verbose_option(function: F) -> F:
-    """``-v``: say where the settings come from, before or after the command."""
+    """``-v``, before or after the command: say where the settings come from."""
     return click.option(
         "-v",
         "--verbose",
@@ -233,12 +233,12 @@ def verbose_option(function: F) -> F:
 
 
 def common_options(function: F) -> F:
-    """What every command that talks to a backend takes."""
+    """The options of every command that talks to a backend."""
     return connection_option(json_option(verbose_option(traceback_option(function))))
 
 
 def queue_option(function: F) -> F:
-    """``-q`` of the commands on one job."""
+    """``-q``, for the commands that work on one job."""
     return click.option(
         "-q", "--queue", type=QueueName(), metavar="QUEUE", help="The job's queue; without it, all are searched."
     )(function)

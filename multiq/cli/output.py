@@ -48,7 +48,7 @@ class Column(NamedTuple):
     folds: bool = False
     """Continued on more lines when the terminal is narrow."""
     fills: bool = False
-    """Takes all the room that is left, so that the others stand still while their content changes."""
+    """Takes all the room that is left, so that the other columns stay in place when their content changes."""
     style: str = ""
 
 
@@ -75,8 +75,8 @@ def _escape(character: str) -> str:
 
 
 def note(message: str) -> None:
-    """A remark beside the result: on standard error, so that pipes carry results only."""
-    with contextlib.suppress(OSError):  # a full disk takes none, and the result is there
+    """Print a remark on standard error: a pipe from standard output then gets the result only."""
+    with contextlib.suppress(OSError):  # on a full disk the remark is lost; the result was printed
         click.secho(message, err=True, dim=True)
 
 
@@ -123,7 +123,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, fo
             column.title,
             justify="right" if column.right else "left",
             style=column.style,
-            no_wrap=not (column.folds or column.gives_way),  # rich narrows columns that may wrap, only
+            no_wrap=not (column.folds or column.gives_way),  # rich narrows only columns that may wrap
             overflow="fold",
             min_width=None if column.gives_way or column.folds else max(map(len, cells)),
             ratio=1 if column.gives_way and column.fills else None,
@@ -141,7 +141,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, fo
 def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: list[int]) -> Iterator[str]:
     """A long table, line by line, as ``show`` prints it into a pipe, but many times faster than rich's layout.
 
-    *widths* are those of the columns so far (at first those of their titles), and grow with these rows.
+    *widths*: the widths of the columns so far, at first those of the titles. They are raised to fit these rows.
     """
     for at in range(len(columns)):
         widths[at] = max([widths[at], *(len(row[at]) for row in rows)])

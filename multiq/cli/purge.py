@@ -29,7 +29,7 @@ _PURGEABLE = (State.READY, State.DELAYED, State.BURIED)
 def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Delete all jobs of a queue that are ready, delayed or buried, or in the STATES named.
 
-    Jobs that run are never touched. Asks first, with the numbers.
+    Jobs that run are never touched. Before it deletes, it shows how many jobs there are, and asks.
 
     \b
       multiq purge mail buried
@@ -40,7 +40,7 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
     chosen = list(_chosen_states(states))
     with open_app() as app:
         if not app.backend.capabilities.purging:
-            raise app.backend.unsupported("purging")  # before the question
+            raise app.backend.unsupported("purging")  # raised before the user is asked
         if not yes:
             _ask(app, queue, chosen)
         purged = app.queue(queue).purge(chosen)

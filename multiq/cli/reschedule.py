@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @queue_option
 @common_options
 def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: str | None, as_json: bool) -> None:
-    """Make a job that is not running due at another time, earlier or later, as if it were enqueued now.
+    """Make a job that is not running due earlier or later, and count it as if it were enqueued now.
 
     \b
       multiq reschedule 019b7c2e-... --delay 10m

@@ -1,4 +1,4 @@
-"""``multiq restart`` has all workers of a connection end, so that they are started again."""
+"""``multiq restart`` tells all workers of a connection to end, so that they are started again."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from .output import say
 @click.command(short_help="Tell all workers to end, so that they are started again.")
 @common_options
 def restart(as_json: bool) -> None:
-    """Have each worker of the connection finish what it runs and exit with 0, within some seconds.
+    """Tell each worker of the connection to finish the jobs that it runs, and then to exit with 0.
 
-    What keeps them running (systemd, supervisord, Kubernetes) starts them again, with the current code.
+    Workers notice it within some seconds. Their service manager (systemd, supervisord, Kubernetes) starts them again,
+    with the current code.
     """
     from multiq.control.flags import Control
 

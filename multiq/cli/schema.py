@@ -32,8 +32,8 @@ _MEANING = {
 def schema(ctx: click.Context) -> None:
     """Check, create or upgrade the tables of a backend that keeps jobs in your database.
 
-    A new multiq with older tables refuses to work until "up" has run; an old multiq goes on working with newer tables
-    unless the changes say otherwise. So: run "up" first, then replace programs one by one.
+    A new multiq with older tables refuses to work until "up" has run. An old multiq goes on working with newer tables,
+    unless a migration says otherwise. So: run "up" first, then replace programs one by one.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -58,7 +58,9 @@ def up(target: str | None, as_json: bool) -> int:
 
 @schema.command("show-sql", short_help="Print the migrations, and run nothing.")
 @click.argument("target", required=False, metavar="[URL|NAME]")
-@click.option("--since", type=click.IntRange(0), default=0, metavar="VERSION", help="Only those after this version.")
+@click.option(
+    "--since", type=click.IntRange(0), default=0, metavar="VERSION", help="Only what comes after this version."
+)
 @common_options
 def show_sql(target: str | None, since: int, as_json: bool) -> int:
     """Print the SQL that "up" would run on tables of VERSION (0: none yet), for the database's own client.

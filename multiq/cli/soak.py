@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiq.soak.report import Outcome
     from multiq.soak.staging import Harm
 
-_OVERHEAD = 25.0  # seconds, about, beside the load with faults
+_OVERHEAD = 25.0  # about how many seconds a soak takes besides its load
 
 
 @click.command(short_help="Run jobs under faults, and check what happened to each.")
@@ -39,7 +39,7 @@ _OVERHEAD = 25.0  # seconds, about, beside the load with faults
     metavar="N",
     help="How long to load each store with faults.",
 )
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the faults as in the run that printed this.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the same faults as the run with this seed.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0.5, 60),
@@ -48,10 +48,10 @@ _OVERHEAD = 25.0  # seconds, about, beside the load with faults
     metavar="SECONDS",
     help="The longest that one call may take.",
 )
-@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only faults of this name; may be given again.")
-@click.option("--freeze-pid", type=click.IntRange(2), metavar="PID", help="Stop this server process for seconds, too.")
-@click.option("--restart-command", default="", metavar="COMMAND", help="Restart the server by this, too.")
-@click.option("--flush-scripts", is_flag=True, help="Redis: have the server forget all scripts, too.")
+@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only this fault; may be given again.")
+@click.option("--freeze-pid", type=click.IntRange(2), metavar="PID", help="Also stop this server process, for seconds.")
+@click.option("--restart-command", default="", metavar="COMMAND", help="Also restart the server, with this command.")
+@click.option("--flush-scripts", is_flag=True, help="Redis: also make the server forget all scripts.")
 @click.option(
     "--history",
     type=click.Path(file_okay=False, path_type=Path),
@@ -81,7 +81,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
     It kills and stops processes of its own, and cuts, freezes and slows down its own connections. It injects
     faults into the server itself only with --freeze-pid, --restart-command or --flush-scripts, which take one store.
     It works in queues of its own, and removes them at the end, also after Ctrl-C. Exits with 6 if a job was lost, run
-    again for no reason, or if any other promise was broken. It needs an extra: pip install 'multiq[soak]'.
+    again for no reason, or if any other promise was broken. The command needs an extra: pip install 'multiq[soak]'.
     """
     from multiq.soak import need_extra
 
@@ -157,7 +157,7 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, with full cleanup. Further signals neither interrupt it nor change the exit code."""
+    """Handle SIGTERM as Ctrl-C, with full cleanup. Further signals neither end the cleanup nor change the exit code."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     is_ending = False
 
@@ -172,7 +172,7 @@ def _ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        if not is_ending:  # else they stay ignored: one more SIGTERM would end the process by -15 instead of 130
+        if not is_ending:  # otherwise both stay ignored, as one more SIGTERM would end the process by -15 and not 130
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
 

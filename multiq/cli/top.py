@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 _COUNTS = ("ready", "delayed", "reserved", "buried")
 _SHORT = ("ready", "del", "res", "bur")
-_GAP = 2  # columns between two of a table
-_NAME_ROOM = 20  # columns: a queue's name is not cut to less for the sake of changes and long titles
+_GAP = 2  # spaces between two columns of a table
+_NAME_ROOM = 20  # columns: before a queue's name is cut to less, changes and long titles are left out
 _FRAME = 6  # lines around the rows: title, header with its rule, total, "and N more", foot
 _WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line and a header with its rule, twice each
-_LEAST = 0.1  # seconds between looks
+_LEAST = 0.1  # seconds between refreshes, at least
 
 
 class Look(NamedTuple):
-    """The queues at one moment."""
+    """The queues and the workers at one moment."""
 
     at: float
     """``time.monotonic()``."""
@@ -57,7 +57,7 @@ class Look(NamedTuple):
     metavar="TIME",
     help="Time between refreshes; 1 (second) unless given.",
 )
-@click.option("--once", is_flag=True, help="Print one look and end.")
+@click.option("--once", is_flag=True, help="Print the counts once and end.")
 @click.option(
     "-w/-W",
     "--workers/--no-workers",
@@ -149,7 +149,7 @@ def _room_for_queues(now: Look, rows: int) -> int:
 
 
 def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[RenderableType]:
-    """The workers, as many as fit, and the jobs that they have run for longest."""
+    """The workers, as many as fit, and their jobs, beginning with the one that has run longest."""
     from rich.text import Text
 
     if not workers:
@@ -234,7 +234,7 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
                 return
             try:
                 now, before, trouble = look(app, workers), now, ""
-            except (BackendUnavailable, EnqueueUncertain) as exc:  # it calls workers by a job
+            except (BackendUnavailable, EnqueueUncertain) as exc:  # a job is enqueued to ask the workers
                 trouble = safe(f"no answer, these are the last counts: {exc}")
 
 
@@ -255,7 +255,7 @@ class _Screen:
 
     def __init__(self, content: RenderableType, interval: float) -> None:
         self._content = content
-        self._foot = f"q ends; every {duration(interval)}; +/- is the change since the last look"
+        self._foot = f"q ends; every {duration(interval)}; +/- is the change since the last refresh"
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
         from rich.segment import Segment
@@ -272,7 +272,7 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """A function that waits for a key for a number of seconds; keys need no Enter meanwhile."""
+    """Yields a function that waits some seconds for a key. Within the block, keys are read without Enter."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return

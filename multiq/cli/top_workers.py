@@ -1,4 +1,7 @@
-"""The workers of a connection, as ``multiq top`` shows them: by their answers, with their jobs' names looked up."""
+"""The workers of a connection, as ``multiq top`` shows them: what they answer, and the names of their jobs.
+
+A worker's answer has the ids of its jobs; the names are looked up in the store.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ if TYPE_CHECKING:
     from multiq.app import App
 from multiq.control.presence import Answer, Run
 
-_LOOKED_UP = 100  # jobs whose names are looked up for one look
-_STEP = 0.1  # seconds between two looks for answers before the first table is shown
+_LOOKED_UP = 100  # jobs whose names are looked up at one refresh
+_STEP = 0.1  # seconds between two reads of the answers, before the first table is shown
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A job that runs, as it is shown."""
+    """A job that runs, as ``multiq top`` shows it."""
 
     process: str
     """``host:pid``."""
@@ -37,12 +40,12 @@ class Running(msgspec.Struct, frozen=True):
     id: str
     seconds: float
     task: str | None
-    """None: the job is done meanwhile, is not a task's, or was not looked up."""
+    """None: the job is already done, has no task, or was not looked up."""
     attempt: int | None
 
 
 class WorkerNow(msgspec.Struct, frozen=True):
-    """A worker, as it is shown."""
+    """A worker, as ``multiq top`` shows it."""
 
     worker: str
     state: str
@@ -56,7 +59,7 @@ class WorkerNow(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """The workers that answer while this block lasts. Raises ``Unsupported`` where workers cannot be asked."""
+    """The workers that answer during the ``with`` block. Raises ``Unsupported`` if workers cannot be asked."""
 
     def __init__(self, app: App) -> None:
         if not app.backend.capabilities.shared:
@@ -77,7 +80,7 @@ class Workers:
         try:
             self._viewer.close()
         except MultiqError:
-            return  # the workers clear it
+            return  # the workers will clear the viewer's queue
 
     def wait(self) -> list[WorkerNow]:
         """Wait ``FIRST_ANSWERS`` seconds for answers; returns all workers that have answered."""
@@ -88,7 +91,7 @@ class Workers:
         return self.now()
 
     def now(self) -> list[WorkerNow]:
-        """Those that have answered by now."""
+        """The workers that have answered by now."""
         known, self._names, self._asked = self._names, {}, 0
         return [self._shown(answer, known) for answer in self._viewer.read()]
 

@@ -1,4 +1,4 @@
-"""``multiq up`` has the workers of a connection take jobs again."""
+"""``multiq up`` lets the workers of a connection take jobs again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .output import say
 @click.command(short_help="Let workers take jobs again after down.")
 @common_options
 def up(as_json: bool) -> None:
-    """Have the workers of the connection take jobs again."""
+    """Let the workers of the connection take jobs again, after ``multiq down``."""
     from multiq.control.flags import Control
 
     from .apps import open_app

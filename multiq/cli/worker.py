@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.cli")
 
-_MOST_TOLD = 10  # tasks that this worker does not run
+_MOST_TOLD = 10  # tasks that a warning names, of those that this worker does not run
 
 
 @click.command(short_help="Run an app's jobs.")
@@ -61,7 +61,7 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 @click.option("--health-file", metavar="PATH", help="Write the worker's status to PATH (multiq health reads it).")
 @click.option("--http", metavar="[HOST]:PORT", help="Serve health probes and Prometheus metrics there.")
 @click.option("--watch", is_flag=True, help="Reload when code here changes: for development.")
-@click.option("--check", is_flag=True, help="Check app and settings, not the store; 0: it would start.")
+@click.option("--check", is_flag=True, help="Check app and settings, not the store; exits with 0 if all is well.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -81,10 +81,11 @@ def worker(*, check: bool, **options: Any) -> int:
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    Without -q it serves all queues of the app's tasks. What is not given comes from the settings; their
+    Without -q it serves all queues of the app's tasks. Options that are not given come from the settings, whose
     defaults are in parentheses.
 
-    The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
+    On the first SIGTERM or Ctrl-C, the worker finishes what runs and gives back the rest to the queue. On the second,
+    it gives back everything at once.
     SIGUSR2 pauses, SIGCONT resumes, SIGHUP reloads the code, SIGQUIT shows what runs.
     """
     if check:
@@ -181,7 +182,7 @@ def _work(
 
 
 def _processes_begun() -> list[BaseProcess]:
-    """The processes that this one has started with ``multiprocessing``, and that still run."""
+    """The processes that this process has started with ``multiprocessing``, and that still run."""
     module = sys.modules.get("multiprocessing.process")
     return [] if module is None else module.active_children()
 
@@ -189,13 +190,14 @@ def _processes_begun() -> list[BaseProcess]:
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
     """End the process without waiting for the threads and processes that jobs have started and that are not daemons.
 
-    If jobs have left none, this returns, and Python waits for those of the app itself. A process that a job has started
-    goes on, as it does when a supervisor's child ends.
+    If jobs have left none, this function returns: at its exit, Python waits for those of the app itself. A process that
+    a job has started goes on, as it does when a supervisor's child ends.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork
 
-    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())  # joined at the exit, too
+    # Python waits for the threads of these pools at its exit, even if they are daemons
+    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
     ]
@@ -207,7 +209,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
             "1 process" if len(processes) == 1 else f"{len(processes)} processes",
         )
         for process in _processes_begun():
-            if process.daemon:  # as the interpreter does it
+            if process.daemon:  # as Python does at its exit
                 process.terminate()
         logging.shutdown()
         fork.flush_streams()
@@ -217,7 +219,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
 class _End:
     """A signal handler that ends this process.
 
-    It serves before the worker installs its own handlers, and after the worker's end.
+    It is in place before the worker installs its own handlers, and after the worker's end.
     """
 
     code = 0
@@ -225,8 +227,8 @@ class _End:
     def __call__(self, number: int, _frame: object) -> None:
         from multiq.worker.processes import reload
 
-        # not by an exception, because code that is being imported might catch it. Nothing else has to be ended,
-        # unless this is a reload: then the previous children still run, and the signal is only noted
+        # os._exit and no exception, because code that is being imported might catch an exception. No children have to
+        # be ended, unless this is a reload: then the previous children still run, so the signal is only noted
         if not reload.note_signal(number):
             os._exit(self.code)
 
@@ -241,7 +243,7 @@ def _stopping_while_it_starts() -> Iterator[_End]:
         yield end
         return
     taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    # a worker acts on these signals only later; without a handler, they would end the process now
+    # the worker acts on these signals when it runs; without a handler, they would end the process now
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
         taken[number] = fork.take_signal(number, reload.note_signal)
     try:
@@ -261,7 +263,7 @@ def _load(path: str) -> App:
 
 
 def _processes(app: App, given: int | None) -> int:
-    """The number of processes: one by default; 0 if the backend lives in this process only."""
+    """The number of processes. Default: 1, or 0 if only this process can see the backend's jobs."""
     if given is None:
         given = app.settings.worker.processes
     if given is None:
@@ -270,7 +272,7 @@ def _processes(app: App, given: int | None) -> int:
 
 
 def _names(words: Sequence[str]) -> list[str] | None:
-    """Queues, separated by commas or in several options; None: those of the settings."""
+    """The queues of ``-q``, separated by commas or in several options. None: not given, so the settings decide."""
     return [name.strip() for word in words for name in word.split(",")] or None
 
 
@@ -281,7 +283,7 @@ def _announce(app: App, path: str, queues: Sequence[str]) -> None:
 
     _log.info("multiq %s runs %s, %s, on %s", __version__, path, many(len(app.tasks), "task"), safe(redact(app.url)))
     if not app.backend.capabilities.shared:
-        _log.warning("the %s backend lives in this process: no other one can enqueue", app.backend.declared.backend)
+        _log.warning("the %s backend lives in this process: no other process can enqueue", app.backend.declared.backend)
     elsewhere = [
         f"{task.name} ({task.default.queue})" for task in app.tasks.values() if task.default.queue not in queues
     ]

@@ -1,4 +1,4 @@
-"""The conformance suite: the contract as tests, which any driver can run, including one of another project.
+"""The conformance suite: the contract as tests. Any driver can run them, also a driver of another project.
 
 A driver's test file is a harness and a call of ``suite``::
 
@@ -10,7 +10,7 @@ A driver's test file is a harness and a call of ``suite``::
 
     globals().update(suite(AcmeHarness))
 
-It needs pytest and hypothesis: ``pip install 'multiq[conformance]'``.
+The suite needs pytest and hypothesis: ``pip install 'multiq[conformance]'``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _show_values() -> None:
-    """In a pytest run, have failed assertions show the values that differ. Already loaded modules do not change."""
+    """In a pytest run, let failed assertions show the values that differ. Modules loaded before do not change."""
     pytest = sys.modules.get("pytest")
     if pytest is not None:
         names = (f"{__name__}.{name}" for name in _WITH_ASSERTIONS)

@@ -1,4 +1,7 @@
-"""``Topic``: the base class of all tests, with the steps and checks that they share."""
+"""``Topic``: the base class of all tests, with the steps and checks that they share.
+
+A *power* is a capability that a backend either has or lacks.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +155,7 @@ class Topic:
         return self.harness.fresh_queue(ending)
 
     def another_consumer(self, *queues: str, backend: Backend | None = None) -> TrackedConsumer:
-        """One more consumer, of these queues or of the test's own."""
+        """One more consumer: of these *queues*, or of the test's queue if none is given."""
         consumer = TrackedConsumer((backend or self.backend).consumer(queues or (self.queue,)))
         self._consumers.append(consumer)
         return consumer
@@ -160,7 +163,7 @@ class Topic:
     # --- optional hooks of the harness ---
 
     def proxied(self) -> tuple[Proxy, Backend]:
-        """A proxy, and a backend all of whose connections go through it."""
+        """A proxy, and a backend whose connections all go through this proxy."""
         try:
             proxy, backend = self.harness.proxied()
         except NotTriedError as exc:
@@ -211,7 +214,7 @@ class Topic:
         return leases[0]
 
     def bodies(self, *, by: Consumer | None = None) -> list[bytes]:
-        """Reserve all jobs that are due, one by one. Returns their bodies in that order."""
+        """Reserve all jobs that are due, one by one. Returns their bodies, in the order in which they came."""
         bodies = []
         while leases := self.reserve(1, by=by):
             bodies.append(leases[0].body)
@@ -237,7 +240,7 @@ class Topic:
         return self.peek(job_id).state
 
     def stands(self, job_id: str, state: State) -> bool:
-        """Whether a job is in this state. A backend without ``inspection`` is asked whether any job of the queue is."""
+        """Whether a job is in this state. Without ``inspection``: whether any job of the queue is in this state."""
         if self.can.inspection:
             return self.state(job_id) is state
         return bool(self.counts()[STORED_STATES.index(state)])
@@ -249,7 +252,7 @@ class Topic:
         return stats.ready, stats.delayed, stats.reserved, stats.buried
 
     def tells(self, value: T | None, expected: T, power: str) -> bool:
-        """Whether *value* is as expected. None is accepted only if the backend lacks *power*."""
+        """Whether *value* is as expected. If the backend lacks *power*, None is accepted, too."""
         return value == expected if self.can.claim(power) else value in {expected, None}
 
     def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
@@ -308,7 +311,7 @@ class Topic:
         return self.harness.now() + seconds
 
     def nothing_before(self, moment: float, *, by: Consumer | None = None) -> None:
-        """Fail if a job is handed out before *moment*. On a machine that stalls past *moment* the check is void."""
+        """Fail if a job is handed out before *moment*. If the machine stalls until *moment*, this checks nothing."""
         leases = self.reserve(1, by=by)
         assert not leases or self.harness.now() >= moment, "a job was handed out too early"
 
@@ -321,7 +324,7 @@ class Topic:
         return thread
 
     def waiting(self, consumer: TrackedConsumer, limit: int = 1) -> Background[list[Lease]]:
-        """Start a reserve of *consumer* in a thread, with a timeout longer than the test, and let it begin to wait."""
+        """Let *consumer* reserve in a thread, with a timeout longer than the test, and give it time to begin."""
         thread = self.background(lambda: consumer.reserve(limit, 3 * self.harness.patience))
         time.sleep(SLEEP_GRACE)
         return thread
@@ -355,7 +358,7 @@ class Topic:
                 self.does_not_apply(f"this backend has {power}")
 
     def does_not_apply(self, why: str) -> NoReturn:
-        """End a test that demands nothing of this backend."""
+        """End a test that does not apply to this backend."""
         self._request.node.user_properties.append((DOES_NOT_APPLY, why))
         pytest.skip(f"does not apply: {why}")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def fork(work: Callable[[], object]) -> int:
-    """Do *work* in a forked child, which ends without any of its parent's clean-up. Returns its process id."""
+    """Do *work* in a forked child, which ends without any of its parent's clean-up. Returns the child's process id."""
     with warnings.catch_warnings():
         # since 3.12 Python warns of a fork in a process with threads; the test is that a backend survives it
         warnings.simplefilter("ignore", DeprecationWarning)

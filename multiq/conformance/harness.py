@@ -41,14 +41,14 @@ _PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # used if a URL nam
 class Harness(ABC):
     """One driver, as the suite uses it. Each test has a harness of its own.
 
-    ``open`` must be written; everything else is optional. Nothing here names a store: differences between stores are
-    read from the backend's capabilities, and times are scaled to them.
+    ``open`` must be written; everything else is optional. No store is named here: the suite reads the
+    differences between stores from the backend's capabilities, and scales its times to these capabilities.
     """
 
     # --- knobs: plain numbers, set in a subclass or on an instance ---
 
     slack: float = 0.1
-    """Seconds within which the store surely notices that a moment has passed. Never used to excuse an early job."""
+    """Seconds within which the store surely notices that a moment has passed. No job may be early by even less."""
 
     rounds: int = 25
     """How often each race is run."""
@@ -66,8 +66,8 @@ class Harness(ABC):
     """Seconds that a call may take through the proxy of ``proxied``."""
 
     gaps: Mapping[str, Gap] = {}
-    """Powers that the driver claims and this installation lacks (for example, a server without a log), with their gap.
-    """
+    """Power -> why it is missing. These are capabilities that the driver claims, but that this installation lacks (for
+    example, because its server has no log)."""
 
     real_time: ClassVar[bool] = True
     """Whether ``advance`` waits in real time."""
@@ -97,7 +97,7 @@ class Harness(ABC):
         """A DB-API connection to the backend's database, in a transaction of its own, opened without multiq.
 
         The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Without this
-        hook ``transactional_enqueue`` is not tried.
+        hook, ``transactional_enqueue`` is not tried.
         """
         raise NotTriedError(
             "transactional_enqueue: there is no connection to prove it with: override "
@@ -107,8 +107,8 @@ class Harness(ABC):
     def proxied(self) -> tuple[Proxy, Backend]:
         """A proxy in front of the server, and a backend whose connections all go through it. The suite closes both.
 
-        Calls of that backend time out after ``self.deadline`` seconds. Without this hook lost replies and servers that
-        hang are not tried.
+        Calls of that backend time out after ``self.deadline`` seconds. Without this hook, lost replies and servers
+        that hang are not tried.
         """
         raise NotTriedError(
             f"there is no proxy between the backend and its server: override {type(self).__name__}.proxied()"
@@ -122,7 +122,7 @@ class Harness(ABC):
         """
 
     def requests_served(self) -> int | None:
-        """The number of requests that the server has answered, from any start. None: unknown."""
+        """The number of requests that the server has answered since any fixed moment. None: unknown."""
         return None
 
     def fresh_queue(self, ending: str = "") -> str:
@@ -148,13 +148,13 @@ class Harness(ABC):
         self.advance(moment - self.now() - (0.3 if self.real_time else 0.001))
 
     def past(self, moment: float) -> None:
-        """Let time pass until *moment* is over by ``slack`` seconds."""
+        """Let time pass until ``slack`` seconds after *moment*."""
         while (left := moment + self.slack - self.now()) > 0:
             self.advance(left)
 
 
 class ManualHarness(Harness):
-    """For a driver that takes a clock: ``open`` passes ``self.clock`` to it, and tests move it instead of waiting."""
+    """For a driver that takes a clock: ``open`` passes it ``self.clock``. Tests move this clock instead of waiting."""
 
     slack = 1e-6
     walks = 100
@@ -239,7 +239,7 @@ class UrlHarness(Harness):
 
 
 def remove_jobs(backend: Backend, queue: str) -> None:
-    """End a queue's pause and delete its jobs, as far as the backend can: without ``purging`` delayed ones stay."""
+    """End a queue's pause and delete its jobs, as far as the backend can: without ``purging``, delayed jobs stay."""
     if backend.capabilities.pausing:
         backend.resume(queue)
     if backend.capabilities.purging:

@@ -35,7 +35,10 @@ _answers: dict[int, Any] = {}  # number -> its answer, or its error
 
 
 class WireServer:
-    """Carries out calls. *on_repeat*: a verb -> a function of the first answer and the call, which answers a repeat."""
+    """Carries out calls. *on_repeat*: verb -> a function that answers when a call is repeated.
+
+    The function gets the first answer, and the call.
+    """
 
     def __init__(self, on_repeat: Mapping[str, Callable[[Any, Callable[[], Any]], Any]]) -> None:
         self._on_repeat = on_repeat
@@ -99,9 +102,9 @@ class WiredBackend(MemoryBackend):
 
     on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
     on_silence: ClassVar[Mapping[str, Any]] = {}
-    """A verb -> what it answers in place of ``BackendTimeout``."""
+    """Verb -> what the backend returns where it should raise ``BackendTimeout``."""
     on_loss: ClassVar[Mapping[str, Any]] = {}
-    """A verb -> what it answers, without another attempt, when its connection is lost."""
+    """Verb -> what the backend returns when the connection is lost; a correct one would try again."""
     names_uncertain_enqueues: ClassVar[bool] = True
     """Whether an enqueue that may have been done raises ``EnqueueUncertain``."""
     deadlines: ClassVar[float] = 1.0
@@ -111,7 +114,8 @@ class WiredBackend(MemoryBackend):
         super().__init__(name=name, clock=clock)
         self._address: tuple[str, int] | None = None
         self._deadline = 0.0
-        self._unconfirmed: dict[tuple[Verdict, ...], int] = {}  # verdicts that may have been carried out -> the call
+        # verdicts that may have been carried out -> the number of their call
+        self._unconfirmed: dict[tuple[Verdict, ...], int] = {}
 
     def connect(self, address: tuple[str, int], deadline: float) -> None:
         """Send all calls to *address* from now on, each with *deadline* seconds."""
@@ -124,7 +128,7 @@ class WiredBackend(MemoryBackend):
     def ask(
         self, verb: str, call: Callable[[], Any], patience: float = 0.0, *, verdicts: Sequence[Verdict] = ()
     ) -> Any:
-        """Have the server make a call, and repeat it if its reply is lost.
+        """Let the server carry out a call, and repeat the call if its reply is lost.
 
         *verdicts* that may have been carried out by an earlier call keep that call's number, so that the server
         recognises the repetition.

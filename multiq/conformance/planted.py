@@ -47,7 +47,7 @@ class PlantedBug(NamedTuple):
         return self.backend(name=name and f"{self.name}/{name}", clock=clock)
 
     def harness(self) -> type[ManualHarness]:
-        """A harness for it, whose clock is moved by hand."""
+        """A harness for this backend, with a clock that is moved by hand."""
         bug = self
 
         class PlantedHarness(ManualHarness):
@@ -936,7 +936,7 @@ class _SilenceIsNoJob(WiredBackend):
 
 # --- waking late -----------------------------------------------------------------------------------------
 
-_NOW_AND_THEN = 3.0  # seconds between two polls, because of which a consumer that is not woken finds the job late
+_NOW_AND_THEN = 3.0  # seconds between two polls: a consumer that is not woken finds the job as late as this
 
 
 class _NotifyingStore(Store):
@@ -955,7 +955,7 @@ class _Waiting(MemoryConsumer):
 
     notifies_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
     waits_after: ClassVar[float] = 0.0
-    """Seconds after its last poll at which it begins to listen for notifications; 0: before it polls, as is right."""
+    """Seconds after its poll at which a consumer begins to listen for notifications; 0: before the poll (correct)."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout

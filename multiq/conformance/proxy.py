@@ -1,7 +1,7 @@
 """A TCP proxy that breaks connections on purpose, at a chosen byte, the same way every time.
 
-It knows no protocol. An armed fault happens when clients have sent the bytes ``after`` for the ``nth`` time (or,
-without such bytes, at the next data): once, or ``times`` times. A mode holds until the next one is set.
+It knows no protocol. An armed fault happens when clients have sent the bytes ``after`` for the ``nth`` time, or at the
+next data if ``after`` is empty. It happens once, or ``times`` times. A mode holds until the next one is set.
 
     with Proxy(server_address) as proxy:
         client = connect(proxy.port)
@@ -34,8 +34,8 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER on, with 0 seconds: a close sends a 
 
 @dataclass(frozen=True)
 class Fault:
-    """Happens when clients have sent *after* for the *nth* time, counted anew after it has happened; *times* times at
-    most.
+    """Happens when clients have sent *after* for the *nth* time, and at most *times* times. Each time, the count of
+    *after* begins anew.
     """
 
     at: int = 0
@@ -80,7 +80,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Hole:
-    """Accepts connections and reads all data, and forwards nothing. Data that came meanwhile is lost."""
+    """Accepts connections and reads all data, and forwards nothing. Data that comes in this mode is lost."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class _Ended(Exception):
 
 
 class _Link:
-    """A client's connection to the proxy, and the proxy's connection to the server for it."""
+    """A client's connection to the proxy, and the connection that the proxy opens to the server for this client."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -129,9 +129,9 @@ class _Link:
         self.client.shutdown(socket.SHUT_RD)  # the thread that reads requests gets the data received so far, then EOF
 
     def end(self, *, rst: bool = False) -> None:
-        """Shut the connections down, which wakes both threads. The second one to end closes the sockets.
+        """Shut the connections down, which wakes both threads. The thread that ends second closes the sockets.
 
-        Closing them here would have no effect while a thread is in ``recv``.
+        Closing the sockets here would have no effect while a thread is in ``recv``.
         """
         if self.is_ending:
             return
@@ -210,7 +210,7 @@ class Proxy:
         return len(links)
 
     def freeze(self) -> int:
-        """Stop forwarding data, and ends of connections, on the connections that are open now; new connections work.
+        """Freeze the connections that are open now: neither data nor their ends are forwarded. New connections work.
 
         Returns the number of frozen connections.
         """
@@ -297,7 +297,7 @@ class Proxy:
             if link in self._links:
                 self._links.remove(link)
                 return
-        link.client.close()  # the second of the two threads
+        link.client.close()  # only the second of the two threads comes here
         link.server.close()
 
     # --- forwarding ---

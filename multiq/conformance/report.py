@@ -1,4 +1,7 @@
-"""The results of a run of the suite: by test, by paragraph of the contract, and by power."""
+"""The results of a run of the suite: by test, by paragraph of the contract, and by power.
+
+A power is a capability that a backend either has or lacks.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
-    """One paragraph of ``docs/contract.md``, by the tests that name it."""
+    """The result of one paragraph of ``docs/contract.md``, from the tests that check it."""
 
     number: str
     title: str
@@ -53,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     target: str
-    """What was tested, a URL with its password masked or a harness's name."""
+    """What was tested: a URL, with its password masked, or the name of a harness."""
     rows: tuple[Row, ...]
     unproved: tuple[str, ...]
     """Powers that the backend claims and no test tried, although the harness has the hooks for them."""
@@ -133,7 +136,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def why_not_tried(self) -> list[str]:
-        """The reasons why tests were not tried, each with the number of its tests."""
+        """The reasons why tests were not tried, and for each how many tests."""
         reasons = [_line(row) for row in self.not_tried]
         return [f"{reason} ({reasons.count(reason)} tests)" for reason in dict.fromkeys(reasons)]
 

@@ -1,4 +1,7 @@
-"""The decorators that declare a test's paragraphs of the contract and the powers that it requires."""
+"""The decorators that declare which paragraphs of the contract a test checks, and which powers the test requires.
+
+A power is a capability that a backend either has or lacks.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ NOT_TRIED = "multiq.not-tried"
 
 
 class NotTriedError(Exception):
-    """Raised where a harness lacks a hook: the report shows the test that needs it as not tried, with this reason."""
+    """The harness lacks a hook that a test needs. The report shows the test as not tried, with this message."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:
@@ -43,14 +46,14 @@ def without(*powers: str) -> Callable[[F], F]:
 
 
 def declared(function: object, name: str) -> tuple[str, ...]:
-    """The values that a decorator of this module has declared for a test; *name* is the attribute that it sets."""
+    """What a decorator of this module has declared for a test. *name*: the attribute that the decorator sets."""
     value: tuple[str, ...] = getattr(function, name, ())
     return value
 
 
 def _declare(name: str, words: tuple[str, ...], known: Any) -> Callable[[F], F]:
     unknown = sorted(set(words) - set(known))
-    if unknown or not words:  # a misspelt name would otherwise check nothing, without a sign of it
+    if unknown or not words:  # otherwise a misspelt name would check nothing, and nobody would notice
         raise ValueError(f"unknown: {', '.join(unknown) or 'nothing is named'}; choose from: {', '.join(known)}")
 
     def decorate(function: F) -> F:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest caches modules by name, so each run's file has a new name
-_TRIED = {"kept", "failed", "not tried"}  # outcomes of a test that counts as an attempt on its powers
+_TRIED = {"kept", "failed", "not tried"}  # outcomes with which a test counts as a try of its powers
 _SHORT = 12  # lines of a failure's summary
 _PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not reach this run
 
@@ -69,7 +69,7 @@ def run_harness(
     walks: int | None = None,
     select: Sequence[str] = (),
 ) -> Report:
-    """As ``run``, for a harness.
+    """Like ``run``, but for a harness.
 
     - *harness_class*: its ``open`` makes the backend.
     - *target*: the backend's name in the report. Default: the name of the class.
@@ -193,7 +193,7 @@ class _Collector:
 
     def raise_if_stopped(self) -> None:
         """Raise the error that ended the run early, if one did."""
-        if self._errors:  # first: pytest ends such a run as if it were interrupted
+        if self._errors:  # checked first, as pytest ends such a run as if it were interrupted
             raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:
             raise self._stopped_by

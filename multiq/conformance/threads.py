@@ -47,7 +47,7 @@ class Background(Generic[T]):
 
 
 def together(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Start all at the same moment, each in a thread. Returns their results in order."""
+    """Start all *works* at the same moment, each in a thread. Returns their results, in the order of *works*."""
     start = threading.Barrier(len(works))
 
     def at_once(work: Callable[[], T]) -> Callable[[], T]:
@@ -64,7 +64,7 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 class Lag:
     """Measures how late, in seconds, this machine runs its threads during the block.
 
-    A test adds these ``seconds`` to a time limit.
+    A test allows these ``seconds`` in addition to its time limit.
     """
 
     def __init__(self) -> None:

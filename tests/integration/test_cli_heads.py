@@ -39,8 +39,8 @@ def test_jobs_shows_the_heads_and_says_where_there_are_more(url: str, limit: str
         assert ids[0] in done.stdout.split()
         assert late in done.stdout.split()
         assert ids[1] not in done.stdout.split()
-        assert "more that are buried" in done.stderr
-        assert "more that are reserved" in done.stderr
+        assert "more buried jobs" in done.stderr
+        assert "more reserved jobs" in done.stderr
         assert "delayed" not in done.stderr.replace("ready, delayed or buried", "")
         # And with --json
         done = CliRunner().invoke(cli, ["jobs", "mail", "-n", limit, "--json"], env={"MULTIQ_URL": url})

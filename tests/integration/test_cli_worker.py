@@ -124,7 +124,7 @@ def test_no_log_has_the_arguments_of_a_job(shell: Shell) -> None:
 
 def test_the_memory_backend_is_warned_of(shell: Shell) -> None:
     done = shell.run("worker", "shop.tasks:app", "-c", "memory://", "--stop-when-empty")
-    assert "the memory backend lives in this process: no other one can enqueue" in done.err
+    assert "the memory backend lives in this process: no other process can enqueue" in done.err
 
 
 @pytest.mark.parametrize(

@@ -86,11 +86,11 @@ class Workload(ABC):
 
     @abstractmethod
     def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
-        """Run one repeat. An error that stops it is raised to the caller."""
+        """Run one repeat. The caller handles the error of a repeat that cannot be completed."""
 
 
 def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
-    """A histogram of times in ns, kept in whole microseconds to three digits."""
+    """A histogram of times. It gets them in ns, and keeps them in whole microseconds, to three significant digits."""
     recorded = HdrHistogram(1, _LONGEST, 3)
     for value in nanoseconds:
         recorded.record_value(min(_LONGEST, max(1, round(value / 1000))))
@@ -106,7 +106,7 @@ def percentiles(word: str, recorded: HdrHistogram, *which: float) -> dict[str, f
 
 
 def encoded(recorded: HdrHistogram) -> str:
-    """As a report carries it."""
+    """The histogram as text, as a report contains it."""
     text: str = recorded.encode().decode()
     return text
 
@@ -128,9 +128,9 @@ def first_starts(runs: Sequence[Run]) -> dict[int, int]:
 
 
 def waits(sent: Sequence[Sent], runs: Sequence[Run]) -> list[float]:
-    """For each job, the ns from when it should have been due to its first start; without jobs that never ran.
+    """The wait of each job that ran, in ns: from the moment at which the job should have been due to its first start.
 
-    It should have been due at its planned time of enqueue plus its delay.
+    A job should have been due at its planned time of enqueue plus its delay.
     """
     starts = first_starts(runs)
     return [

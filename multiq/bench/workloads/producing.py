@@ -1,4 +1,4 @@
-"""Workloads that measure enqueues. Their jobs are taken and verified afterwards, outside of the figures."""
+"""Workloads that measure enqueues. The jobs are taken and verified afterwards, which the figures leave out."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ class Backlog(Workload):
 
 
 def _fill(scenario: Scenario, waiting: int) -> None:
-    """Enqueue *waiting* jobs. Raises ``Infeasible`` if, at the speed of the first ones, all would take too long."""
+    """Enqueue *waiting* jobs. Raises ``Infeasible`` if that would take too long at the speed of the first jobs."""
     probe = min(waiting, _PROBE)
     if not probe:
         return
     speed = probe / scenario.enqueue(enqueue_in_bulk, 0, probe).seconds
     if waiting / speed > _FILLING:
-        raise Infeasible(f"at {speed:,.0f} jobs/s, {waiting:,} jobs take {waiting / speed:,.0f} s to be put")
+        raise Infeasible(f"at {speed:,.0f} jobs/s, {waiting:,} jobs take {waiting / speed:,.0f} s to enqueue")
     if waiting > probe:
         scenario.enqueue(enqueue_in_bulk, probe, waiting - probe, patience=3 * _FILLING)

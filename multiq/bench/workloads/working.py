@@ -175,7 +175,7 @@ class Recovery(Workload):
                 victim, killed_at = _kill_one(running, jobs // 3)
             except NobodyToKill:
                 scenario.drain(running, jobs)
-                if running.run_logs.ended() >= jobs:  # on a busy machine a look may take longer than the jobs
+                if running.run_logs.ended() >= jobs:  # a busy machine may read the run logs too late
                     scenario.evidence.is_through = True
                     raise
                 return Outcome({})  # the jobs did not come: the verification reports them

@@ -1,4 +1,7 @@
-"""The two sides of a random walk: a backend or its model, called by numbers that mean the same to both."""
+"""The two sides of a random walk: a backend, and its model.
+
+Steps name queues, consumers, jobs and leases by numbers, which mean the same on both sides.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ PAGE = 3  # jobs: small, so that listings have pages
 
 
 class Side:
-    """A backend, its consumers, and its ids of the jobs. Jobs and leases are numbered as they are made."""
+    """A backend, its consumers, and the ids of its jobs. Jobs and leases are numbered in the order in which
+    they are made.
+    """
 
     def __init__(self, backend: Backend, queues: Sequence[str], time: Pace) -> None:
         self.backend = backend
@@ -50,7 +55,7 @@ class Side:
         self.orders: list[tuple[str, ...] | None] = [None for _ in WAYS]  # the order of each consumer's next calls
         self.leases: list[list[Lease]] = [[] for _ in WAYS]
         self.places: list[tuple[str, NewJob]] = []  # job number -> its queue and how it was enqueued
-        self.ids: list[str] = []  # job number -> the id that it goes by now
+        self.ids: list[str] = []  # job number -> the id that the job has now
         self._numbers: dict[tuple[str, str], int] = {}
 
     # --- the verbs, each with an answer that can be compared ---
@@ -162,7 +167,7 @@ class Side:
             return type(exc).__name__
 
     def _holder(self, at: int) -> int:
-        """A consumer that has had a lease, if there is one: the others have nothing to settle."""
+        """A consumer that has had a lease, if there is one: other consumers have nothing to settle."""
         holders = [consumer for consumer, leases in enumerate(self.leases) if leases]
         return holders[at % len(holders)] if holders else at
 
@@ -226,16 +231,16 @@ Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these: 
 
 
 class Pace:
-    """How long a tick is, and how delays and leases are measured in ticks."""
+    """How long a tick is, and how long delays and leases are that are given in ticks."""
 
     def __init__(self, harness: Harness, can: Capabilities) -> None:
         self.is_real = harness.real_time
         if self.is_real:
-            self.step = 2 * max(can.delay_resolution, 0.3)  # the backend can tell half of it from no delay
+            self.step = 2 * max(can.delay_resolution, 0.3)  # the backend can distinguish half of it from no delay
         else:
-            # not a round number, where the backend can distinguish it from one, so that a backend that cuts or rounds
-            # delays fails; the denominator is a power of two, so that sums of ticks are exact; the step is a whole
-            # number of microseconds
+            # 49/64 is no round number, so that a backend that cuts or rounds delays fails. It is used if the backend
+            # can distinguish it from a round one. Sums of ticks are exact, because 64 is a power of two. The step is a
+            # whole number of microseconds
             self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 
@@ -248,6 +253,6 @@ class Pace:
         return self._length(ticks)
 
     def _length(self, ticks: int) -> float:
-        """The seconds of *ticks*. In real time a length ends halfway between two ticks: no step is near its end."""
+        """*ticks* in seconds. In real time half a tick is taken off, so that no delay or lease ends near a step."""
         # rounded: a store that counts microseconds cannot give 1.2000000000000002 back
         return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
 
 QUEUES = 2
-WAYS: tuple[tuple[int, ...], ...] = ((0, 1), (1, 0), (0,))  # each consumer's queues, in its order
+WAYS: tuple[tuple[int, ...], ...] = ((0, 1), (1, 0), (0,))  # for each consumer: its queues, in its order
 PRIORITIES = (0, 5, 5, 1024, 2**32 - 1)
 TICKS = (0, 0, 1, 2, 3, 5)  # delays, in ticks
 TTRS = (2, 3, 6)  # leases, in ticks
@@ -58,7 +58,7 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """From now on give a consumer's calls its queues in reverse order; or no order, if they are reversed already."""
+    """Let the next calls of a consumer name its queues in reverse order; if they already do, let them name no order."""
 
     consumer: int
 
@@ -140,8 +140,8 @@ Step: TypeAlias = (
 
 
 def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: bool = False) -> list[list[Step]]:
-    """Draw *count* random walks, or somewhat fewer, of steps that the backend can take. No two take the same kinds of
-    steps in the same order.
+    """Draw *count* random walks, or somewhat fewer, of steps that the backend can take. No two walks take the same
+    kinds of steps in the same order.
     """
     drawn: dict[tuple[type, ...], list[Step]] = {}
 
@@ -171,7 +171,10 @@ class _EnoughError(Exception):
 
 
 def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step]]:
-    """Walks of steps that the backend can take: groups of steps with ticks between them; in real time fewer of both."""
+    """Walks of steps that the backend can take: groups of steps, with ticks between the groups.
+
+    In real time there are fewer groups, and fewer ticks between them.
+    """
     stretches, ticks = (4, [1, 1, 2]) if real_time else (10, [1, 1, 1, 2, 3])
     queue = st.sampled_from([0, 0, 0, 1])  # mostly one queue, so that several steps concern the same jobs
     consumer = st.integers(0, len(WAYS) - 1)

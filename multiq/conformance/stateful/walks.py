@@ -1,9 +1,13 @@
 """Random walks: the same steps taken by a backend and by the memory backend, every answer compared.
 
-A walk is a list of steps drawn by hypothesis; one that shows a difference is shortened before it is reported. Time
-moves in ticks. With a clock that is set by hand a tick is exact, and delays and leases end at the moments of steps. In
-real time every delay and lease ends half a tick from any step, so that no correct backend depends on a few
-milliseconds; a walk that a stalled machine could not keep up with is given up, without a verdict.
+A walk is a list of steps drawn by hypothesis. Time moves in ticks.
+
+With a clock that is set by hand a tick is exact, and delays and leases end at the moments of steps. A walk that shows a
+difference is shortened before it is reported.
+
+In real time every delay and lease ends half a tick from any step, so that no correct backend depends on a few
+milliseconds. If the machine stalls and falls behind in a walk, that walk is given up without a verdict. A walk that
+shows a difference is not shortened.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
     from .sides import Answer
     from .steps import Step
 
-MARGIN = 0.4  # of a tick: how much of it a real-time backend may take for the steps between two ticks
+MARGIN = 0.4  # the part of a tick that a real-time backend may take for the steps between two ticks
 TOGETHER = 8  # walks that wait for real time side by side
 
 
@@ -73,9 +77,9 @@ class Walk:
         self._steps: list[str] = []
 
     def stages(self, steps: Sequence[Step]) -> Generator[float, None, None]:
-        """Take all steps, in stages: each yields the moment at which the next has to begin.
+        """Take all steps, in stages. Each stage yields the moment at which the next stage has to begin.
 
-        Raises ``AssertionError`` with the steps and answers so far at the first difference, and ``FellBehindError``.
+        Raises ``AssertionError`` at the first difference, with the steps and answers so far, and ``FellBehindError``.
         """
         self._started = self._harness.now()
         try:
@@ -122,8 +126,9 @@ class Walk:
     # --- comparing ---
 
     def _compare_quickly(self, what: str, real: Answer, model: Answer) -> None:
-        """Compare, unless real time is too far ahead of the model's: then the two answers may differ although both are
-        right.
+        """Compare two answers. Raises ``FellBehindError`` if real time is too far ahead of the model's time.
+
+        The two answers may then differ although both are right.
         """
         late = self._harness.now() - (self._started + self._ticks * self._pace.step)
         if self._pace.is_real and late > MARGIN * self._pace.step:
@@ -189,7 +194,7 @@ def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[
 
 
 def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answer]:
-    """Two listings, with jobs of one due time in the model sorted by number: the contract does not order them."""
+    """Two listings. Jobs with the same due time in the model are sorted by number: the contract does not order them."""
     if state not in {State.DELAYED, State.RESERVED} or len(real) != len(model):
         return real, model
     real_sorted: list[Answer] = []
@@ -210,7 +215,8 @@ def run_walks(harness: Harness, backend: Backend, can: Capabilities) -> int:
 def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Sequence[list[Step]]) -> int:
     """Take these walks. Returns how many were finished in time.
 
-    Raises at the first difference, with the steps and answers of a shortened walk if time is not real.
+    Raises ``AssertionError`` at the first difference, with the steps and answers of the walk. If the clock is set by
+    hand, they are those of a shortened walk.
     """
     taker = _Taker(harness, backend, can)
     if harness.real_time:
@@ -219,12 +225,12 @@ def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Seq
         error = taker.failure(steps)
         if error is not None:
             taker.take(taker.shortened(steps))
-            raise error  # the shortened walk failed only after others, and does not fail again alone
+            raise error  # the shortened walk failed only after other walks, and does not fail when it is taken alone
     return len(walks)
 
 
 class _Taker:
-    """Takes walks: one after the other, or side by side in real time, where most of the time is waiting."""
+    """Takes walks one after the other, or in real time side by side, because most of that time is spent waiting."""
 
     def __init__(self, harness: Harness, backend: Backend, can: Capabilities) -> None:
         self._harness = harness

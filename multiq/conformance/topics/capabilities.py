@@ -1,4 +1,7 @@
-"""Capabilities: the backend has what it declares, and each missing power has a reason."""
+"""Capabilities: the backend has what it declares, and each missing power has a reason.
+
+A power is a capability that a backend either has or lacks. A measure is a number, like the shortest ttr.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class CapabilitiesTests(Topic):
 
     @promise("11.8")
     def test_every_missing_power_says_what_kind_of_gap_it_is_and_why(self) -> None:
-        # Given all powers, of which each is there or is a gap
+        # Given all powers: the backend has each of them, or a gap in its place
         for power in POWERS:
             claim = self.can.claim(power)
             if claim is not True:
@@ -35,7 +38,7 @@ class CapabilitiesTests(Topic):
 
     @promise("11.8")
     def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
-        # Given the capabilities that the driver declares without a server, and those with one
+        # Given the capabilities that the driver declares without a server, and those of a backend with its server
         declared, live = type(self.backend).declared, self.backend.capabilities
         # Then the live capabilities may have other measures or lack a power, but have no power that was not declared
         assert live.backend == declared.backend
@@ -75,7 +78,7 @@ class CapabilitiesTests(Topic):
     @requires("inspection", "management", "pausing", "purging")
     @pytest.mark.parametrize("power", OPTIONAL_PARTS)
     def test_an_optional_part_works_or_is_refused(self, power: str) -> None:
-        # Given the methods of an optional part, called as the core calls them
+        # Given the methods of an optional part of the driver interface, called as multiq calls them
         queue, job_id = self.queue, new_id()
         calls: dict[str, Callable[[], object]] = {
             "peek": lambda: self.backend.peek(queue, job_id),
@@ -137,6 +140,6 @@ class CapabilitiesTests(Topic):
         # When the powers that their tests require are collected
         tests = [getattr(cls, name) for cls in ours for name in dir(cls) if name.startswith("test_")]
         proved = {power for test in (*ours, *tests) for power in declared(test, REQUIRES)}
-        # Then no claim is left without a test: a topic that was left out would leave its powers unproved
+        # Then each claimed power has a test: if a topic were left out, its powers would be unproved
         unproved = sorted(power for power in POWERS if self.can.claim(power) and power not in proved)
         assert not unproved, f"claimed, but nothing in this run tries it: {', '.join(unproved)}"

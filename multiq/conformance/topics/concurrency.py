@@ -53,7 +53,7 @@ class ConcurrencyTests(Topic):
             self.enqueue(ttr=LONG)
             # When all reserve at once
             taken = together([self._reserving(consumer) for consumer in consumers])
-            # Then one has it
+            # Then one of them has it
             assert sum(map(len, taken)) == 1
             self._ack_all(consumers)
 
@@ -73,7 +73,7 @@ class ConcurrencyTests(Topic):
 
     @promise("3.6", "2.5")
     def test_of_many_that_want_due_jobs_each_gets_others(self) -> None:
-        # Given delayed jobs that are due by now, and that no call has promoted yet
+        # Given delayed jobs that are due by now, and that no call has made ready yet
         ids = self.enqueue_all(*[b"x"] * 40, delay=self.short_delay, ttr=LONG)
         self.harness.past(self.in_(self.short_delay))
         # When all reserve at once
@@ -87,9 +87,9 @@ class ConcurrencyTests(Topic):
         # Given more jobs than one batch
         self.enqueue_all(*[b"x"] * 60, ttr=LONG)
         greedy, modest = self.another_consumer(), self.another_consumer(backend=self.another_backend())
-        # When one has taken many
+        # When one consumer has taken many
         assert len(self.reserve(50, by=greedy)) == 50
-        # Then the other gets all that is left
+        # Then the other consumer gets all jobs that are left
         assert len(self.reserve(50, by=modest)) == 10
 
     # --- settling ---
@@ -162,7 +162,7 @@ class ConcurrencyTests(Topic):
             job_id = self.enqueue()
             # When all delete it at once
             deleted = together([lambda backend=backend: self._delete(job_id, backend) for backend in backends])  # type: ignore[misc]  # noqa: B023
-            # Then one did
+            # Then one call has deleted it
             assert deleted.count(True) == 1
 
     @promise("7.4", "3.6")
@@ -207,7 +207,7 @@ class ConcurrencyTests(Topic):
                 self.given(State.BURIED)
             # When all kick three at once
             kicked = together([lambda backend=backend: backend.kick(self.queue, 3) for backend in backends])  # type: ignore[misc]
-            # Then their counts add up to what has moved
+            # Then their counts add up to the number of jobs that became ready
             moved = min(10, 3 * len(backends))
             assert sum(kicked) == moved
             assert self.counts() == (moved, 0, 0, 10 - moved)
@@ -226,7 +226,7 @@ class ConcurrencyTests(Topic):
         old, new = together(
             [lambda: self.worker.settle(list(map(Ack, stale))), lambda: other.settle(list(map(Ack, live)))]
         )
-        # Then the old one is refused, and the new one is not
+        # Then the old holder is refused, and the new holder is not
         assert [type(answer) for answer in old] == [LeaseLost] * count
         assert new == [None] * count
 
@@ -296,7 +296,7 @@ class ConcurrencyTests(Topic):
         enqueuing = self.background(lambda: [self.enqueue(delay=LONG) for _ in range(20)])
         assert len(self.woken(enqueuing)) == 20
         assert self.counts() == (0, 20, 0, 0)
-        # And the consumers wait on
+        # And the consumers go on waiting
         assert all(thread.is_alive() for thread in waiting)
 
     # --- one object, many threads ---

@@ -59,7 +59,7 @@ class DeleteTests(Topic):
 
     @promise("8.2")
     def test_a_job_that_is_not_there_cannot_be_deleted(self) -> None:
-        # Given a job that was deleted, one that is done, and an id that never was
+        # Given a job that was deleted, a job that is done, and an id that no job ever had
         deleted = self.enqueue()
         self.backend.delete(self.queue, deleted)
         done = self.enqueue()
@@ -79,7 +79,7 @@ class DeleteTests(Topic):
 
     @promise("8.2", "1.3")
     def test_a_job_is_not_deleted_from_another_queue(self) -> None:
-        # Given a job, and a queue where it is not
+        # Given a job, and another queue
         job_id = self.enqueue()
         other = self.another_queue()
         self.enqueue(queue=other)

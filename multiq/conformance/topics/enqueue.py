@@ -81,10 +81,10 @@ class EnqueueTests(Topic):
     @promise("2.1")
     @requires("total_order", "priorities")
     def test_the_first_and_the_last_priority_can_be_used(self) -> None:
-        # Given jobs at both ends of the range
+        # Given jobs with the last and the first priority
         last = self.enqueue(b"last", priority=PRIORITY_MAX)
         first = self.enqueue(b"first", priority=0)
-        # Then both are kept as they are
+        # Then both priorities are kept as they are
         assert self.peek(last).priority == PRIORITY_MAX
         assert self.peek(first).priority == 0
         assert self.bodies() == [b"first", b"last"]
@@ -147,7 +147,7 @@ class EnqueueTests(Topic):
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
     def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
-        # Given ids that are not UUIDs, or are written in another form, and that a table could take for equal
+        # Given ids that are no UUIDs, or UUIDs in several spellings: a table could take some of them for equal
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
@@ -197,10 +197,10 @@ class EnqueueTests(Topic):
     @promise("2.4")
     @requires("client_ids", "total_order", "priorities")
     def test_a_known_id_keeps_its_first_body_priority_delay_and_place(self) -> None:
-        # Given a job, and one after it
+        # Given two jobs
         job_id = self.enqueue(b"first", priority=5, ttr=90)
         self.enqueue(b"second", priority=5)
-        # When its id is enqueued again with everything changed
+        # When the first one's id is enqueued again with everything changed
         self.enqueue(b"other", id=job_id, priority=0, delay=LONG, ttr=120)
         # Then its values and its place are unchanged
         record = self.peek(job_id)
@@ -216,7 +216,7 @@ class EnqueueTests(Topic):
         # When its id is enqueued again, to be due at once or later, and with another body, priority and ttr
         for delay in (0.0, LONG / 4):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
-            # Then it stays where it is, as it is, and no second job is there
+            # Then the job keeps its state and its values, and there is no second job
             record = self.peek(job_id)
             assert (record.state, record.body, record.priority, record.ttr) == (state, b"x", 5, 90)
         assert sum(count or 0 for count in self.counts()) == 1
@@ -227,7 +227,7 @@ class EnqueueTests(Topic):
     def test_a_known_id_does_not_re_time_a_delayed_job(self) -> None:
         # Given a delayed job
         job_id = self.enqueue(delay=LONG, priority=5, ttr=90)
-        # When its id is enqueued again with another delay, a shorter, a longer or none, and another priority and ttr
+        # When its id is enqueued again with no delay, a shorter or a longer one, and another priority and ttr
         for delay in (0.0, LONG / 4, 4 * LONG):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
             # Then its due time and its values are unchanged
@@ -252,7 +252,7 @@ class EnqueueTests(Topic):
         # Given a batch of which one job got through
         batch = [self.new(b"%d" % number) for number in range(4)]
         self.backend.enqueue(self.queue, batch[1:2])
-        # When the whole is sent again
+        # When the whole batch is sent again
         ids = self.backend.enqueue(self.queue, batch)
         # Then each job is there once
         assert ids == [job.id for job in batch]
@@ -336,7 +336,7 @@ class EnqueueTests(Topic):
 
     @promise("2.5")
     def test_a_job_without_delay_is_due_at_once(self) -> None:
-        # Given a delay of nothing
+        # Given a job with a delay of 0
         job_id = self.enqueue(delay=0)
         # Then the job is ready
         assert self.stands(job_id, State.READY)
@@ -398,9 +398,9 @@ class EnqueueTests(Topic):
     def _keeps_delay(self, delay: float) -> None:
         if self.harness.real_time and not self.can.inspection:
             self.not_tried("whether a long delay is cut is seen by looking at the job, or by moving the store's clock")
-        # Given a job for much later
+        # Given a job with a long delay
         job_id = self.enqueue(delay=delay)
-        # Then that is when it is due
+        # Then it is due when that delay has passed, and not before
         if self.can.inspection:
             record = self.peek(job_id)
             assert record.state is State.DELAYED

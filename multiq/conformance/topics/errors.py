@@ -65,7 +65,7 @@ class ErrorsTests(Topic):
     def test_a_refusal_of_a_reserved_job_names_it(self) -> None:
         # Given a job that is reserved
         job_id = self.given(State.RESERVED, ttr=LONG)
-        # When it is managed by other verbs, then each refusal names the job
+        # When verbs of management are called on it, then each refusal names the job
         for verb in (
             self.backend.delete,
             self.backend.kick_job,

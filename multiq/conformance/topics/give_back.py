@@ -66,7 +66,7 @@ class GiveBackTests(Topic):
 
     @promise("5.5", "2.5")
     def test_a_job_given_back_with_a_delay_is_ready_after_it_and_not_before(self) -> None:
-        # Given a job that was given back for a moment
+        # Given a job that was given back with a short delay
         job_id = self.enqueue(b"later")
         lease = self.take()
         moment = self.in_(self.short_delay)

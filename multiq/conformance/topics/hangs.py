@@ -61,7 +61,7 @@ class HangsTests(Topic):
         with self._hanging(proxy):
             # When each verb is called, all at once, then each ends in time, with an error that says why
             self._all_time_out(calls)
-            # And no later when they have to connect first
+            # And they end no later if they have to connect first
             self._all_time_out({name: calls[name] for name in ("enqueue", "reserve", "stats")})
         # When the server answers again, then so does the backend
         assert self._answers(lambda: far.stats(self.queue)).queue == self.queue
@@ -92,7 +92,7 @@ class HangsTests(Topic):
         consumer = self.another_consumer(backend=far)
         (lease,) = consumer.reserve(1, 0)
         with self._hanging(proxy):
-            # When it is exchanged, then settling and reserving together take no longer than one call may
+            # When an exchange acks it, then settling and reserving together take no longer than one call may
             self._all_time_out({"exchange": lambda: consumer.exchange([Ack(lease)], 1, 0)})
 
     @promise("11.10", "11.9", "5.1")
@@ -118,19 +118,19 @@ class HangsTests(Topic):
         consumer.reserve(1, 0)
         seconds = self.harness.deadline
         with self._hanging(proxy):
-            # When the server hangs, then its wait ends by its timeout and the deadline
+            # When the server hangs, then the wait ends soon after its timeout and the deadline, at the latest
             took, answer = self._timed(lambda: consumer.reserve(1, seconds))
         assert isinstance(answer, BackendTimeout)
         assert took <= seconds + self.harness.deadline + WAIT_LATE, f"it took {took:.1f} s"
 
     @promise("11.10", "11.1")
     def test_connections_that_die_without_a_sign_are_replaced(self) -> None:
-        # Given a backend whose connections carry nothing any more, while new ones work
+        # Given a backend whose connections carry nothing any more, while new connections work
         proxy, far = self.proxied()
         consumer = self.another_consumer(backend=far)
         consumer.reserve(1, 0)
         proxy.freeze()
-        # When it is called, then each call ends in time, and the next job is handed out
+        # When the backend is called, then each call ends in time, and the next job is handed out
         took, _ = self._timed(lambda: far.stats(self.queue))
         assert took <= self.harness.deadline + LATE, f"it took {took:.1f} s"
         took, _ = self._timed(lambda: consumer.reserve(1, 0))
