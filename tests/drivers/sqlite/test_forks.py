@@ -35,6 +35,21 @@ def fork(work):
     finally:
         os._exit(0)
 
+def interrupt_next_fork():
+    # a signal handler raises in the main thread while the hook of its next fork waits for a lock
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def watch(main=threading.get_ident()):
+        while sys._current_frames()[main].f_code.co_name not in ("_before", "close_for_fork"):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        signal.pthread_kill(main, signal.SIGALRM)
+
+    signal.signal(signal.SIGALRM, interrupt)
+    sys.unraisablehook = lambda _: None  # Python prints what a hook raises, and forks
+    threading.Thread(target=watch, daemon=True).start()
+
 backend = SqliteBackend(sys.argv[1], timeout=60)  # three threads write beside the children: some wait long
 """
 
@@ -90,11 +105,6 @@ def test_fork_that_a_signal_interrupts_leaves_nothing_locked(backend: SqliteBack
     process = spawn(
         FORKS
         + """
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-sys.unraisablehook = lambda _: None  # Python prints what a hook raises, and forks
 backend.enqueue("q", [NewJob(b"x", "1")])
 idle = [SqliteBackend(f"{sys.argv[1]}-{number}") for number in range(8)]  # the fork closes some before the busy one
 for one in idle:
@@ -105,7 +115,7 @@ thread = threading.Thread(target=backend.enqueue, args=("q", [NewJob(b"x", "2")]
 thread.start()
 while not any(connection._lock.locked() for connection in backend._pool._connections):
     time.sleep(0.01)
-signal.setitimer(signal.ITIMER_REAL, 0.2)
+interrupt_next_fork()
 os.waitpid(fork(lambda: SqliteBackend(f"{sys.argv[1]}-new").enqueue("q", [NewJob(b"x", "1")])), 0)
 lock.execute("ROLLBACK")
 lock.close()
@@ -130,11 +140,6 @@ def test_fork_that_is_interrupted_beside_another_fork_leaves_a_child_that_works(
 from multiq.errors import BackendUnavailable
 from multiq_sqlite.forks import fork_guard
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-sys.unraisablehook = lambda _: None  # Python prints what a hook raises, and forks
 backend.enqueue("q", [NewJob(b"x", "1")])
 idle = [SqliteBackend(f"{sys.argv[1]}-{number}") for number in range(24)]
 for one in idle:
@@ -170,7 +175,7 @@ def child():
     say("child", used, sum(use_or_be_refused()), new.stats("q").ready)
 
 # When the main thread forks, too, and a signal handler raises while it waits for its turn
-signal.setitimer(signal.ITIMER_REAL, 0.2)
+interrupt_next_fork()
 os.waitpid(fork(child), 0)
 lock.execute("ROLLBACK")
 lock.close()
