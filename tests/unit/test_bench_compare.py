@@ -114,6 +114,7 @@ def test_informative_and_unknown_figures_are_not_judged() -> None:
     assert not [row for row in found.rows if (row.target, row.metric.name) == ("sqlite", "commands")]
 
 
+@pytest.mark.long
 def test_one_wild_repeat_proves_nothing() -> None:
     after = report(seed=2)
     once = iter([1.9])
@@ -178,6 +179,7 @@ def test_no_difference_is_said_of_all_figures_or_not_at_all() -> None:
     assert found.summary().startswith("cannot tell for ")
 
 
+@pytest.mark.long
 def test_figures_that_look_worse_are_shown_though_uncertain() -> None:
     found = compare(report(seed=1, repeats=1), report(seed=2, repeats=1, factors={("drain", "drained"): 0.2}))
     suspects = [(row.workload, row.metric.name) for row in found.suspects()]
@@ -269,6 +271,7 @@ def test_false_alarms_are_as_rare_as_promised_where_nothing_changed() -> None:
     assert sum(comparison.regressed for comparison in found) <= 2  # of 20, with no threshold to help
 
 
+@pytest.mark.long
 def test_a_comparison_is_a_document() -> None:
     found = compare(report(seed=1), report(seed=2))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Comparison) == found

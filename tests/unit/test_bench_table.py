@@ -130,6 +130,7 @@ def compared(new: Report, width: int = 100) -> list[str]:
     return lines(render_comparison(compare(report(seed=1), new)), width)
 
 
+@pytest.mark.long
 def test_worse_figures_come_first_and_the_verdict_last() -> None:
     found = compared(report(seed=2, factors={("settle", "settle"): 1.3, ("bulk", "enqueued"): 1.7}), 120)
     rows = [text for text in found if text.endswith(("worse", "better"))]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 TOPOLOGIES = ("tls", "sentinel", "cluster")
 #: one of each kind: what is stored, which consumer has it, what is found again, what a connection's end does
-SOME = "TestAck or TestSettle or TestPeek or TestQueues or TestAbandon"
+SOME = "TestAck or TestPeek or TestQueues or TestAbandon"
 PATIENCE = 600  # seconds; all topics take about 140
 SHOWN = 6000  # characters of a failure's report
 
