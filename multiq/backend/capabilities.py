@@ -61,7 +61,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     lists_jobs: Annotated[Claim, "lists all jobs of a state, in pages, not just the first"]
     durable_attempts: Annotated[Claim, "attempts and crashes survive a restart of the server"]
     transactional_enqueue: Annotated[Claim, "enqueues inside the caller's own database transaction"]
-    reasons: Annotated[Claim, "keeps the reason of a release or bury with the job"]
+    reasons: Annotated[Claim, "keeps the reason of a release, bury or abandon with the job"]
     stable_ids: Annotated[Claim, "a job keeps its id when it is rescheduled"]
     portable_leases: Annotated[Claim, "a lease can be settled by any process that knows it, not only by its reserver"]
     fenced_late: Annotated[Claim, "a verdict after the lease's end is refused by the store itself"]

@@ -794,7 +794,7 @@ class _UncertainCalledTimeout(WiredBackend):
 
 @_plant(
     "zero for a lost reply",
-    "counts zero of everything if the reply is lost",
+    "counts no ready jobs if the reply is lost",
     "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
 )
 class _Unavailable(WiredBackend):
