@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiq.soak.report import Outcome
     from multiq.soak.staging import Harm
 
-_OVERHEAD = 25.0  # about how many seconds a soak takes besides its load
+_OVERHEAD = 25.0  # seconds that a soak takes in addition to its load, roughly
 
 
 @click.command(short_help="Run jobs under faults, and check what happened to each.")
@@ -157,7 +157,7 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, with full cleanup. Further signals neither end the cleanup nor change the exit code."""
+    """Handle SIGTERM like Ctrl-C, with full cleanup. Further signals do not end the cleanup or change the exit code."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     is_ending = False
 
@@ -172,14 +172,14 @@ def _ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        if not is_ending:  # otherwise both stay ignored, as one more SIGTERM would end the process by -15 and not 130
+        if not is_ending:  # otherwise both signals stay ignored: a SIGTERM would change the exit code 130 to -15
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
 
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[str, float, int], object]]:
-    """A progress line on standard error if that is a terminal, removed at the end."""
+    """Show a progress line on standard error if that is a terminal. The line is removed at the end."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
