@@ -95,7 +95,7 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
 
 def _move(app: App, url: str, path: str) -> None:
     """Make *app* use another connection. The app must not have used its own connection before."""
-    if app._backend is not None and app.url != url:  # noqa: SLF001 - the only place that needs it
+    if app._backend is not None and app.url != url:  # noqa: SLF001 - the only use of this attribute outside of App
         raise OptionInvalid(
             f"-c comes too late: {path} was given a backend=, or used its connection while it was imported. "
             "Move the calls that use the connection out of the module's top level"
@@ -145,7 +145,6 @@ def _apps_of(module: ModuleType) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Describe the error that ended an import, with the file and line where it was raised."""
     kind = "it called sys.exit" if isinstance(error, SystemExit) else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiq.bench.workloads import Workload
 
 _REPEATS_QUICK, _REPEATS = 2, 5
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no run log is ever written to a disk
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - in a new folder there, no run log is ever written to a disk
 
 
 @click.command(short_help="Compare backends: speed, with every job accounted for.")
@@ -113,7 +113,6 @@ def bench(  # noqa: PLR0917 - click passes them all by name
 
 
 def _chosen(names: tuple[str, ...]) -> Sequence[Workload]:
-    """The workloads with these names, in the order of a run. Without names, all workloads."""
     from multiq.bench.workloads import WORKLOADS
 
     words = [word.strip() for text in names for word in text.split(",") if word.strip()]
@@ -158,7 +157,6 @@ def _run(given: Sequence[str], options: Options) -> Report:
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[OnProgress]:
-    """Show a progress bar on standard error if that is a terminal. The bar is removed at the end."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return

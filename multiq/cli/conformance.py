@@ -82,7 +82,6 @@ def _words(select: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Row, int, int], None] | None]:
-    """Show a progress bar on standard error if that is a terminal. The bar is removed at the end."""
     if not sys.stderr.isatty():
         yield None
         return

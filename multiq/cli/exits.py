@@ -59,7 +59,6 @@ _COLUMNS = 600  # the most characters in a line of a message
 
 
 def exit_code(error: Exception) -> int:
-    """The exit code for an error."""
     if isinstance(error, click.ClickException):
         return USAGE
     if isinstance(error, click.Abort):
@@ -165,7 +164,6 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _hint(error: Exception) -> str:
-    """The line under the message, which says how to find out more."""
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"see: {error.ctx.command_path} --help"
     if isinstance(error, errors.EnqueueUncertain):

@@ -56,7 +56,7 @@ class LazyGroup(click.Group):
         self._sections = sections
         self._names = [name for section in sections.values() for name in section]
 
-    def main(  # type: ignore[override]  # click's overloads tell whether it returns: this one never does
+    def main(  # type: ignore[override]  # click's overloads say whether main returns: this one never returns
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run a command, and exit with the command's code. An error is printed as one message."""
@@ -65,7 +65,7 @@ class LazyGroup(click.Group):
         take_standard_streams()
         try:
             code = super().main(arguments, prog_name or "multiq", **extra)
-        except Exception as exc:  # noqa: BLE001 - the end of the line: all of them become a message and a code
+        except Exception as exc:  # noqa: BLE001 - every error becomes a message and a code
             code = report(exc, arguments)
         sys.exit(code if isinstance(code, int) else OK)
 

@@ -169,7 +169,7 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
     try:
         with App(ctx.meta.get(_CONNECTION), create=False) as app:
             names = visible_queues(app.backend)
-    except Exception:  # noqa: BLE001 - in the middle of a line that is being typed, nothing may be printed
+    except Exception:  # noqa: BLE001 - nothing may be printed while the user types a line
         return []
     return [CompletionItem(before + comma + name) for name in names if name.startswith(incomplete)]
 
@@ -213,7 +213,6 @@ def traceback_option(function: F) -> F:
 
 
 def json_option(function: F) -> F:
-    """``--json``: one JSON document on standard output."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
@@ -251,7 +250,6 @@ def queue_option(function: F) -> F:
 
 
 def due_options(function: F) -> F:
-    """``--delay`` and ``--at``."""
     for option in (
         click.option("--at", type=Moment(), metavar="TIME", help="When it is due: 2027-01-31T09:00+02:00."),
         click.option("--delay", type=Duration(), metavar="TIME", help="How long from now it is due: 90, 5m, 1h30m."),

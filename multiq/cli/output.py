@@ -41,8 +41,6 @@ def need_stdin(what: str) -> None:
 
 
 class Column(NamedTuple):
-    """One column of a table."""
-
     title: str
     right: bool = False
     gives_way: bool = False

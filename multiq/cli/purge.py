@@ -49,7 +49,6 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
 
 
 def _chosen_states(words: tuple[str, ...]) -> Iterator[State]:
-    """Parse states that are separated by commas or spaces."""
     names = [name.strip() for word in words for name in word.split(",")]
     for name in dict.fromkeys(names or _PURGEABLE):
         if name not in _PURGEABLE:

@@ -97,7 +97,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
         )
     settings = load_settings()
     urls = [settings.resolve(target) for target in targets]
-    chosen = random.randrange(10**6) if seed is None else seed  # noqa: S311 - so that it can be run again
+    chosen = random.randrange(10**6) if seed is None else seed  # noqa: S311 - a seed makes the soak repeatable
     about = len(urls) * (seconds + _OVERHEAD)
     note(f"{many(len(urls), 'store')}, seed {chosen}: this takes about {about:.0f} seconds")
     done: list[tuple[Outcome, Verdict]] = []
@@ -114,7 +114,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
     return OK if all(verdict.is_clean for _, verdict in done) else BROKEN
 
 
-def _run(  # noqa: PLR0917 - all that a soak is made of
+def _run(  # noqa: PLR0917 - all options of a soak
     url: str,
     folder: Path | None,
     seconds: float,
@@ -179,7 +179,6 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[str, float, int], object]]:
-    """Show a progress line on standard error if that is a terminal. The line is removed at the end."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return

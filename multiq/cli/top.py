@@ -240,7 +240,6 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
 
 
 def _stream(app: App, workers: Workers | None, interval: float, *, once: bool) -> None:
-    """Print a line of JSON at each refresh."""
     while True:
         now = look(app, workers)
         document = {"at": time.time(), "connection": _place(app), "queues": list(now.queues.values())}

@@ -93,7 +93,6 @@ class Workers:
         return self.now()
 
     def now(self) -> list[WorkerNow]:
-        """The workers that have answered so far."""
         known, self._names, self._asked = self._names, {}, 0
         return [self._shown(answer, known) for answer in self._viewer.read()]
 
@@ -154,7 +153,6 @@ def jobs_table(workers: Sequence[WorkerNow], rows: int | None) -> Table:
 
 
 def count_jobs(workers: Sequence[WorkerNow]) -> int:
-    """The number of running jobs."""
     return sum(worker.running for worker in workers)
 
 

@@ -146,7 +146,6 @@ class Topic:
         return self._worker
 
     def another_backend(self) -> Backend:
-        """Open another backend object on the same store."""
         backend = self.harness.open()
         self._backends.append(backend)
         return backend
@@ -193,12 +192,10 @@ class Topic:
         return job
 
     def enqueue(self, body: bytes = b"x", *, queue: str | None = None, **options: Any) -> str:
-        """Enqueue one job and return its id."""
         (job_id,) = self.backend.enqueue(queue or self.queue, [self.new(body, **options)])
         return job_id
 
     def enqueue_all(self, *bodies: bytes, queue: str | None = None, **options: Any) -> list[str]:
-        """Enqueue one batch, and return the ids of its jobs."""
         return self.backend.enqueue(queue or self.queue, [self.new(body, **options) for body in bodies])
 
     # --- consuming ---
@@ -318,7 +315,6 @@ class Topic:
     # --- several at once ---
 
     def background(self, work: Callable[[], T]) -> Background[T]:
-        """Start *work* in a new thread."""
         thread = Background(work)
         self._threads.append(thread)
         return thread

@@ -29,7 +29,7 @@ def fork(work: Callable[[], object]) -> int:
         try:
             work()
             status = 0
-        except BaseException:  # noqa: BLE001 - printed, and shown by the exit code, too
+        except BaseException:  # noqa: BLE001 - printed, and reported by the exit code
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)

@@ -262,7 +262,6 @@ def remove_jobs(backend: Backend, queue: str) -> None:
 
 
 def _take_all(backend: Backend, queue: str) -> int:
-    """Reserve and ack all ready jobs. Returns the number of these jobs."""
     count = 0
     with backend.consumer([queue]) as consumer:
         while leases := consumer.reserve(_MOST_AT_ONCE, 0):

@@ -78,7 +78,7 @@ class WireServer:
 def _outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as exc:  # noqa: BLE001 - raised where the call was made
+    except Exception as exc:  # noqa: BLE001 - raised again where the call was made
         return exc
 
 
@@ -123,7 +123,6 @@ class WiredBackend(MemoryBackend):
         self._address, self._deadline = address, deadline * self.deadlines
 
     def run(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        """Carry out an operation in the store."""
         return getattr(MemoryBackend, verb)(self, *arguments, **options)
 
     def ask(
@@ -226,8 +225,6 @@ class WiredBackend(MemoryBackend):
 
 
 class WiredConsumer(MemoryConsumer):
-    """Reserves and settles through calls to the server."""
-
     def __init__(self, backend: WiredBackend, queues: Sequence[str]) -> None:
         super().__init__(backend._store, queues)
         self._backend = backend

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class PlantedBug(NamedTuple):
-    """A backend with a bug, and the test that finds the bug."""
-
     name: str
     does: str
     """What the backend does wrong, in a sentence."""
@@ -546,7 +544,7 @@ class _Racing(MemoryConsumer):
             now = self._store.clock()
             seen = [
                 (queue, job)
-                for queue in map(lambda name: self._store.queue(name, now), self.queues)  # noqa: C417 - one look each
+                for queue in map(lambda name: self._store.queue(name, now), self.queues)  # noqa: C417 - one call each
                 if queue.paused_until <= now
                 for _, job in queue.listing(State.READY)
             ][:limit]

@@ -187,7 +187,6 @@ class Proxy:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a fault is armed that has not happened yet."""
         return self._fault is not None
 
     def arm(self, fault: Fault) -> None:
@@ -196,7 +195,6 @@ class Proxy:
             self._arm(fault)
 
     def disarm(self) -> None:
-        """Remove the armed fault."""
         with self._lock:
             self._fault = None
 

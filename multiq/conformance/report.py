@@ -19,8 +19,6 @@ Verdict: TypeAlias = Literal["kept", "kept in part", "refused", "broken", "not t
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One test and its outcome."""
-
     topic: str
     name: str
     """The name of the test function, which can be read as a sentence."""
@@ -96,11 +94,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return topics
 
     def paragraphs(self) -> list[Paragraph]:
-        """The results, paragraph by paragraph of the contract."""
         return [self._paragraph(number, title) for number, title in PARAGRAPHS.items()]
 
     def summary(self) -> str:
-        """The verdict in one line."""
         parts = [f"{len(self.kept)} kept", f"{len(self.refused)} refused", f"{len(self.failed)} broken"]
         if self.not_tried:
             parts.append(f"{len(self.not_tried)} not tried")

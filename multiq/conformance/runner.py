@@ -140,7 +140,6 @@ _harnesses: list[type[Harness]] = []
 
 
 def current_harness() -> type[Harness]:
-    """The harness class of the current run."""
     return _harnesses[-1]
 
 
@@ -195,7 +194,6 @@ class _Collector:
         self._stopped_by: BaseException | None = None
 
     def raise_if_stopped(self) -> None:
-        """Raise the error that ended the run early, if there was one."""
         if self._errors:  # checked first: pytest ends such a run like an interrupted one
             raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:

@@ -289,7 +289,7 @@ class _Taker:
     def failure(self, steps: Sequence[Step]) -> Exception | None:
         try:
             self.take(steps)
-        except Exception as exc:  # noqa: BLE001 - whatever goes wrong, the shortest way to it is what helps
+        except Exception as exc:  # noqa: BLE001 - a walk with any error is shortened
             return exc
         return None
 

@@ -7,7 +7,7 @@ from multiq.conformance.case import Topic, promise, requires, without
 
 
 class AbandonTests(Topic):
-    """What the verdict ``Abandon`` promises. Also, a consumer other than the holder may settle a lease."""
+    """These tests also check that a consumer other than the holder may settle a lease."""
 
     @promise("5.10")
     @requires("priorities")

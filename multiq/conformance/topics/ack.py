@@ -10,8 +10,6 @@ from multiq.errors import JobNotFound
 
 
 class AckTests(Topic):
-    """What the verdict ``Ack`` promises."""
-
     @promise("5.1")
     def test_an_acked_job_is_gone(self) -> None:
         # Given a job that is done

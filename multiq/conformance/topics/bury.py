@@ -7,8 +7,6 @@ from multiq.conformance.case import LONG, Topic, promise, requires, without
 
 
 class BuryTests(Topic):
-    """What the verdict ``Bury`` promises."""
-
     @promise("5.3")
     def test_a_buried_job_is_not_handed_out(self) -> None:
         # Given a job that was buried

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 
 class CapabilitiesTests(Topic):
-    """What ``Backend.declared`` and ``Backend.capabilities`` promise."""
-
     @promise("11.8")
     def test_every_missing_power_says_what_kind_of_gap_it_is_and_why(self) -> None:
         # Given all powers: the backend has each power, or declares a gap

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class ConcurrencyTests(Topic):
-    """What holds when several threads or processes call at once."""
-
     # --- reserving ---
 
     @promise("3.6", "11.4")

@@ -12,7 +12,7 @@ from multiq.ids import new_id
 
 @requires("management")
 class DeleteTests(Topic):
-    """What ``Backend.delete`` promises. ``concurrency`` has the race of a delete with a reserve."""
+    """The race of a delete with a reserve is tested in ``concurrency``."""
 
     @promise("8.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])

@@ -37,8 +37,6 @@ BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # around the limits
 
 
 class EnqueueTests(Topic):
-    """What ``Backend.enqueue`` promises."""
-
     # --- fields of a job ---
 
     @promise("2.1", "4.9")

@@ -29,8 +29,6 @@ _NAMES_GONE_AND_STORED_STATES = r"^(?=.*'gone')(?=.*ready, delayed, reserved, bu
 
 
 class ErrorsTests(Topic):
-    """What errors promise."""
-
     @promise("11.2", "1.3")
     @requires("inspection", "management")
     @pytest.mark.parametrize("job_id", STRANGE_IDS.values(), ids=STRANGE_IDS.keys())
@@ -99,7 +97,7 @@ class ErrorsTests(Topic):
 
 
 class NamesTests(Topic):
-    """What applies to any two queues, even if their names are almost the same."""
+    """Two queues are separate, even if their names are almost the same."""
 
     @promise("11.5")
     @requires("pausing")

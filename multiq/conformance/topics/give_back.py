@@ -7,8 +7,6 @@ from multiq.conformance.case import Topic, promise, requires, without
 
 
 class GiveBackTests(Topic):
-    """What the verdict ``GiveBack`` promises."""
-
     @promise("5.5")
     @requires("priorities")
     def test_a_job_given_back_is_ready_for_others(self) -> None:

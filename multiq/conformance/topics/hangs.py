@@ -27,8 +27,6 @@ WAIT_LATE = 2.0  # the same for a reserve that waits, which must first end its s
 
 
 class HangsTests(Topic):
-    """What every operation promises when the server does not answer."""
-
     @promise("11.10")
     def test_every_call_to_a_server_that_hangs_ends_with_a_timeout_in_time(self) -> None:
         # Given a connected backend, and a lease
@@ -176,7 +174,7 @@ class HangsTests(Topic):
             started = time.monotonic()
             try:
                 answer = call()
-            except Exception as exc:  # noqa: BLE001 - whatever it is, it is compared with what it should be
+            except Exception as exc:  # noqa: BLE001 - any error is compared with the expected answer
                 answer = exc
             took = time.monotonic() - started
         return max(0.0, took - lag.seconds), answer

@@ -7,8 +7,6 @@ from multiq.conformance.case import LONG, Topic, promise, requires
 
 
 class KickTests(Topic):
-    """What ``Backend.kick`` promises."""
-
     @promise("6.1")
     def test_a_kick_makes_buried_jobs_ready_and_says_how_many(self) -> None:
         # Given three buried jobs
@@ -135,7 +133,6 @@ class KickTests(Topic):
         assert self.counts(other) == (0, 0, 0, 1)
 
     def _bury(self, *bodies: bytes, queue: str | None = None) -> None:
-        """Bury the jobs one after the other, in this order."""
         consumer = self.another_consumer(queue or self.queue)
         for body in bodies:
             self.enqueue(body, queue=queue)

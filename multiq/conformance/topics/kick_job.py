@@ -12,8 +12,6 @@ from multiq.ids import new_id
 
 @requires("management")
 class KickJobTests(Topic):
-    """What ``Backend.kick_job`` promises."""
-
     @promise("6.2")
     @pytest.mark.parametrize("state", [State.BURIED, State.DELAYED])
     def test_a_kicked_job_is_ready_now(self, state: State) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class LeaseTests(Topic):
-    """What a ``Lease`` promises to its holder, and to all other callers."""
-
     # --- how long ---
 
     @promise("4.1")
@@ -348,7 +346,6 @@ class LeaseTests(Topic):
     # --- internals ---
 
     def _abandoned_of_each_kind(self) -> list[Lease]:
-        """Ended leases, one for each kind of verdict."""
         self.enqueue_all(*(kind.encode() for kind in VERDICTS), ttr=self.short_ttr, priority=5)
         leases = self.reserve()
         assert len(leases) == len(VERDICTS)

@@ -12,8 +12,6 @@ from multiq.errors import BackendUnavailable
 
 
 class LifecycleTests(Topic):
-    """What ``close`` promises, and what survives it."""
-
     @promise("11.6")
     def test_a_closed_backend_can_be_used_again(self) -> None:
         # Given a backend that was used, and closed twice

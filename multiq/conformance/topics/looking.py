@@ -12,8 +12,6 @@ from multiq.ids import new_id
 
 @requires("inspection")
 class PeekTests(Topic):
-    """What ``Backend.peek`` promises."""
-
     @promise("9.1")
     @requires("priorities")
     @pytest.mark.parametrize("state", STORED_STATES)
@@ -117,8 +115,6 @@ class PeekTests(Topic):
 
 @requires("inspection")
 class JobsTests(Topic):
-    """What ``Backend.jobs`` promises."""
-
     @promise("9.2")
     @requires("lists_jobs", "total_order", "priorities")
     def test_ready_jobs_are_listed_as_they_would_be_reserved(self) -> None:
@@ -302,7 +298,6 @@ class JobsTests(Topic):
         assert len(seen) == len(set(seen)) < 3
 
     def _list_on(self, state: State, seen: list[str]) -> None:
-        """Read all pages, and add the jobs' ids to *seen*."""
         after = None
         while True:
             page = self.backend.jobs(self.queue, state, limit=100, after=after)
@@ -336,8 +331,6 @@ class JobsTests(Topic):
 
 @requires("exact_counts")
 class StatsTests(Topic):
-    """What ``Backend.stats`` promises."""
-
     @promise("9.5")
     def test_a_queue_that_was_never_used_counts_zero(self) -> None:
         # Given a name that has never been used
@@ -411,8 +404,6 @@ class StatsTests(Topic):
 
 
 class QueuesTests(Topic):
-    """What ``Backend.queues`` promises."""
-
     @promise("9.4")
     def test_queues_are_named_in_order(self) -> None:
         # Given queues that are used in another order than that of their names

@@ -68,8 +68,6 @@ class Cut:
 
 
 class LostRepliesTests(Topic):
-    """What every operation promises when its reply is lost."""
-
     # --- producing and consuming ---
 
     @promise("11.9", "2.4")
@@ -382,7 +380,6 @@ class LostRepliesTests(Topic):
 
     @staticmethod
     def _insist(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Make a call, and repeat the call if it raises ``BackendUnavailable`` or ``EnqueueUncertain``."""
         for _ in range(TRIES - 1):
             try:
                 return call(*arguments, **options)

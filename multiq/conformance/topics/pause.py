@@ -8,8 +8,6 @@ from multiq.conformance.case import LONG, Topic, promise, requires
 
 @requires("pausing")
 class PauseTests(Topic):
-    """What ``Backend.pause`` and ``Backend.resume`` promise."""
-
     @promise("10.1")
     def test_a_paused_queue_hands_nothing_out(self) -> None:
         # Given a queue with jobs

@@ -13,7 +13,7 @@ UNRESERVED = [State.READY, State.DELAYED, State.BURIED]
 
 @requires("purging")
 class PurgeTests(Topic):
-    """What ``Backend.purge`` promises. ``concurrency`` has the race of a purge with a reserve."""
+    """The race of a purge with a reserve is tested in ``concurrency``."""
 
     @promise("10.4")
     @pytest.mark.parametrize("state", UNRESERVED)

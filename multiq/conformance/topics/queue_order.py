@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class QueueOrderTests(Topic):
-    """What ``queues`` of ``Consumer.reserve`` and ``Consumer.exchange`` promises."""
+    """Tests of the parameter ``queues`` of ``Consumer.reserve`` and ``Consumer.exchange``."""
 
     @promise("3.9")
     def test_the_order_holds_for_the_call(self) -> None:

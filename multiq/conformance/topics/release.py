@@ -16,8 +16,6 @@ REASONS = {
 
 
 class ReleaseTests(Topic):
-    """What the verdict ``Release`` promises."""
-
     @promise("5.2")
     def test_a_released_job_is_ready_again(self) -> None:
         # Given a job that is reserved

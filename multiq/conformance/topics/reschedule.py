@@ -12,7 +12,7 @@ from multiq.ids import new_id
 
 @requires("management")
 class RescheduleTests(Topic):
-    """What ``Backend.reschedule`` promises. ``waiting`` tests how a reschedule wakes consumers."""
+    """``waiting`` tests how a reschedule wakes consumers."""
 
     @promise("7.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])

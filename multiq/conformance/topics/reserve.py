@@ -13,9 +13,7 @@ NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts befor
 
 
 class ReserveTests(Topic):
-    """What ``Consumer.reserve`` promises to a single consumer. ``concurrency`` tests races, and ``waiting`` tests
-    waits.
-    """
+    """Tests with a single consumer. ``concurrency`` tests races, and ``waiting`` tests waits."""
 
     # --- how many ---
 

@@ -8,8 +8,6 @@ from multiq.errors import LeaseLost
 
 
 class SettleTests(Topic):
-    """What ``Consumer.settle`` and ``Consumer.exchange`` promise."""
-
     # --- settle ---
 
     @promise("5.7")

@@ -7,8 +7,6 @@ from multiq.conformance.case import LONG, Topic, promise
 
 
 class TouchTests(Topic):
-    """What the verdict ``Touch`` promises."""
-
     @promise("5.4", "4.1")
     def test_a_touch_gives_the_full_ttr_again(self) -> None:
         # Given a lease of which a third has passed

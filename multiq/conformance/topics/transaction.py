@@ -10,8 +10,6 @@ from multiq.errors import MultiqError
 
 
 class TransactionTests(Topic):
-    """What ``Backend.enqueue`` promises with ``connection=``."""
-
     @promise("2.7")
     @requires("transactional_enqueue")
     def test_a_job_exists_once_the_caller_commits(self) -> None:

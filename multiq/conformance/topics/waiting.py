@@ -23,8 +23,6 @@ SPINNING = 0.25  # the share of a core that a waiting consumer must not exceed
 
 
 class WaitingTests(Topic):
-    """What ``Consumer.reserve`` with a timeout and ``Consumer.interrupt`` promise."""
-
     # --- wake-ups ---
 
     @promise("3.7", "2.8")

@@ -39,7 +39,7 @@ TIMES = ("enqueue", "release", "reschedule", "pause")
 
 
 class WakingTests(Topic):
-    """How soon a waiting ``Consumer.reserve`` returns when there is a job."""
+    """Tests of how soon a waiting ``Consumer.reserve`` returns when there is a job."""
 
     @promise("3.10", "3.7")
     @pytest.mark.parametrize("verb", VERBS)

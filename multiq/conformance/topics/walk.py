@@ -7,8 +7,6 @@ from multiq.conformance.stateful.walks import run_walks
 
 
 class WalkTests(Topic):
-    """What applies to random sequences of calls, which no single test covers."""
-
     @promise("1.1", "1.2", "2.2", "3.3", "3.4", "3.5", "4.1", "4.3", "4.4", "5.7", "6.1", "7.1", "9.1", "9.5", "10.1")
     def test_random_walks_agree_with_the_model(self) -> None:
         if self.harness.walks == 0:
