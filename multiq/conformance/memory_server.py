@@ -169,7 +169,7 @@ class WiredBackend(MemoryBackend):
             connection.settimeout(max(0.001, until - time.monotonic()))
             return bool(_read(connection))
 
-    # --- the verbs ---
+    # --- the operations ---
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         try:

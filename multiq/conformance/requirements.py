@@ -25,7 +25,7 @@ NOT_TRIED = "multiq.not-tried"
 
 
 class NotTriedError(Exception):
-    """The harness lacks a hook that a test needs. The report shows the test as not tried, with this message."""
+    """The harness lacks a hook that a test needs. The report shows the test as not tried, with this error's message."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:

@@ -1,4 +1,4 @@
-"""All topics, and the pytest classes made of them for a driver."""
+"""All topics, and the pytest classes that are made from the topics for a driver."""
 
 from __future__ import annotations
 

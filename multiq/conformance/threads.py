@@ -1,4 +1,4 @@
-"""Threads that return their result, or raise their error, in the test."""
+"""Threads whose result is returned, or whose error is raised, in the test."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Side:
         self.ids: list[str] = []  # job number -> the job's current id
         self._numbers: dict[tuple[str, str], int] = {}
 
-    # --- the verbs, each with an answer that can be compared ---
+    # --- the operations, each with an answer that can be compared ---
 
     def enqueue(self, step: Enqueue) -> Answer:
         queue = self.queues[step.queue]

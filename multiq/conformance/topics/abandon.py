@@ -72,7 +72,7 @@ class AbandonTests(Topic):
         self.enqueue_all(b"gone", b"kept")
         leases = self.reserve(2)
         other = self.another_consumer()
-        # When the other consumer settles it
+        # When the other consumer settles the lease
         self.settle(Ack(leases[0]), Touch(leases[1]), by=other)
         # Then this verdict is accepted, and the holder's own verdict is refused
         self.refused(Ack(leases[0]))

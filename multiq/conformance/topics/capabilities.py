@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class CapabilitiesTests(Topic):
     @promise("11.8")
     def test_every_missing_power_says_what_kind_of_gap_it_is_and_why(self) -> None:
-        # Given all powers: the backend has each power, or declares a gap
+        # Given all powers: the backend has each power, or a reason why the power is missing
         for power in POWERS:
             claim = self.can.claim(power)
             if claim is not True:
-                # Then each gap has one of the three kinds, and a reason in words
+                # Then each missing power has one of the three kinds, and a reason in words
                 assert isinstance(claim, Gap), power
                 assert claim.kind in get_args(GapKind), power
                 assert len(claim.reason) >= 10, power
@@ -64,7 +64,7 @@ class CapabilitiesTests(Topic):
         if not isinstance(gap, Gap):
             self.does_not_apply(f"this backend has {power}")
         refusal = self.backend.unsupported(power)
-        # Then the error names the power, the kind of the gap, the reason, and the backends that have the power
+        # Then the error names the power, the kind, the reason, and the backends that have the power
         assert isinstance(refusal, Unsupported)
         assert refusal.capability == power
         assert gap.kind in str(refusal)

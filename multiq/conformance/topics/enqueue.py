@@ -112,7 +112,7 @@ class EnqueueTests(Topic):
         bodies = [b"%d" % number for number in range(12)]
         # When the batch is enqueued
         ids = self.enqueue_all(*bodies)
-        # Then each id is that of the job at the same position
+        # Then each id is the id of the job at the same position
         assert [self.peek(job_id).body for job_id in ids] == bodies
 
     @promise("2.2", "3.4")

@@ -105,7 +105,7 @@ class LeaseTests(Topic):
     ) -> None:
         # Given a lease that has ended, and a job that no consumer has reserved since
         lease = self.abandoned(body=b"once", priority=5)
-        # When the old holder settles
+        # When the old holder sends a verdict
         self.refused(verdict(lease))
         # Then the job is ready, and unchanged
         record = self.peek(lease.id)
@@ -151,7 +151,7 @@ class LeaseTests(Topic):
         # Given abandoned jobs that another consumer has reserved and released
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Release, other.held.values()), by=other)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.READY)
 
@@ -160,7 +160,7 @@ class LeaseTests(Topic):
         # Given abandoned jobs that another consumer has reserved, and released with a delay
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*(Release(lease, delay=LONG) for lease in other.held.values()), by=other)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.DELAYED)
 
@@ -169,7 +169,7 @@ class LeaseTests(Topic):
         # Given abandoned jobs that another consumer has reserved and buried
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.BURIED)
 
@@ -179,7 +179,7 @@ class LeaseTests(Topic):
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
         assert self.backend.kick(self.queue, len(leases)) == len(leases)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.READY)
 
@@ -189,7 +189,7 @@ class LeaseTests(Topic):
         # Given jobs that were abandoned, and rescheduled since
         leases = self._abandoned_of_each_kind()
         ids = [self.backend.reschedule(self.queue, lease.id, LONG) for lease in leases]
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         assert all(self.stands(job_id, State.DELAYED) for job_id in ids)
 
@@ -200,7 +200,7 @@ class LeaseTests(Topic):
         leases = self._abandoned_of_each_kind()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
-        # When the old holder settles, then no job comes back
+        # When the old holder sends its verdicts, then no job comes back
         self._refuse_all_kinds(leases)
         assert self.counts() == (0, 0, 0, 0)
 
@@ -209,7 +209,7 @@ class LeaseTests(Topic):
         # Given abandoned jobs that another consumer has reserved and acked
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Ack, other.held.values()), by=other)
-        # When the old holder settles, then no job comes back
+        # When the old holder sends its verdicts, then no job comes back
         self._refuse_all_kinds(leases)
         assert self.counts() == (0, 0, 0, 0)
 
@@ -223,7 +223,7 @@ class LeaseTests(Topic):
             self.enqueue(b"new", id=lease.id)
         other = self.another_consumer()
         assert len(self.reserve(by=other)) == len(leases)
-        # When the old holder settles, then the new jobs stay reserved by their holder
+        # When the old holder sends its verdicts, then the new jobs stay reserved by their holder
         self._refuse_all_kinds(leases)
         self.settle(*map(Ack, other.held.values()), by=other)
 

@@ -134,7 +134,7 @@ class PauseTests(Topic):
         delayed = self.enqueue(delay=LONG)
         ready = self.enqueue()
         self.backend.pause(self.queue, LONG)
-        # When the jobs are kicked, deleted and rescheduled, then each call has its effect
+        # When the jobs are kicked, deleted and rescheduled, then each call succeeds
         assert self.backend.kick(self.queue, 1) == 1
         assert self.stands(buried, State.READY)
         self.backend.delete(self.queue, delayed)
@@ -184,7 +184,7 @@ class PauseTests(Topic):
         # When an exchange acks the reserved job, then the ack is accepted, and no job is handed out
         assert self.worker.exchange([Ack(lease)], 2, 0) == ([None], [])
         assert self.counts() == (1, 0, 0, 0)
-        # And a job that the exchange itself releases is not handed out either
+        # And a job that an exchange releases is not handed out by the same exchange either
         self.backend.resume(self.queue)
         lease = self.take()
         self.backend.pause(self.queue, LONG)

@@ -329,7 +329,7 @@ class ReserveTests(Topic):
     def test_a_consumer_gets_nothing_from_queues_that_it_did_not_name(self) -> None:
         # Given a job in another queue
         self.enqueue(queue=self.another_queue(), priority=0)
-        # Then a consumer of this test's queue gets nothing
+        # Then a consumer of this test's queue gets no job
         assert self.reserve() == []
 
     @promise("1.1", "3.6")

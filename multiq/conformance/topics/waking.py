@@ -85,7 +85,7 @@ class WakingTests(Topic):
     def test_a_waiting_consumer_has_a_job_in_time_once_its_lease_has_ended(self) -> None:
         if not self.harness.real_time:
             self.does_not_apply("its clock is moved by hand")
-        # Given a job that another consumer holds, and touches once while a consumer waits
+        # Given a job whose holder touches the lease once while another consumer waits
         ttr = self.short_ttr
 
         def prepared() -> Callable[[Backend], object]:
