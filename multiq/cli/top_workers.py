@@ -1,6 +1,6 @@
 """The workers of a connection, as ``multiq top`` shows them.
 
-A worker's answer has the ids of its running jobs. Their task names are read from the store.
+A worker's answer has the ids of its running jobs. The task names of these jobs are read from the store.
 """
 
 from __future__ import annotations

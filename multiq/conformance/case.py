@@ -227,7 +227,7 @@ class Topic:
         answers = (by or self.worker).settle(verdicts)
         assert [type(answer) for answer in answers] == [LeaseLost] * len(verdicts)
 
-    # --- looking ---
+    # --- reading ---
 
     def peek(self, job_id: str, queue: str | None = None) -> JobRecord:
         self.need("inspection")

@@ -145,7 +145,7 @@ class Harness(ABC):
             for name in self.handed_out:
                 remove_jobs(backend, name)
 
-    # --- used by the suite; derived from the above ---
+    # --- used by the suite ---
 
     def capabilities(self, backend: Backend) -> Capabilities:
         """The capabilities of *backend*, without those in this harness's ``gaps``."""

@@ -600,7 +600,7 @@ class _OneRefusalForAll(_Planted):
     consumer_class = _AllOrNothing
 
 
-# --- looking and waking ----------------------------------------------------------------------------------
+# --- reading and waking ----------------------------------------------------------------------------------
 
 
 @_plant(
@@ -936,7 +936,7 @@ class _SilenceIsNoJob(WiredBackend):
 
 # --- waking late -----------------------------------------------------------------------------------------
 
-_NOW_AND_THEN = 3.0  # seconds between two polls: a consumer that is not woken may find a job this late
+_NOW_AND_THEN = 3.0  # seconds between two polls: a job may wait this long if no consumer is woken
 
 
 class _NotifyingStore(Store):

@@ -49,7 +49,7 @@ class BuryTests(Topic):
         # Given a reason as long as a traceback of a deep recursion
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="RecursionError: too deep\n" + "  at the same line again\n" * 2000))
-        # Then peek still shows its first line
+        # Then peek still shows the reason's first line
         assert (self.peek(job_id).reason or "").startswith("RecursionError: too deep\n")
 
     @promise("5.6", "11.3")

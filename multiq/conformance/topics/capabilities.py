@@ -76,7 +76,7 @@ class CapabilitiesTests(Topic):
     @requires("inspection", "management", "pausing", "purging")
     @pytest.mark.parametrize("power", OPTIONAL_PARTS)
     def test_an_optional_part_works_or_is_refused(self, power: str) -> None:
-        # Given the methods of an optional part of the driver interface, called as multiq calls them
+        # Given calls of the methods of an optional part of the driver interface, as multiq makes them
         queue, job_id = self.queue, new_id()
         calls: dict[str, Callable[[], object]] = {
             "peek": lambda: self.backend.peek(queue, job_id),

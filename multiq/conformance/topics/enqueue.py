@@ -61,7 +61,7 @@ class EnqueueTests(Topic):
     @promise("2.1", "4.9")
     @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
     def test_a_body_is_given_back_to_the_byte(self, body: bytes) -> None:
-        # Given a body that a format between the caller and the store could damage
+        # Given a body with bytes that some encodings would damage
         job_id = self.enqueue(body)
         # Then peek and reserve both return the same body
         assert self.peek(job_id).body == body

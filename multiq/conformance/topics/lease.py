@@ -142,7 +142,7 @@ class LeaseTests(Topic):
         assert len(again) == len(leases)
         # When the consumer settles with its first leases, then all verdicts are refused
         self._refuse_all_kinds(leases)
-        # And verdicts with its second leases are accepted
+        # And the consumer's verdicts with its second leases are accepted
         self.settle(*map(Ack, again))
         assert self.counts() == (0, 0, 0, 0)
 

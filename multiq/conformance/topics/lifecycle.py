@@ -1,4 +1,4 @@
-"""Opening and closing: what outlives an object, a process and a server."""
+"""Opening and closing: what survives the end of an object, a process and a server."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ class LostRepliesTests(Topic):
             assert self.backend.stats(self.queue).paused_for is None
             assert len(self.reserve(1, by=self.another_consumer())) == 1
 
-    # --- looking ---
+    # --- reading ---
 
     @promise("11.9", "9.1", "9.2", "9.4", "9.5")
     @pytest.mark.parametrize("verb", ["peek", "jobs", "stats", "queues"])

@@ -156,7 +156,7 @@ class ReserveTests(Topic):
     @promise("3.1", "4.1")
     @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
     def test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin(self, waits: bool) -> None:
-        # Given a consumer, whose asked_at is a time on the clock of time.monotonic()
+        # Given a consumer. Its asked_at is a time on the clock of time.monotonic().
         self.worker.reserve(1, 0)
         began = time.monotonic()
         if waits:

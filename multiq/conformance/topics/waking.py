@@ -182,7 +182,7 @@ class WakingTests(Topic):
     def _in_time(self, late: Callable[[], tuple[float, float]], good: int = GOOD) -> None:
         """Raise ``AssertionError`` unless at least *good* of ``TRIES`` runs are in time.
 
-        *late* makes a run. It returns how late the consumer was, and how late the consumer may be.
+        *late* makes one run. It returns the delay of the consumer, and the longest delay that is allowed.
         """
         seen: list[str] = []
         for _ in range(TRIES):
@@ -214,7 +214,7 @@ class WakingTests(Topic):
     def _wakes(
         self, prepare: Callable[[], Callable[[Backend], object]], *, elsewhere: bool = False, after: float = 0.0
     ) -> tuple[float, float]:
-        """Returns how late a waiting consumer had its job, and how late the job may be.
+        """Returns the delay until a waiting consumer had its job, and the longest delay that is allowed.
 
         *prepare*: returns the operation to call. *elsewhere*: whether another process calls the operation. *after*: the
         seconds from the operation until the job is ready.
