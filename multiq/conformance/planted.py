@@ -955,7 +955,7 @@ class _Waiting(MemoryConsumer):
 
     notifies_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
     waits_after: ClassVar[float] = 0.0
-    """Seconds after its poll at which a consumer begins to listen for notifications. With 0 the consumer listens before
+    """Seconds from a consumer's poll until the consumer listens for notifications. With 0 the consumer listens before
     its poll, which is correct.
     """
 

@@ -58,7 +58,9 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """Let the next calls of a consumer name its queues in reverse order. If they already do, let them name no order."""
+    """Reverse the order of queues that a consumer's next calls name. If the order is reversed already, the next calls
+    name no order.
+    """
 
     consumer: int
 

@@ -158,7 +158,7 @@ class Walk:
         return "the walk, with this backend's answers:\n" + "\n".join(lines)
 
     def _leave(self) -> None:
-        """Remove the walk's jobs and pauses from the store. The next walk has other queues."""
+        """Remove the walk's jobs and pauses from the store. The next walk uses other queues."""
         self._real.close()
         for queue in self._real.queues:
             remove_jobs(self._real.backend, queue)

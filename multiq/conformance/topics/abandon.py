@@ -1,4 +1,4 @@
-"""Abandoning: a process reports that a job's worker has died before the lease has ended."""
+"""Abandoning: before a lease ends, a process reports that the job's worker has died."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class HangsTests(Topic):
         with self._hanging(proxy):
             # When all operations are called at once, then each ends in time, with an error that says why
             self._all_time_out(calls)
-            # And calls that must connect first end in the same time
+            # And calls that must connect first end in time, too
             self._all_time_out({name: calls[name] for name in ("enqueue", "reserve", "stats")})
         # When the server answers again, then the backend works again
         assert self._answers(lambda: far.stats(self.queue)).queue == self.queue

@@ -90,7 +90,7 @@ class SettleTests(Topic):
 
     @promise("5.7", "4.3")
     def test_live_and_ended_leases_can_be_mixed(self) -> None:
-        # Given short and long leases in turns
+        # Given leases that are short and long alternately
         ids = [self.enqueue(ttr=LONG if number % 2 else self.short_ttr) for number in range(6)]
         leases = sorted(self.reserve(), key=lambda lease: ids.index(lease.id))
         self.harness.past(self.in_(self.short_ttr))

@@ -213,7 +213,7 @@ class WaitingTests(Topic):
         # Given a consumer that waits for a short time
         started = time.monotonic()
         waiting = self.background(lambda: self.worker.reserve(1, 4 * SLEEP_GRACE))
-        # When a job is enqueued in another queue, and a job with a delay in this queue
+        # When one job is enqueued in another queue, and one job with a delay in this queue
         self.enqueue(queue=self.another_queue())
         self.enqueue(delay=LONG)
         # Then the consumer gets no job, and waits until its timeout
