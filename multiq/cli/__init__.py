@@ -1,4 +1,6 @@
-"""The command line, ``multiq``. Each command is in a module of the same name, imported when the command is called."""
+"""The command line, ``multiq``. Each command is in a module of the same name. The module is imported when the command
+is called.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from multiq import __version__
 from .group import LazyGroup
 from .options import connection_option, traceback_option, verbose_option
 
-#: what ``multiq --help`` lists, in this order: section -> commands. A command's module has the command's name
+#: The commands that ``multiq --help`` lists, by section, in this order. A command's module has the command's name.
 SECTIONS = {
     "Run": ("worker", "enqueue"),
     "Inspect": ("stats", "jobs", "peek", "top", "health"),
@@ -41,5 +43,4 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point of ``multiq``."""
     cli.main()

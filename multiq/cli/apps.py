@@ -1,4 +1,6 @@
-"""Where commands get their app from: ``shop.tasks:app``, or an app without tasks on the chosen connection."""
+"""Makes the app that a command works with: the app of ``shop.tasks:app``, or an app without tasks on the chosen
+connection.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class AppNotFound(MultiqError, ValueError):
-    """``module:attribute`` does not lead to an app."""
+    """There is no app at ``module:attribute``."""
 
 
 class JobNowhere(JobNotFound):
-    """No queue has the job. ``queue`` is empty."""
+    """No queue has the job. The error's ``queue`` is empty."""
 
     sentence = "no queue has job {job_id}: it is done, was deleted, or was never there"
 
@@ -32,20 +34,22 @@ class JobNowhere(JobNotFound):
 def open_app(*, create: bool = False) -> App:
     """An app without tasks on the chosen connection.
 
-    *create*: whether to create a store that does not exist, for a command that will put something into it. All other
-    commands report a missing store as an error: they were probably called in the wrong folder.
+    *create*: whether to create a missing store. Only commands that add jobs create one. The other commands report a
+    missing store as an error, because they were probably called in the wrong folder.
+
     Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
     """
     app = App(chosen_connection(), create=create)
-    _ = app.backend  # a wrong URL is reported before anything else
+    _ = app.backend  # reports a wrong URL before any other error
     return app
 
 
 def load_app(path: str) -> App:
-    """The app that *path* (``module:attribute``) names. The module is looked for in the current folder first.
+    """Import the app that *path* (``module:attribute``) names. Python searches the current folder for the module first.
 
-    With ``-c``, the app works on that connection instead of its own. Raises ``AppNotFound``; an error of multiq that
-    the import raises is raised as it is.
+    With ``-c``, the app works on the given connection instead of its own.
+
+    Raises ``AppNotFound``. An error of multiq that the import raises is passed on.
     """
     name, colon, attribute = path.partition(":")
     if not colon or not name or not attribute:
@@ -59,7 +63,7 @@ def load_app(path: str) -> App:
 
 
 def default_app() -> str:
-    """The app that the settings name. Its module may also be in the folder of the settings file.
+    """The app that the settings name. The app's module may also be in the folder of the settings file.
 
     Raises ``SettingsInvalid``.
     """
@@ -73,9 +77,9 @@ def default_app() -> str:
 
 
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
-    """The name of the queue that holds a job: *queue* if it is given; otherwise all queues are searched.
+    """Find the queue that holds a job. Returns *queue* if it is given, and searches all queues otherwise.
 
-    Raises ``JobNotFound``; ``OptionInvalid`` if several queues have a job of this id.
+    Raises ``JobNotFound``, or ``OptionInvalid`` if several queues have a job with this id.
     """
     from multiq.control.flags import visible_queues
 
@@ -90,8 +94,8 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
 
 
 def _move(app: App, url: str, path: str) -> None:
-    """Have an app work on another connection. The app must not have used its own connection yet."""
-    if app._backend is not None and app.url != url:  # noqa: SLF001 - the only place that needs it
+    """Make *app* use another connection. The app must not have used its own connection before."""
+    if app._backend is not None and app.url != url:  # noqa: SLF001 - the only use of this attribute outside of App
         raise OptionInvalid(
             f"-c comes too late: {path} was given a backend=, or used its connection while it was imported. "
             "Move the calls that use the connection out of the module's top level"
@@ -141,7 +145,6 @@ def _apps_of(module: ModuleType) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """The error that ended an import, and the file and line where it was raised."""
     kind = "it called sys.exit" if isinstance(error, SystemExit) else type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"

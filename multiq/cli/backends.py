@@ -1,4 +1,4 @@
-"""``multiq backends``: what is installed, and what each backend says that it can do."""
+"""``multiq backends``: lists the installed backends and their capabilities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Installed(NamedTuple):
-    """An installed driver: what it declares, or why it cannot be imported."""
+    """An installed driver. ``declared`` is None if the driver cannot be imported, and ``error`` says why."""
 
     name: str
     declared: Capabilities | None
@@ -58,7 +58,7 @@ def backends(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
 
 def backends_markdown(found: Sequence[Installed]) -> str:
-    """The generated part of ``docs/backends.md``."""
+    """Make the generated part of ``docs/backends.md``."""
     usable = [(backend, backend.declared) for backend in found if backend.declared is not None]
     rows = [["capability", *(f"`{backend.name}`" for backend, _ in usable)]]
     rows += [[f"`{name}`", *(_measure(name, declared) for _, declared in usable)] for name in MEASURES]

@@ -1,4 +1,4 @@
-"""``multiq bench``: the same work on several backends, side by side."""
+"""``multiq bench``: runs the same work on several backends and prints the figures side by side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiq.bench.workloads import Workload
 
 _REPEATS_QUICK, _REPEATS = 2, 5
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no run log is ever written to a disk
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - in a new folder there, no run log is ever written to a disk
 
 
 @click.command(short_help="Compare backends: speed, with every job accounted for.")
@@ -103,7 +103,7 @@ def bench(  # noqa: PLR0917 - click passes them all by name
         if old is not None:
             margin = compare.THRESHOLD if threshold is None else threshold
             comparison = compare.compare(old, done, threshold=margin, anyway=anyway)
-    finally:  # the figures are shown even if they cannot be compared
+    finally:  # prints the figures even if they cannot be compared
         _write(done, comparison, json_file, html_file)
     if done.violations:
         return BROKEN
@@ -113,7 +113,6 @@ def bench(  # noqa: PLR0917 - click passes them all by name
 
 
 def _chosen(names: tuple[str, ...]) -> Sequence[Workload]:
-    """The workloads with these names, in the order of a run; without names, all workloads."""
     from multiq.bench.workloads import WORKLOADS
 
     words = [word.strip() for text in names for word in text.split(",") if word.strip()]
@@ -141,7 +140,7 @@ def _list(options: Options) -> None:
 
 
 def _run(given: Sequence[str], options: Options) -> Report:
-    """Start the servers, make the folders, and run. All of them are removed again, however this ends."""
+    """Start the servers, make the folders, and run the bench. The servers and folders are removed on every exit."""
     from multiq.bench import environment, runner, servers, targets
 
     seconds = runner.estimate(options, len(given))
@@ -158,7 +157,6 @@ def _run(given: Sequence[str], options: Options) -> Report:
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[OnProgress]:
-    """A progress bar on standard error if that is a terminal, removed at the end."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
@@ -167,7 +165,7 @@ def _progress(seconds: float) -> Iterator[OnProgress]:
 
     out = Console(stderr=True, markup=False, highlight=False, emoji=False)
     columns = (BarColumn(20), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    # only a few times a second: drawing takes CPU time from the processes that are measured
+    # The bar is drawn only a few times a second. Drawing takes CPU time from the processes that are measured.
     with Progress(*columns, console=out, transient=True, refresh_per_second=4) as bar:
         task = bar.add_task("", total=seconds)
 
@@ -185,7 +183,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _write(done: Report, comparison: Comparison | None, json_file: str | None, html_file: Path | None) -> None:
-    """The report in all forms that were asked for; as tables, too, unless the JSON goes to standard output."""
+    """Write the report in each requested form. The tables are printed, too, unless the JSON goes to standard output."""
     from multiq.bench import report
     from multiq.bench import table as tables
 

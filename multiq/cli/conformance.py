@@ -1,4 +1,4 @@
-"""``multiq conformance``: has a backend prove what it promises."""
+"""``multiq conformance``: tests whether a backend does what it promises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiq.conformance import Report, Row
 
 _STYLES = {"kept": "green", "kept in part": "yellow", "refused": "yellow", "broken": "bold red", "not tried": "dim"}
-_FAILURE_LINES = 6  # lines that are shown of each failure
+_FAILURE_LINES = 6  # lines shown of each failure
 
 
 @click.command(short_help="Test a backend against the contract.")
@@ -82,7 +82,6 @@ def _words(select: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Row, int, int], None] | None]:
-    """A progress bar on standard error if that is a terminal, removed at the end."""
     if not sys.stderr.isatty():
         yield None
         return

@@ -1,4 +1,4 @@
-"""``multiq enqueue``: a task's job, or a body without a task."""
+"""``multiq enqueue``: adds a job for a task, or a job with a given body and no task."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def enqueue(
 
 @contextlib.contextmanager
 def _saying_how_to_repeat() -> Iterator[None]:
-    """Report an uncertain enqueue with the command that repeats it safely."""
+    """Add to an ``EnqueueUncertain`` error the command that safely repeats the enqueue."""
     try:
         yield
     except EnqueueUncertain as error:
@@ -122,12 +122,12 @@ def _plain_job(queue: str, body: str | None, raw: str | None, options: dict[str,
 def _bytes_of(text: str) -> bytes:
     if text == "-":
         need_stdin("give the body itself, or pipe it in")
-    # surrogateescape: bytes of the command line that are not UTF-8 come through as they were typed
+    # surrogateescape: bytes of the command line that are not UTF-8 are passed on unchanged
     return sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
 
 
 def _json_of(text: str) -> bytes:
-    """The text as it is, after a check that it is JSON: numbers and spelling stay as their author wrote them."""
+    """Check that the text is JSON, and return the text unchanged. The spelling of numbers does not change."""
     content = _bytes_of(text).strip()
     try:
         readable = content.decode()

@@ -1,4 +1,4 @@
-"""Exit codes, and the one place where an error becomes a message and a code. ``docs/cli.md`` has the table."""
+"""Exit codes. ``report`` turns an error into a message and an exit code. ``docs/cli.md`` has the table of codes."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 OK = 0
 FAILED = 1
-"""The command was tried and did not work: the backend is unreachable, full, damaged..."""
+"""The command was tried and failed, for example because the backend is unreachable, full or damaged."""
 USAGE = 2
-"""The command cannot be tried: an option, argument, URL or setting is wrong, or a package is missing."""
+"""The command cannot be tried. An option, argument, URL or setting is wrong, or a package is missing."""
 NOT_FOUND = 3
 """No such job, or no such task in the app."""
 RESERVED = 4
-"""A worker runs the job at this moment."""
+"""The job is running."""
 UNSUPPORTED = 5
-"""The backend cannot do this, and says so."""
+"""The backend does not have this capability."""
 BROKEN = 6
-"""``multiq conformance``, ``multiq bench``, ``multiq soak``: a promise is not kept."""
+"""``multiq conformance``, ``multiq bench`` or ``multiq soak`` found a broken promise."""
 UNSURE = 7
-"""The outcome is unknown. An enqueue was sent and its reply was lost; or ``multiq bench --compare`` cannot judge some
-figures, and none is certainly worse.
+"""The outcome is unknown. An enqueue was sent and its reply was lost, or ``multiq bench --compare`` cannot judge some
+figures. In the second case no figure is certainly worse.
 """
 STOPPED = 130
-"""Stopped by Ctrl-C, by a second signal, or by answering no."""
+"""Stopped by Ctrl-C, by a second signal, or by the answer "no"."""
 
-#: error class -> exit code; the first class that fits decides
+#: Error classes and their exit codes. The first class that matches decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.JobNotFound, NOT_FOUND),
     (errors.TaskNotFound, NOT_FOUND),
@@ -50,16 +50,15 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.BackendNotInstalled, USAGE),
     (ValueError, USAGE),  # NameInvalid, OptionInvalid, UrlInvalid, SettingsInvalid, PayloadInvalid...
     (TypeError, USAGE),  # ArgumentsInvalid
-    (ImportError, USAGE),  # an extra that is not installed
+    (ImportError, USAGE),  # an extra is not installed
 )
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-_LINES = 16  # at most, of a message, so that it fits on one screen with the prompt
-_COLUMNS = 600  # characters at most, of a line of a message
+_LINES = 16  # the most lines of a message, so that the message and the prompt fit on one screen
+_COLUMNS = 600  # the most characters in a line of a message
 
 
 def exit_code(error: Exception) -> int:
-    """The exit code that goes with an error."""
     if isinstance(error, click.ClickException):
         return USAGE
     if isinstance(error, click.Abort):
@@ -70,8 +69,8 @@ def exit_code(error: Exception) -> int:
 
 
 def report(error: Exception, arguments: Sequence[str]) -> int:
-    """Print an error on standard error: as text, or with ``--json`` as a line of JSON. Returns its exit code."""
-    with contextlib.suppress(OSError):  # if standard error cannot be written to, only the exit code reports
+    """Print an error on standard error, as text, or as a line of JSON with ``--json``. Returns the exit code."""
+    with contextlib.suppress(OSError):  # if standard error cannot be written to, there is only the exit code
         _tell(error, arguments)
     return exit_code(error)
 
@@ -97,7 +96,7 @@ def _tell(error: Exception, arguments: Sequence[str]) -> None:
 
 
 def _kind(error: Exception) -> str:
-    """The name of the error's public class: what a script can rely on."""
+    """The name of the error's public class. Scripts can rely on this name."""
     if isinstance(error, click.ClickException):
         return "UsageError"
     if isinstance(error, click.Abort):
@@ -127,7 +126,7 @@ def _sentence(error: Exception) -> str:
 def _is_of_system(error: Exception) -> TypeGuard[OSError]:
     """Whether a standard stream cannot be written to, or the current folder is gone.
 
-    An ``OSError`` never comes from a driver: drivers raise multiq's own errors.
+    A driver raises multiq's own errors, never an ``OSError``.
     """
     return isinstance(error, OSError) and (_is_folder_gone() or (error.filename is None and error.errno in _UNWRITABLE))
 
@@ -147,7 +146,7 @@ def _is_folder_gone() -> bool:
 
 
 def _fit(message: str) -> str:
-    """*message*, cut to what fits on one screen, and broken between words on a terminal."""
+    """Cut *message* so that it fits on one screen. On a terminal, lines are broken between words."""
     lines = [line if len(line) <= _COLUMNS else line[: _COLUMNS - 3] + "..." for line in message.splitlines()]
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
@@ -165,7 +164,6 @@ def _wrap(line: str, width: int) -> list[str]:
 
 
 def _hint(error: Exception) -> str:
-    """The line under the message: how to find out more."""
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"see: {error.ctx.command_path} --help"
     if isinstance(error, errors.EnqueueUncertain):

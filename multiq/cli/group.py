@@ -1,4 +1,6 @@
-"""The group of all commands: imports a command's module when it is needed, and turns errors into exit codes."""
+"""The group of all commands. It imports a command's module when the command is called, and turns errors into exit
+codes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _STOP = (
     "Ctrl-C or SIGTERM ends a worker; multiq down has all workers take no more jobs, multiq pause QUEUE those of one"
 )
 
-#: commands of other tools -> a hint at multiq's command for the same purpose
+#: Names of other tools' commands, each with a hint that names multiq's command for the same purpose.
 _HINTS = {
     **dict.fromkeys(("failed", "failures", "dead", "buried", "errors"), _FIND),
     **dict.fromkeys(("retry", "requeue", "retry-failed"), _KICK),
@@ -44,7 +46,9 @@ _HINTS = {
 
 
 class LazyGroup(click.Group):
-    """Commands by section. Each command is a function in *package*, in a module with the name of the command."""
+    """A group whose commands are listed by section. Each command is a function in a module of *package*, both of the
+    same name.
+    """
 
     def __init__(self, *args: Any, package: str, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,16 +56,16 @@ class LazyGroup(click.Group):
         self._sections = sections
         self._names = [name for section in sections.values() for name in section]
 
-    def main(  # type: ignore[override]  # click's overloads tell whether it returns: this one never does
+    def main(  # type: ignore[override]  # click's overloads say whether main returns: this one never returns
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
-        """Run, and exit with the command's code. An error is printed as one message, never as a traceback."""
+        """Run a command, and exit with the command's code. An error is printed as one message."""
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         extra["standalone_mode"] = False
         take_standard_streams()
         try:
             code = super().main(arguments, prog_name or "multiq", **extra)
-        except Exception as exc:  # noqa: BLE001 - the end of the line: all of them become a message and a code
+        except Exception as exc:  # noqa: BLE001 - every error becomes a message and a code
             code = report(exc, arguments)
         sys.exit(code if isinstance(code, int) else OK)
 

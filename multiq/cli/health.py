@@ -1,4 +1,4 @@
-"""``multiq health``: a probe on a worker's health file."""
+"""``multiq health``: checks a worker's health file."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def health(path: Path, max_age: float, as_json: bool) -> int:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
-    """The file's content, and the seconds since the worker was last well; None: no worker writes the file, or the
-    worker was never well.
+    """Return the file's content, and the seconds since the worker was last well.
+
+    Both are None if no worker writes the file. The seconds are None if the worker was never well.
     """
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: do not wait for a pipe
         with os.fdopen(handle, "rb") as file:
-            document = msgspec.json.decode(file.read(_LARGEST) or b"")  # None: the path is a pipe with nothing in it
+            document = msgspec.json.decode(file.read(_LARGEST) or b"")  # read() returns None for an empty pipe
             well_at = os.fstat(file.fileno()).st_mtime
     except (OSError, ValueError, RecursionError, msgspec.DecodeError):
         return None, None

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from multiq.job import JobInfo
 
 
-_PAGE = 1000  # jobs in a page of a longer listing
-_NARROW = 110  # columns: an id, its numbers, a reason and a job do not fit into less
+_PAGE = 1000  # jobs per call, for a longer listing
+_NARROW = 110  # columns: a narrower terminal has no room for an id, the counters, a reason and a body in one line
 _STATES = [state.value for state in STORED_STATES]
 
 
@@ -83,7 +83,7 @@ def _note_more(queue: str, cursors: dict[str, str]) -> None:
 
 
 def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str | None) -> dict[str, str]:
-    """Print a long listing page by page, so that memory never holds all of it.
+    """Print a long listing page by page, so that the whole listing is never in memory.
 
     Returns a cursor for each state that has more jobs.
     """
@@ -116,7 +116,10 @@ def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str 
 def _collect(
     app: App, queue: str, states: Sequence[str], limit: int, after: str | None
 ) -> tuple[list[JobInfo], dict[str, str], dict[str, str]]:
-    """The jobs of these states, a cursor for each state that has more, and why some states cannot be listed."""
+    """Collect the jobs of these states.
+
+    Returns the jobs, a cursor for each state that has more jobs, and the reason for each state that cannot be listed.
+    """
     found: list[JobInfo] = []
     cursors: dict[str, str] = {}
     unlisted: dict[str, str] = {}
@@ -135,7 +138,7 @@ def _collect(
 
 
 def job_document(job: JobInfo) -> dict[str, Any]:
-    """A job as ``--json`` prints it: ``body`` is its JSON, or ``body_base64`` its bytes if they are not JSON."""
+    """A job as ``--json`` prints it. A body that is JSON is in ``body``, any other body is in ``body_base64``."""
     value = job.value
     is_bytes = isinstance(value, bytes)
     fields = {name: getattr(job, name) for name in job.__struct_fields__ if name != "body"}
@@ -172,7 +175,7 @@ def _row(job: JobInfo, state: str | None) -> list[str]:
 
 
 def _jobs_list(found: Sequence[JobInfo], state: str | None, room: int) -> Text:
-    """For a narrow terminal: an id fills a line, so the reason and the job have lines of their own."""
+    """The jobs for a narrow terminal. An id fills a line there, so the reason and the body have lines of their own."""
     from rich.text import Text
 
     titles = ["ID", *(["STATE"] if state is None else []), "PRI", "TRY", "DUE"]

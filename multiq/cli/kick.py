@@ -54,7 +54,9 @@ def kick(queue: str | None, number: float | None, job_id: str | None, job_queue:
 
 
 def _kick(app: App, queue: str, number: float) -> int:
-    """Kick *number* jobs, but no more than are buried now: jobs that fail again at once would be kicked for ever."""
+    """Kick *number* jobs, but no more than are buried now. Otherwise jobs that fail again at once would be kicked for
+    ever.
+    """
     buried = app.backend.stats(queue).buried if app.backend.declared.exact_counts else None
     left = number if buried is None else min(number, buried)
     kicked = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     _Type = click.ParamType[Any]
 else:
-    _Type = click.ParamType  # only newer versions of click have it generic
+    _Type = click.ParamType  # only newer versions of click have a generic ParamType
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -32,7 +32,7 @@ _ID_LENGTH = 256
 
 
 def chosen_connection() -> str | None:
-    """What ``-c`` said, before or after the command; None: it was not given."""
+    """The connection that ``-c`` names, before or after the command. None: there is no ``-c``."""
     connection: str | None = click.get_current_context().meta.get(_CONNECTION)
     return connection
 
@@ -41,7 +41,7 @@ def chosen_connection() -> str | None:
 
 
 class Duration(_Type):
-    """Seconds, or a number with a unit: ``90``, ``1.5``, ``250ms``, ``5m``, ``1h30m``, ``2d``."""
+    """A duration: seconds, or a number with a unit. Examples: ``90``, ``1.5``, ``250ms``, ``5m``, ``1h30m``, ``2d``."""
 
     name = "duration"
 
@@ -57,7 +57,7 @@ class Duration(_Type):
 
 
 class Moment(_Type):
-    """A point in time in ISO 8601, with its zone: ``2027-01-31T09:00Z``, ``2027-01-31T09:00+02:00``."""
+    """A point in time in ISO 8601, with a time zone. Examples: ``2027-01-31T09:00Z``, ``2027-01-31T09:00+02:00``."""
 
     name = "time"
 
@@ -77,7 +77,7 @@ class Moment(_Type):
 
 
 class QueueName(_Type):
-    """A queue's name. Raises ``NameInvalid`` for text that is not a valid name."""
+    """A queue's name. Raises ``NameInvalid`` if the text is not a valid name."""
 
     name = "queue"
 
@@ -89,7 +89,7 @@ class QueueName(_Type):
 
 
 class JobCount(_Type):
-    """How many jobs: a number from 1, or ``all``, which is infinite."""
+    """A number of jobs: an integer from 1, or ``all``, which becomes infinity."""
 
     name = "number"
 
@@ -103,7 +103,7 @@ class JobCount(_Type):
 
 
 class JobId(_Type):
-    """A job's id as any backend assigns it. Text that a backend could read as several words is refused."""
+    """A job's id as any backend assigns it. Text that a backend could read as several words is rejected."""
 
     name = "id"
 
@@ -115,7 +115,7 @@ class JobId(_Type):
 
 
 class Json(_Type):
-    """A JSON value of the Python type *kind*, or of one of several types."""
+    """A JSON value that has the Python type *kind*, or one of several types."""
 
     name = "json"
 
@@ -159,7 +159,9 @@ def _keep_connection(ctx: click.Context, _param: click.Parameter, value: str | N
 
 
 def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The queues whose names begin with *incomplete*; none if the backend cannot list them."""
+    """Shell completion: the queues whose names begin with *incomplete*. Returns none if the backend cannot list its
+    queues.
+    """
     from multiq.app import App
     from multiq.control.flags import visible_queues
 
@@ -167,7 +169,7 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
     try:
         with App(ctx.meta.get(_CONNECTION), create=False) as app:
             names = visible_queues(app.backend)
-    except Exception:  # noqa: BLE001 - in the middle of a line that is being typed, nothing may be printed
+    except Exception:  # noqa: BLE001 - nothing may be printed while the user types a line
         return []
     return [CompletionItem(before + comma + name) for name in names if name.startswith(incomplete)]
 
@@ -184,7 +186,9 @@ def _complete_connection(_ctx: click.Context, _param: click.Parameter, incomplet
 
 
 def connection_option(function: F) -> F:
-    """``-c``: a connection's name or a URL, before or after the command; the one after the command wins."""
+    """``-c``: a connection's name or a URL, before or after the command. If both are given, the one after the command
+    is used.
+    """
     return click.option(
         "-c",
         "--connection",
@@ -197,7 +201,9 @@ def connection_option(function: F) -> F:
 
 
 def traceback_option(function: F) -> F:
-    """``--traceback``: ``exits.report`` looks for it in the arguments, because parsing them may be what failed."""
+    """``--traceback``. ``exits.report`` searches the arguments for this option, because the parsing itself may have
+    failed.
+    """
     return click.option(
         "--traceback",
         is_flag=True,
@@ -207,7 +213,6 @@ def traceback_option(function: F) -> F:
 
 
 def json_option(function: F) -> F:
-    """``--json``: one JSON document on standard output."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
@@ -221,7 +226,7 @@ def _tell_settings(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 
 
 def verbose_option(function: F) -> F:
-    """``-v``, before or after the command: say where the settings come from."""
+    """``-v``, before or after the command: show where the settings come from."""
     return click.option(
         "-v",
         "--verbose",
@@ -245,7 +250,6 @@ def queue_option(function: F) -> F:
 
 
 def due_options(function: F) -> F:
-    """``--delay`` and ``--at``."""
     for option in (
         click.option("--at", type=Moment(), metavar="TIME", help="When it is due: 2027-01-31T09:00+02:00."),
         click.option("--delay", type=Duration(), metavar="TIME", help="How long from now it is due: 90, 5m, 1h30m."),

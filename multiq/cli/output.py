@@ -1,4 +1,4 @@
-"""Printing: JSON for programs, tables for people. Everything from a queue is escaped before a terminal sees it."""
+"""Printing: JSON for programs, tables for people. Text from a queue is escaped before it is printed on a terminal."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_PIPE_WIDTH = 4096  # columns: nothing is cut or wrapped on its way into a file or another program
+_PIPE_WIDTH = 4096  # columns: text that goes to a file or a program is neither cut nor wrapped
 
 
 def take_standard_streams() -> None:
-    """Open closed standard streams on ``os.devnull``, so that no connection or file gets one of their descriptors."""
+    """Open closed standard streams on ``os.devnull``. Otherwise a connection or a file could get the stream's
+    descriptor.
+    """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -33,34 +35,32 @@ def take_standard_streams() -> None:
 
 
 def need_stdin(what: str) -> None:
-    """Raise ``UsageError`` if standard input is closed: a closed input is not the same as an empty one."""
+    """Raise ``UsageError`` if standard input is closed. A closed input is not the same as an empty one."""
     if sys.stdin is None:
         raise click.UsageError(f"standard input is closed: {what}")
 
 
 class Column(NamedTuple):
-    """One column of a table."""
-
     title: str
     right: bool = False
     gives_way: bool = False
-    """Cut with an ellipsis when the terminal is narrow."""
+    """Whether the text is cut with an ellipsis when the terminal is narrow."""
     folds: bool = False
-    """Continued on more lines when the terminal is narrow."""
+    """Whether the text is continued on more lines when the terminal is narrow."""
     fills: bool = False
-    """Takes all the room that is left, so that the other columns stay in place when their content changes."""
+    """Whether the column takes all free width. The other columns then keep their position when the text changes."""
     style: str = ""
 
 
 def print_json(document: Any, *, indent: int = 2) -> None:
-    """One JSON document on standard output; indent 0 puts it on one line."""
+    """Print one JSON document on standard output. With *indent* 0 the document is on one line."""
     raw = msgspec.json.encode(document)
     text = (msgspec.json.format(raw, indent=indent) if indent else raw).decode()
     click.echo(text if text.isascii() else "".join(map(_escape, text)))
 
 
 def say(as_json: bool, sentence: str, **document: Any) -> None:
-    """Print what was done: as a sentence for people, or as a JSON document for programs."""
+    """Print what was done, as *sentence*, or as a JSON document if *as_json* is set."""
     if as_json:
         print_json(document)
     else:
@@ -68,20 +68,20 @@ def say(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _escape(character: str) -> str:
-    """The character, or its JSON escape if it is one that JSON allows but a terminal would interpret."""
+    """Return the character, or its JSON escape if a terminal would interpret the character."""
     if character.isprintable() or character == "\n":
         return character
     return json.dumps(character)[1:-1]
 
 
 def note(message: str) -> None:
-    """Print a remark on standard error: a pipe from standard output then gets the result only."""
-    with contextlib.suppress(OSError):  # on a full disk the remark is lost; the result was printed
+    """Print a remark on standard error, so that a pipe from standard output gets the result only."""
+    with contextlib.suppress(OSError):  # on a full disk the remark is lost, but the result was printed
         click.secho(message, err=True, dim=True)
 
 
 def console() -> Console:
-    """Standard output as rich sees it: colours on a terminal only (and not under NO_COLOR), no markup."""
+    """Standard output for rich. Colours are used only on a terminal and without NO_COLOR. Markup is off."""
     from rich.console import Console
 
     plain = not sys.stdout.isatty()
@@ -89,12 +89,14 @@ def console() -> Console:
 
 
 def width() -> int | None:
-    """The columns of the terminal on standard output; None: it is not a terminal, and no text is cut."""
+    """The width of the terminal on standard output, in columns. None: standard output is not a terminal, and no text is
+    cut.
+    """
     return console().width if sys.stdout.isatty() else None
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print to standard output, without the spaces that rich pads lines with."""
+    """Print to standard output, without rich's padding at the ends of lines."""
     out = console()
     if out.is_terminal:
         out.print(*renderables, sep="\n")
@@ -105,7 +107,7 @@ def show(*renderables: RenderableType) -> None:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, footer: Sequence[str] = ()) -> Table:
-    """A table without lines. Columns that give way are cut or folded to fit; all others stay as wide as they must."""
+    """A table without lines. Only columns with ``gives_way`` or ``folds`` become narrower than their text."""
     from rich import box
     from rich.table import Table
 
@@ -139,9 +141,9 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, fo
 
 
 def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: list[int]) -> Iterator[str]:
-    """A long table, line by line, as ``show`` prints it into a pipe, but many times faster than rich's layout.
+    """The lines of a long table, as ``show`` prints them into a pipe. This is many times faster than rich's layout.
 
-    *widths*: the widths of the columns so far, at first those of the titles. They are raised to fit these rows.
+    *widths*: the widths of the columns so far, at first those of the titles. They are increased to fit these rows.
     """
     for at in range(len(columns)):
         widths[at] = max([widths[at], *(len(row[at]) for row in rows)])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiq.job import JobInfo
 
 
-_BODY_LINES = 24  # of a body that peek shows
+_BODY_LINES = 24  # the most lines of a body that are shown
 _BODY_CHARACTERS = 4000
 
 
@@ -89,7 +89,7 @@ def _attempts(job: JobInfo) -> str:
 
 
 def _body(job: JobInfo) -> str:
-    """The body, indented if it is JSON, cut to a screen."""
+    """The body, cut to ``_BODY_LINES`` lines. A JSON body is indented."""
     import msgspec
 
     value = job.value

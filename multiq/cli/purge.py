@@ -40,7 +40,7 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
     chosen = list(_chosen_states(states))
     with open_app() as app:
         if not app.backend.capabilities.purging:
-            raise app.backend.unsupported("purging")  # raised before the user is asked
+            raise app.backend.unsupported("purging")  # raised before the user is asked to confirm
         if not yes:
             _ask(app, queue, chosen)
         purged = app.queue(queue).purge(chosen)
@@ -49,7 +49,6 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
 
 
 def _chosen_states(words: tuple[str, ...]) -> Iterator[State]:
-    """States, separated by commas or spaces."""
     names = [name.strip() for word in words for name in word.split(",")]
     for name in dict.fromkeys(names or _PURGEABLE):
         if name not in _PURGEABLE:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiq.soak.report import Outcome
     from multiq.soak.staging import Harm
 
-_OVERHEAD = 25.0  # about how many seconds a soak takes besides its load
+_OVERHEAD = 25.0  # seconds that a soak takes in addition to its load, roughly
 
 
 @click.command(short_help="Run jobs under faults, and check what happened to each.")
@@ -97,7 +97,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
         )
     settings = load_settings()
     urls = [settings.resolve(target) for target in targets]
-    chosen = random.randrange(10**6) if seed is None else seed  # noqa: S311 - so that it can be run again
+    chosen = random.randrange(10**6) if seed is None else seed  # noqa: S311 - a seed makes the soak repeatable
     about = len(urls) * (seconds + _OVERHEAD)
     note(f"{many(len(urls), 'store')}, seed {chosen}: this takes about {about:.0f} seconds")
     done: list[tuple[Outcome, Verdict]] = []
@@ -114,7 +114,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
     return OK if all(verdict.is_clean for _, verdict in done) else BROKEN
 
 
-def _run(  # noqa: PLR0917 - all that a soak is made of
+def _run(  # noqa: PLR0917 - all options of a soak
     url: str,
     folder: Path | None,
     seconds: float,
@@ -157,7 +157,7 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C, with full cleanup. Further signals neither end the cleanup nor change the exit code."""
+    """Handle SIGTERM like Ctrl-C, with full cleanup. Further signals do not end the cleanup or change the exit code."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     is_ending = False
 
@@ -172,14 +172,13 @@ def _ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        if not is_ending:  # otherwise both stay ignored, as one more SIGTERM would end the process by -15 and not 130
+        if not is_ending:  # otherwise both signals stay ignored: a SIGTERM would change the exit code 130 to -15
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
 
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[str, float, int], object]]:
-    """A progress line on standard error if that is a terminal, removed at the end."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return

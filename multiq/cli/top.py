@@ -1,4 +1,4 @@
-"""``multiq top``: the queues and the workers, live."""
+"""``multiq top``: shows the queues and the workers, and refreshes the display."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 _COUNTS = ("ready", "delayed", "reserved", "buried")
 _SHORT = ("ready", "del", "res", "bur")
 _GAP = 2  # spaces between two columns of a table
-_NAME_ROOM = 20  # columns: before a queue's name is cut to less, changes and long titles are left out
-_FRAME = 6  # lines around the rows: title, header with its rule, total, "and N more", foot
-_WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line and a header with its rule, twice each
-_LEAST = 0.1  # seconds between refreshes, at least
+_NAME_ROOM = 20  # columns that a queue's name gets before changes and long titles are shown
+_FRAME = 6  # lines around the rows: the title, the table's header and rule, the total, "and N more", the footer
+_WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line, a header and a rule for each of two tables
+_LEAST = 0.1  # the least number of seconds between refreshes
 
 
 class Look(NamedTuple):
-    """The queues and the workers at one moment."""
+    """The counts of the queues, and the workers, at one moment."""
 
     at: float
-    """``time.monotonic()``."""
+    """The time by ``time.monotonic()``."""
     queues: Mapping[str, QueueStats]
     workers: Sequence[WorkerNow] | None = None
-    """The workers that have answered; None: they were not asked."""
+    """The workers that have answered. None: the workers were not asked."""
 
 
 @click.command(short_help="Watch the queues and the workers.")
@@ -94,7 +94,7 @@ def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -
 
 
 def look(app: App, workers: Workers | None = None) -> Look:
-    """The counts of all queues now, and the last answer of each worker."""
+    """Read the counts of all queues, and the last answer of each worker."""
     from multiq.control.flags import visible_queues
 
     names = visible_queues(app.backend)
@@ -105,9 +105,10 @@ def look(app: App, workers: Workers | None = None) -> Look:
 def frame(
     now: Look, before: Look | None, *, place: str, rows: int | None, width: int | None = None, trouble: str = ""
 ) -> RenderableType:
-    """One screen of at most *rows* rows (None: all): queues, the busiest first, with their change, then workers.
+    """One screen: the queues, the busiest first, with the change of their counts, then the workers.
 
-    If *width* columns leave too little room for the queues' names, the changes are left out, and then the long titles.
+    *rows*: the most rows of the screen. None: no limit. *width*: if these columns leave too little room for the queues'
+    names, the changes are left out. If the room is still too small, the titles are shortened.
     """
     from rich.console import Group
     from rich.text import Text
@@ -141,7 +142,7 @@ def _busy_first(stats: QueueStats) -> tuple[int, int, int, str]:
 
 
 def _room_for_queues(now: Look, rows: int) -> int:
-    """How many rows the queues get: half of the screen, and what the workers leave free of the other half."""
+    """The number of rows for the queues: half of the screen, or more if the workers need less than the other half."""
     if now.workers is None:
         return max(1, rows)
     others = _WORKERS_FRAME + len(now.workers) + sum(len(worker.jobs) for worker in now.workers) if now.workers else 2
@@ -149,7 +150,7 @@ def _room_for_queues(now: Look, rows: int) -> int:
 
 
 def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[RenderableType]:
-    """The workers, as many as fit, and their jobs, beginning with the one that has run longest."""
+    """The workers that fit, and their jobs. The job that has run longest is first."""
     from rich.text import Text
 
     if not workers:
@@ -162,7 +163,7 @@ def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[Render
 
 
 def _fitting_table(before: Look | None, shown: list[QueueStats], width: int | None) -> Table:
-    """The table with the most columns that leaves room for the longest name, or for ``_NAME_ROOM`` characters of it."""
+    """The widest table that has room for the longest name, or for ``_NAME_ROOM`` characters of that name."""
     name = min(_NAME_ROOM, max(len(safe(stats.queue)) for stats in shown))
     is_paused = any(stats.paused_for is not None for stats in shown)
     for old, titles in ((before, _COUNTS), (None, _COUNTS), (None, _SHORT)):
@@ -197,7 +198,7 @@ def _cells(stats: QueueStats, old: QueueStats | None, *, with_change: bool) -> I
         number = getattr(stats, name)
         yield count(number)
         if with_change:
-            # a queue that the previous counts do not have held no jobs then
+            # A queue that is not in the previous counts had no jobs then.
             yield _change(number, getattr(old, name) if old is not None else 0)
 
 
@@ -217,7 +218,7 @@ def _place(app: App) -> str:
 
 
 def _watch(app: App, workers: Workers | None, interval: float) -> None:
-    """Draw until q or Ctrl-C. While the backend does not answer, say so, and ask it again."""
+    """Draw until q or Ctrl-C. If the backend does not answer, show the error and try again at the next refresh."""
     from rich.live import Live
 
     out = console()
@@ -234,12 +235,11 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
                 return
             try:
                 now, before, trouble = look(app, workers), now, ""
-            except (BackendUnavailable, EnqueueUncertain) as exc:  # a job is enqueued to ask the workers
+            except (BackendUnavailable, EnqueueUncertain) as exc:  # EnqueueUncertain: workers are asked through a job
                 trouble = safe(f"no answer, these are the last counts: {exc}")
 
 
 def _stream(app: App, workers: Workers | None, interval: float, *, once: bool) -> None:
-    """A line of JSON for each refresh."""
     while True:
         now = look(app, workers)
         document = {"at": time.time(), "connection": _place(app), "queues": list(now.queues.values())}
@@ -251,7 +251,7 @@ def _stream(app: App, workers: Workers | None, interval: float, *, once: bool) -
 
 
 class _Screen:
-    """A frame, with a footer in the terminal's last line."""
+    """A frame with a footer in the terminal's last line."""
 
     def __init__(self, content: RenderableType, interval: float) -> None:
         self._content = content
@@ -272,7 +272,7 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Yields a function that waits some seconds for a key. Within the block, keys are read without Enter."""
+    """Read keys without Enter during the block. Yields a function that waits some seconds for a key."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return

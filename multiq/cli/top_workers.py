@@ -1,6 +1,6 @@
-"""The workers of a connection, as ``multiq top`` shows them: what they answer, and the names of their jobs.
+"""The workers of a connection, as ``multiq top`` shows them.
 
-A worker's answer has the ids of its jobs; the names are looked up in the store.
+A worker's answer has the ids of its running jobs. The task names of these jobs are read from the store.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from multiq.app import App
 from multiq.control.presence import Answer, Run
 
-_LOOKED_UP = 100  # jobs whose names are looked up at one refresh
+_LOOKED_UP = 100  # the most jobs whose names are read from the store at one refresh
 _STEP = 0.1  # seconds between two reads of the answers, before the first table is shown
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A job that runs, as ``multiq top`` shows it."""
+    """A running job, as ``multiq top`` shows it."""
 
     process: str
-    """``host:pid``."""
+    """The worker process, as ``host:pid``."""
     queue: str
     id: str
     seconds: float
     task: str | None
-    """None: the job is already done, has no task, or was not looked up."""
+    """The name of the job's task. None: the job is done, has no task, or was not read from the store."""
     attempt: int | None
 
 
@@ -55,11 +55,13 @@ class WorkerNow(msgspec.Struct, frozen=True):
     at_a_time: int
     running: int
     jobs: list[Running]
-    """The longest first; of very many, the first ones."""
+    """The running jobs, the longest first. A worker with very many jobs reports only some of them."""
 
 
 class Workers:
-    """The workers that answer during the ``with`` block. Raises ``Unsupported`` if workers cannot be asked."""
+    """The workers that answer during the ``with`` block. Raises ``Unsupported`` if the backend lacks what is needed to
+    ask them.
+    """
 
     def __init__(self, app: App) -> None:
         if not app.backend.capabilities.shared:
@@ -69,7 +71,7 @@ class Workers:
             raise missing
         self._app = app
         self._viewer = Viewer(app.backend)
-        self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}  # a run -> task, attempt
+        self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}  # a job's run -> task, attempt
         self._asked = 0
 
     def __enter__(self) -> Self:
@@ -80,10 +82,10 @@ class Workers:
         try:
             self._viewer.close()
         except MultiqError:
-            return  # the workers will clear the viewer's queue
+            return  # the workers will remove the viewer's queue
 
     def wait(self) -> list[WorkerNow]:
-        """Wait ``FIRST_ANSWERS`` seconds for answers; returns all workers that have answered."""
+        """Wait ``FIRST_ANSWERS`` seconds. Returns all workers that have answered."""
         give_up_at = time.monotonic() + FIRST_ANSWERS
         while time.monotonic() < give_up_at:
             self._viewer.read()
@@ -91,7 +93,6 @@ class Workers:
         return self.now()
 
     def now(self) -> list[WorkerNow]:
-        """The workers that have answered by now."""
         known, self._names, self._asked = self._names, {}, 0
         return [self._shown(answer, known) for answer in self._viewer.read()]
 
@@ -126,7 +127,6 @@ class Workers:
 
 
 def workers_table(workers: Sequence[WorkerNow]) -> Table:
-    """A line for each worker."""
     columns = [
         Column("WORKER", gives_way=True),
         Column("STATE"),
@@ -139,7 +139,7 @@ def workers_table(workers: Sequence[WorkerNow]) -> Table:
 
 
 def jobs_table(workers: Sequence[WorkerNow], rows: int | None) -> Table:
-    """A line for each job that runs, the longest first, *rows* of them at most (None: all)."""
+    """The table of running jobs, the longest first, at most *rows* of them. None: all jobs."""
     jobs = sorted((job for worker in workers for job in worker.jobs), key=lambda job: -job.seconds)
     columns = [
         Column("PROCESS", gives_way=True),
@@ -153,12 +153,11 @@ def jobs_table(workers: Sequence[WorkerNow], rows: int | None) -> Table:
 
 
 def count_jobs(workers: Sequence[WorkerNow]) -> int:
-    """How many jobs run."""
     return sum(worker.running for worker in workers)
 
 
 def headline(workers: Sequence[WorkerNow]) -> str:
-    """``2 workers run 3 jobs``."""
+    """A title like ``2 workers run 3 jobs``."""
     verb = "runs" if len(workers) == 1 else "run"
     return f"{many(len(workers), 'worker')} {verb} {many(count_jobs(workers), 'job')}"
 

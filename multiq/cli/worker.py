@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.cli")
 
-_MOST_TOLD = 10  # tasks that a warning names, of those that this worker does not run
+_MOST_TOLD = 10  # the most tasks that the warning about tasks of other queues names
 
 
 @click.command(short_help="Run an app's jobs.")
@@ -182,21 +182,21 @@ def _work(
 
 
 def _processes_begun() -> list[BaseProcess]:
-    """The processes that this process has started with ``multiprocessing``, and that still run."""
+    """The running processes that this process has started with ``multiprocessing``."""
     module = sys.modules.get("multiprocessing.process")
     return [] if module is None else module.active_children()
 
 
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
-    """End the process without waiting for the threads and processes that jobs have started and that are not daemons.
+    """End this process without waiting for the non-daemon threads and processes that jobs have started.
 
-    If jobs have left none, this function returns: at its exit, Python waits for those of the app itself. A process that
-    a job has started goes on, as it does when a supervisor's child ends.
+    If there are none, this function returns. At its exit, Python then waits for the threads and processes of the app
+    itself. A process that a job has started continues to run, as it does when a supervisor's child ends.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork
 
-    # Python waits for the threads of these pools at its exit, even if they are daemons
+    # Python waits for the threads of these pools at its exit, even if they are daemons.
     pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
@@ -209,7 +209,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
             "1 process" if len(processes) == 1 else f"{len(processes)} processes",
         )
         for process in _processes_begun():
-            if process.daemon:  # as Python does at its exit
+            if process.daemon:  # Python terminates daemon processes at its exit, too
                 process.terminate()
         logging.shutdown()
         fork.flush_streams()
@@ -219,7 +219,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
 class _End:
     """A signal handler that ends this process.
 
-    It is in place before the worker installs its own handlers, and after the worker's end.
+    This handler is installed before the worker's own handlers, and again after the worker's end.
     """
 
     code = 0
@@ -227,15 +227,15 @@ class _End:
     def __call__(self, number: int, _frame: object) -> None:
         from multiq.worker.processes import reload
 
-        # os._exit and no exception, because code that is being imported might catch an exception. No children have to
-        # be ended, unless this is a reload: then the previous children still run, so the signal is only noted
+        # The handler calls os._exit, because code that is being imported might catch an exception. Normally there are
+        # no children to end. During a reload the previous children still run, so the signal is only recorded.
         if not reload.note_signal(number):
             os._exit(self.code)
 
 
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
-    """Handle signals until the worker installs its own handlers: a stop during the start takes effect at once."""
+    """Handle signals until the worker installs its own handlers. SIGTERM and SIGINT end the process at once."""
     from multiq.worker.processes import fork, reload
 
     end = _End()
@@ -243,7 +243,7 @@ def _stopping_while_it_starts() -> Iterator[_End]:
         yield end
         return
     taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    # the worker acts on these signals when it runs; without a handler, they would end the process now
+    # The worker handles these signals when it runs. Without a handler, they would end the process now.
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
         taken[number] = fork.take_signal(number, reload.note_signal)
     try:
@@ -263,7 +263,7 @@ def _load(path: str) -> App:
 
 
 def _processes(app: App, given: int | None) -> int:
-    """The number of processes. Default: 1, or 0 if only this process can see the backend's jobs."""
+    """The number of processes. The default is 1, or 0 if only this process can see the backend's jobs."""
     if given is None:
         given = app.settings.worker.processes
     if given is None:
@@ -272,7 +272,7 @@ def _processes(app: App, given: int | None) -> int:
 
 
 def _names(words: Sequence[str]) -> list[str] | None:
-    """The queues of ``-q``, separated by commas or in several options. None: not given, so the settings decide."""
+    """The queues of ``-q``, separated by commas or given in several options. None: the settings name the queues."""
     return [name.strip() for word in words for name in word.split(",")] or None
 
 

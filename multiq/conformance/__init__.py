@@ -1,4 +1,4 @@
-"""The conformance suite: the contract as tests. Any driver can run them, also a driver of another project.
+"""The conformance suite: tests of the contract. A driver of another project can run these tests, too.
 
 A driver's test file is a harness and a call of ``suite``::
 
@@ -54,7 +54,7 @@ _WITH_ASSERTIONS = ("case", "threads", "topics")
 
 
 class ConformanceNotInstalled(MultiqError, ImportError):
-    """The suite needs pytest and hypothesis, which multiq itself does not."""
+    """The suite needs pytest and hypothesis, but multiq itself does not."""
 
 
 def need_extra() -> None:
@@ -81,7 +81,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _show_values() -> None:
-    """In a pytest run, let failed assertions show the values that differ. Modules loaded before do not change."""
+    """In a pytest run, make failed assertions show the values that differ. Modules that were imported before do not
+    change.
+    """
     pytest = sys.modules.get("pytest")
     if pytest is not None:
         names = (f"{__name__}.{name}" for name in _WITH_ASSERTIONS)

@@ -1,6 +1,6 @@
-"""``Topic``: the base class of all tests, with the steps and checks that they share.
+"""``Topic``: the base class of all tests, with the steps and checks that the tests share.
 
-A *power* is a capability that a backend either has or lacks.
+A *power* in the code is a capability that a backend either has or lacks.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ T = TypeVar("T")
 
 __all__ = ["ALL", "LONG", "SLEEP_GRACE", "VERDICTS", "Topic", "TrackedConsumer", "promise", "requires", "without"]
 
-LONG = 900.0  # seconds: a delay or lease that does not end during a test, unless the test moves its clock there
+LONG = 900.0  # seconds: a delay or lease of this length does not end during a test, unless the test moves its clock
 ALL = 1000  # more jobs than any test has in a queue
-SLEEP_GRACE = 0.15  # seconds that a thread gets to begin its wait in a reserve
+SLEEP_GRACE = 0.15  # seconds to let a thread begin its wait in a reserve
 
 
 class TrackedConsumer(Consumer):
@@ -140,13 +140,12 @@ class Topic:
 
     @property
     def worker(self) -> TrackedConsumer:
-        """The consumer of a test that needs only one."""
+        """The consumer, for a test that needs only one."""
         if self._worker is None:
             self._worker = self.another_consumer()
         return self._worker
 
     def another_backend(self) -> Backend:
-        """One more backend object on the same store."""
         backend = self.harness.open()
         self._backends.append(backend)
         return backend
@@ -155,7 +154,7 @@ class Topic:
         return self.harness.fresh_queue(ending)
 
     def another_consumer(self, *queues: str, backend: Backend | None = None) -> TrackedConsumer:
-        """One more consumer: of these *queues*, or of the test's queue if none is given."""
+        """Open another consumer, of these *queues*, or of the test's queue if none is given."""
         consumer = TrackedConsumer((backend or self.backend).consumer(queues or (self.queue,)))
         self._consumers.append(consumer)
         return consumer
@@ -163,7 +162,7 @@ class Topic:
     # --- optional hooks of the harness ---
 
     def proxied(self) -> tuple[Proxy, Backend]:
-        """A proxy, and a backend whose connections all go through this proxy."""
+        """Open a proxy, and a backend whose connections all go through this proxy."""
         try:
             proxy, backend = self.harness.proxied()
         except NotTriedError as exc:
@@ -175,7 +174,7 @@ class Topic:
         return proxy, backend
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
-        """A connection of the caller's own, made without multiq."""
+        """A database connection of the caller's own, opened without multiq."""
         try:
             return self.harness.transaction()
         except NotTriedError as exc:
@@ -193,12 +192,10 @@ class Topic:
         return job
 
     def enqueue(self, body: bytes = b"x", *, queue: str | None = None, **options: Any) -> str:
-        """Enqueue one job and return its id."""
         (job_id,) = self.backend.enqueue(queue or self.queue, [self.new(body, **options)])
         return job_id
 
     def enqueue_all(self, *bodies: bytes, queue: str | None = None, **options: Any) -> list[str]:
-        """Enqueue one batch and return its ids."""
         return self.backend.enqueue(queue or self.queue, [self.new(body, **options) for body in bodies])
 
     # --- consuming ---
@@ -214,7 +211,7 @@ class Topic:
         return leases[0]
 
     def bodies(self, *, by: Consumer | None = None) -> list[bytes]:
-        """Reserve all jobs that are due, one by one. Returns their bodies, in the order in which they came."""
+        """Reserve all jobs that are due, one by one. Returns the jobs' bodies in the order of the reservations."""
         bodies = []
         while leases := self.reserve(1, by=by):
             bodies.append(leases[0].body)
@@ -230,7 +227,7 @@ class Topic:
         answers = (by or self.worker).settle(verdicts)
         assert [type(answer) for answer in answers] == [LeaseLost] * len(verdicts)
 
-    # --- looking ---
+    # --- reading ---
 
     def peek(self, job_id: str, queue: str | None = None) -> JobRecord:
         self.need("inspection")
@@ -240,7 +237,7 @@ class Topic:
         return self.peek(job_id).state
 
     def stands(self, job_id: str, state: State) -> bool:
-        """Whether a job is in this state. Without ``inspection``: whether any job of the queue is in this state."""
+        """Whether a job is in *state*. Without ``inspection``: whether any job of the queue is in *state*."""
         if self.can.inspection:
             return self.state(job_id) is state
         return bool(self.counts()[STORED_STATES.index(state)])
@@ -252,27 +249,27 @@ class Topic:
         return stats.ready, stats.delayed, stats.reserved, stats.buried
 
     def tells(self, value: T | None, expected: T, power: str) -> bool:
-        """Whether *value* is as expected. If the backend lacks *power*, None is accepted, too."""
+        """Whether *value* equals *expected*. None is accepted, too, if the backend lacks the capability *power*."""
         return value == expected if self.can.claim(power) else value in {expected, None}
 
     def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
-        """Whether all of *expected* came, in this order if the backend has ``total_order``, else in any order.
+        """Whether *seen* equals *expected*. The order counts only if the backend has ``total_order``.
 
-        For tests whose subject is not the order.
+        This check is for tests that are not about the order.
         """
         if self.can.total_order:
             return list(seen) == list(expected)
         return len(seen) == len(expected) and all(one in seen for one in expected)
 
     def about(self, value: float | None, expected: float) -> bool:
-        """Whether a time is as expected, within the resolution of this harness's clock."""
+        """Whether a time equals *expected* within the resolution of this harness's clock."""
         tolerance = 2.0 + self.can.delay_resolution if self.harness.real_time else 0.002
         return value is not None and abs(value - expected) <= tolerance
 
     # --- given ---
 
     def given(self, state: State, body: bytes = b"x", **options: Any) -> str:
-        """Enqueue a job, move it to this state, and return its id. The queue must have no other ready job."""
+        """Enqueue a job, move the job to *state*, and return the job's id. The queue must have no other ready job."""
         if state is State.DELAYED:
             return self.enqueue(body, **{"delay": LONG, **options})
         job_id = self.enqueue(body, **options)
@@ -288,7 +285,7 @@ class Topic:
         return lease
 
     def abandoned(self, *, by: Consumer | None = None, **options: Any) -> Lease:
-        """A lease that has ended without a verdict, of a job that no consumer has reserved since."""
+        """A lease that has ended without a verdict. No consumer has reserved the lease's job since."""
         self.enqueue(ttr=self.short_ttr, **options)
         lease = self.take(by=by)
         self.harness.past(self.in_(self.short_ttr))
@@ -298,12 +295,12 @@ class Topic:
 
     @property
     def short_delay(self) -> float:
-        """Seconds: a delay that a test can wait for, and that the backend can distinguish from no delay."""
+        """A delay in seconds that a test can wait for and the backend can distinguish from no delay."""
         return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
 
     @property
     def short_ttr(self) -> float:
-        """Seconds: a ttr short enough for a test to wait for its end, and too long to end by accident."""
+        """A ttr in seconds that a test can wait for and that does not end by accident."""
         return max(self.can.min_ttr, 1.5 if self.harness.real_time else 10.0)
 
     def in_(self, seconds: float) -> float:
@@ -311,20 +308,21 @@ class Topic:
         return self.harness.now() + seconds
 
     def nothing_before(self, moment: float, *, by: Consumer | None = None) -> None:
-        """Fail if a job is handed out before *moment*. If the machine stalls until *moment*, this checks nothing."""
+        """Fail if a job is handed out before *moment*. Checks nothing if the machine stalls until *moment*."""
         leases = self.reserve(1, by=by)
         assert not leases or self.harness.now() >= moment, "a job was handed out too early"
 
     # --- several at once ---
 
     def background(self, work: Callable[[], T]) -> Background[T]:
-        """Start *work* in a thread of its own."""
         thread = Background(work)
         self._threads.append(thread)
         return thread
 
     def waiting(self, consumer: TrackedConsumer, limit: int = 1) -> Background[list[Lease]]:
-        """Let *consumer* reserve in a thread, with a timeout longer than the test, and give it time to begin."""
+        """Let *consumer* reserve in a thread, with a timeout longer than the test, and give the thread time to
+        begin.
+        """
         thread = self.background(lambda: consumer.reserve(limit, 3 * self.harness.patience))
         time.sleep(SLEEP_GRACE)
         return thread
@@ -334,7 +332,9 @@ class Topic:
         return waiting.result(self.harness.patience)
 
     def eventually(self, holds: Callable[[], bool]) -> None:
-        """Wait until *holds* is true because of another thread's work. Fails after ``harness.patience`` seconds."""
+        """Wait until *holds* returns true because of another thread's work. Fails after ``harness.patience``
+        seconds.
+        """
         give_up_at = time.monotonic() + self.harness.patience
         while not holds():
             assert time.monotonic() < give_up_at, f"it did not happen within {self.harness.patience:g} s"
@@ -343,10 +343,12 @@ class Topic:
     # --- refusals ---
 
     def need(self, power: str) -> None:
-        """End a test as refused if the backend lacks *power*. Helpers that use a power call this, as ``peek`` does."""
+        """End a test as refused if the backend lacks the capability *power*. Helpers like ``peek`` call this method,
+        too.
+        """
         gap = self.can.claim(power)
         if isinstance(gap, Gap):
-            # plain strings: pytest-xdist sends properties between processes
+            # Plain strings, because pytest-xdist sends properties between processes.
             self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
             pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
 
@@ -363,7 +365,7 @@ class Topic:
         pytest.skip(f"does not apply: {why}")
 
     def not_tried(self, why: str) -> NoReturn:
-        """End a test that needs a hook which this harness lacks: then the test shows nothing about the backend."""
+        """End a test that needs a hook which this harness lacks. Such a test shows nothing about the backend."""
         self._request.node.user_properties.append((NOT_TRIED, why))
         pytest.skip(f"not tried: {why}")
 
@@ -384,7 +386,7 @@ class Topic:
         self.harness.close()
 
     def _give_up(self, consumer: TrackedConsumer) -> None:
-        """Ack the leases that *consumer* still holds, so that the test leaves no job reserved, and close it."""
+        """Ack the leases that *consumer* still holds, and close *consumer*. The test then leaves no job reserved."""
         with contextlib.suppress(MultiqError):
             if consumer.held:
                 acks = [Ack(lease) for lease in consumer.held.values()]
@@ -394,7 +396,7 @@ class Topic:
             consumer.close()
 
 
-#: one of each kind of verdict about a lease
+#: One verdict of each kind about a lease.
 VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
     "ack": Ack,
     "release": lambda lease: Release(lease, priority=7, reason="stale"),

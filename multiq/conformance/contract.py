@@ -1,8 +1,8 @@
-"""The paragraphs of ``docs/contract.md`` in a few words each, for reports. The page has their full text."""
+"""The paragraphs of ``docs/contract.md`` in a few words each, for reports. The page has the full text."""
 
 from __future__ import annotations
 
-#: paragraph -> what it promises
+#: What each paragraph promises.
 PARAGRAPHS: dict[str, str] = {
     "1.1": "one state at a time",
     "1.2": "due and abandoned jobs are ready in every answer",
@@ -79,7 +79,7 @@ PARAGRAPHS: dict[str, str] = {
     "11.10": "a server that hangs: BackendTimeout, or EnqueueUncertain, in time",
 }
 
-#: paragraph -> the part of it that the suite cannot check, and what checks it instead
+#: For each paragraph: the part that the suite cannot check, and what checks this part instead.
 ELSEWHERE: dict[str, str] = {
     "2.3": "EnqueuePartial: no call makes a store fail in mid-batch, so it is shown by each driver's own fault tests",
     "2.5": "a caller's wrong clock: needs a second host's clock, so it is shown by each driver's own tests",

@@ -23,7 +23,7 @@ class ExternalConnection(Protocol):
 
 
 def connect(url: str) -> ExternalConnection:
-    """A plain client library's connection to *url*'s database."""
+    """Open a connection to *url*'s database with a plain client library."""
     parts = split(url)
     scheme = parts.scheme.partition("+")[0]
     if scheme not in _CONNECT:

@@ -1,4 +1,4 @@
-"""Child processes forked from the test, with a copy of its memory, as a forking server makes them."""
+"""Forks child processes from the test. A child has a copy of the test's memory, like a child of a forking server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def fork(work: Callable[[], object]) -> int:
-    """Do *work* in a forked child, which ends without any of its parent's clean-up. Returns the child's process id."""
+    """Run *work* in a forked child. The child ends without its parent's clean-up. Returns the child's process id."""
     with warnings.catch_warnings():
-        # since 3.12 Python warns of a fork in a process with threads; the test is that a backend survives it
+        # Since 3.12 Python warns of a fork in a process with threads. The tests check that a backend survives such a
+        # fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -28,7 +29,7 @@ def fork(work: Callable[[], object]) -> int:
         try:
             work()
             status = 0
-        except BaseException:  # noqa: BLE001 - printed, and shown by the exit code, too
+        except BaseException:  # noqa: BLE001 - printed, and reported by the exit code
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
@@ -36,7 +37,7 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def ended_well(child: int) -> bool:
-    """Wait for the child's end and return whether its work succeeded. A child that hangs is killed."""
+    """Wait for the child's end, and return whether the child's work succeeded. A child that hangs is killed."""
     give_up_at = time.monotonic() + HANGS
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

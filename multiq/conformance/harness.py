@@ -1,4 +1,4 @@
-"""The harness: all that the suite needs to know of a driver. One subclass per driver; only ``open`` must be written."""
+"""The harness, which tells the suite about a driver. Each driver has a subclass. Only ``open`` must be written."""
 
 from __future__ import annotations
 
@@ -39,35 +39,38 @@ _PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # used if a URL nam
 
 
 class Harness(ABC):
-    """One driver, as the suite uses it. Each test has a harness of its own.
+    """One driver, as the suite uses it. Each test has its own harness.
 
-    ``open`` must be written; everything else is optional. No store is named here: the suite reads the
+    ``open`` must be written, and everything else is optional. The suite knows no store by name. It reads the
     differences between stores from the backend's capabilities, and scales its times to these capabilities.
     """
 
     # --- knobs: plain numbers, set in a subclass or on an instance ---
 
     slack: float = 0.1
-    """Seconds within which the store surely notices that a moment has passed. No job may be early by even less."""
+    """Seconds within which the store notices that a moment has passed. A job may be late by this time, but never
+    early.
+    """
 
     rounds: int = 25
-    """How often each race is run."""
+    """The number of times that each race is run."""
 
     threads: int = 4
-    """How many consumers or producers race."""
+    """The number of consumers or producers in a race."""
 
     walks: int = 24
-    """How many random walks are compared with the model."""
+    """The number of random walks that are compared with the model."""
 
     patience: float = 10.0
-    """Seconds after which a waiting consumer that should have woken counts as asleep."""
+    """Seconds within which a waiting consumer must wake."""
 
     deadline: float = 1.0
     """Seconds that a call may take through the proxy of ``proxied``."""
 
     gaps: Mapping[str, Gap] = {}
-    """Power -> why it is missing. These are capabilities that the driver claims, but that this installation lacks (for
-    example, because its server has no log)."""
+    """Reasons for missing capabilities, by the capability's name. The driver declares these capabilities, but this
+    installation lacks them, for example because its server has no log.
+    """
 
     real_time: ClassVar[bool] = True
     """Whether ``advance`` waits in real time."""
@@ -75,18 +78,20 @@ class Harness(ABC):
     def __init__(self) -> None:
         self.prefix = f"conformance.{secrets.token_hex(4)}"
         self.handed_out: list[str] = []
-        """The queues that this harness has named. It touches no others."""
+        """The queues that this harness has named. The harness uses no other queues."""
 
     # --- must be written ---
 
     @abstractmethod
     def open(self) -> Backend:
-        """Open another backend object on the same store: all of them see the same jobs. The suite closes it."""
+        """Open another backend object on the same store. All objects see the same jobs. The suite closes each
+        object.
+        """
 
     # --- may be written ---
 
     def now(self) -> float:
-        """The time in seconds on the clock that ``advance`` moves. Its zero may be anywhere."""
+        """The time in seconds on the clock that ``advance`` moves. The clock's zero is arbitrary."""
         return time.monotonic()
 
     def advance(self, seconds: float) -> None:
@@ -94,10 +99,10 @@ class Harness(ABC):
         time.sleep(max(0.0, seconds))
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
-        """A DB-API connection to the backend's database, in a transaction of its own, opened without multiq.
+        """Open a DB-API connection to the backend's database, in a new transaction and without multiq.
 
-        The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Without this
-        hook, ``transactional_enqueue`` is not tried.
+        The suite passes the connection to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``.
+        Without this hook, ``transactional_enqueue`` is not tried.
         """
         raise NotTriedError(
             "transactional_enqueue: there is no connection to prove it with: override "
@@ -105,46 +110,49 @@ class Harness(ABC):
         )
 
     def proxied(self) -> tuple[Proxy, Backend]:
-        """A proxy in front of the server, and a backend whose connections all go through it. The suite closes both.
+        """Open a proxy in front of the server, and a backend whose connections all go through the proxy. The suite
+        closes both.
 
-        Calls of that backend time out after ``self.deadline`` seconds. Without this hook, lost replies and servers
-        that hang are not tried.
+        Calls of that backend time out after ``self.deadline`` seconds. Without this hook, lost replies and servers that
+        hang are not tried.
         """
         raise NotTriedError(
             f"there is no proxy between the backend and its server: override {type(self).__name__}.proxied()"
         )
 
     def restart(self) -> None:  # noqa: B027 - a hook; most harnesses have nothing to restart
-        """Restart the server that holds the jobs. Called while all backends are closed.
+        """Restart the server that holds the jobs. The suite calls this hook while all backends are closed.
 
-        By default nothing is restarted, and only the clients' memory is lost. A driver's own harness that runs the
-        server overrides this.
+        By default the server is not restarted, and only the clients' memory is lost. The harness of a driver that
+        starts its own server overrides this hook.
         """
 
     def requests_served(self) -> int | None:
-        """The number of requests that the server has answered since any fixed moment. None: unknown."""
+        """The number of requests that the server has answered since some fixed moment. None: the number is not
+        known.
+        """
         return None
 
     def fresh_queue(self, ending: str = "") -> str:
-        """The name of a queue that has not been used before."""
+        """A queue name that has not been used before."""
         name = f"{self.prefix}.{len(self.handed_out)}{ending}"
         self.handed_out.append(name)
         return name
 
     def close(self) -> None:
-        """Remove what the test has left. By default this empties the queues in ``handed_out`` and touches no others."""
+        """Remove what the test has left. By default this empties the queues in ``handed_out``, and no others."""
         with self.open() as backend:
             for name in self.handed_out:
                 remove_jobs(backend, name)
 
-    # --- used by the suite; derived from the above ---
+    # --- used by the suite ---
 
     def capabilities(self, backend: Backend) -> Capabilities:
-        """The capabilities of *backend*, without the powers in this harness's ``gaps``."""
+        """The capabilities of *backend*, without those in this harness's ``gaps``."""
         return msgspec.structs.replace(backend.capabilities, **self.gaps)
 
     def nearly(self, moment: float) -> None:
-        """Let time pass until shortly before *moment*. Does nothing if *moment* is closer than that."""
+        """Let time pass until shortly before *moment*. Does nothing if *moment* is nearer than that."""
         self.advance(moment - self.now() - (0.3 if self.real_time else 0.001))
 
     def past(self, moment: float) -> None:
@@ -154,7 +162,9 @@ class Harness(ABC):
 
 
 class ManualHarness(Harness):
-    """For a driver that takes a clock: ``open`` passes it ``self.clock``. Tests move this clock instead of waiting."""
+    """A harness for a driver that takes a clock. ``open`` passes ``self.clock`` to the driver. Tests move this clock
+    and do not wait.
+    """
 
     slack = 1e-6
     walks = 100
@@ -174,17 +184,17 @@ class ManualHarness(Harness):
 
 
 class UrlHarness(Harness):
-    """Any backend that a URL names. Tests run in real time, in queues of their own that are emptied afterwards."""
+    """A harness for the backend of a URL. Tests run in real time, in new queues that are emptied afterwards."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
-        self._only: Backend | None = None  # the only backend object, if each object has a store of its own
+        self._only: Backend | None = None  # the only backend object, if each new object has a new store
         self._first: Backend | None = None
 
     @classmethod
     def of(cls, url: str) -> type[Harness]:
-        """A harness class for ``suite``: all its instances are for *url*."""
+        """Make a harness class for ``suite`` whose instances all use *url*."""
 
         class HarnessOfUrl(cls):  # type: ignore[valid-type, misc]
             def __init__(self) -> None:
@@ -232,14 +242,16 @@ class UrlHarness(Harness):
             connection.close()
 
     def _share(self, one: Backend, other: Backend) -> bool:
-        """Whether two backend objects of one URL share their jobs. Two of ``memory://`` do not: each is a new store."""
+        """Whether two backend objects of one URL share their jobs. Two objects of ``memory://`` do not, because each
+        has a new store.
+        """
         queue = self.fresh_queue()
         one.enqueue(queue, [NewJob(b"", new_id())])
         return _take_all(other, queue) > 0 or not _take_all(one, queue)
 
 
 def remove_jobs(backend: Backend, queue: str) -> None:
-    """End a queue's pause and delete its jobs, as far as the backend can: without ``purging``, delayed jobs stay."""
+    """End a queue's pause and delete its jobs. Without ``purging``, delayed jobs cannot be deleted."""
     if backend.capabilities.pausing:
         backend.resume(queue)
     if backend.capabilities.purging:
@@ -250,7 +262,6 @@ def remove_jobs(backend: Backend, queue: str) -> None:
 
 
 def _take_all(backend: Backend, queue: str) -> int:
-    """Reserve and ack all ready jobs. Returns how many there were."""
     count = 0
     with backend.consumer([queue]) as consumer:
         while leases := consumer.reserve(_MOST_AT_ONCE, 0):
@@ -260,9 +271,9 @@ def _take_all(backend: Backend, queue: str) -> int:
 
 
 def first_contact(harness: Harness) -> Capabilities:
-    """The backend's capabilities, after one call that shows whether the backend answers.
+    """Make one call that shows whether the backend answers, and return the backend's capabilities.
 
-    Raises the ``MultiqError`` of a backend that does not answer: once here, instead of in each test.
+    Raises the ``MultiqError`` of a backend that does not answer. The error is then raised once, and not in each test.
     """
     with harness.open() as backend:
         backend.stats(harness.fresh_queue())
@@ -272,7 +283,9 @@ def first_contact(harness: Harness) -> Capabilities:
 
 
 def load_harness(path: str) -> type[UrlHarness]:
-    """The class that ``module:Class`` names, in the current folder or installed. Raises ``OptionInvalid``."""
+    """Import the class that ``module:Class`` names, from the current folder or an installed package. Raises
+    ``OptionInvalid``.
+    """
     name, _, attribute = path.partition(":")
     folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
     if folder not in sys.path:

@@ -1,7 +1,7 @@
-"""The memory backend behind a real socket, so that planted bugs can be about lost replies.
+"""The memory backend behind a real socket, for planted bugs about lost replies.
 
-Nothing is encoded. A request is a call's number and the reply is the same number; the call and its answer stay in
-this process. A correct server remembers its answer to each call, so a call that is repeated is carried out once only.
+Nothing is encoded. A request and its reply are both the number of a call. The call and its answer stay in this process.
+A correct server remembers its answer to each call, so a repeated call is carried out only once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
     from multiq.driverkit.clock import Clock
     from multiq.errors import LeaseLost
 
-_SIZE = 20  # bytes of a request, and of a reply
+_SIZE = 20  # bytes of a request and of a reply
 _TRIES = 2
 
 _E = TypeVar("_E", bound=BackendError)
 
 _numbers = itertools.count(1)
-_calls: dict[int, tuple[str, Callable[[], Any]]] = {}  # number -> the verb, and the call itself
-_answers: dict[int, Any] = {}  # number -> its answer, or its error
+_calls: dict[int, tuple[str, Callable[[], Any]]] = {}  # call number -> the name of the operation, and the call
+_answers: dict[int, Any] = {}  # call number -> the answer or the error
 
 
 class WireServer:
-    """Carries out calls. *on_repeat*: verb -> a function that answers when a call is repeated.
+    """Carries out calls.
 
-    The function gets the first answer, and the call.
+    *on_repeat*: functions by the name of the operation. When a call is repeated, the function gets the first answer and
+    the call, and returns the new answer.
     """
 
     def __init__(self, on_repeat: Mapping[str, Callable[[Any, Callable[[], Any]], Any]]) -> None:
@@ -77,7 +78,7 @@ class WireServer:
 def _outcome(call: Callable[[], Any]) -> Any:
     try:
         return call()
-    except Exception as exc:  # noqa: BLE001 - raised where the call was made
+    except Exception as exc:  # noqa: BLE001 - raised again where the call was made
         return exc
 
 
@@ -98,40 +99,39 @@ def _read(connection: socket.socket) -> bytes:
 
 
 class WiredBackend(MemoryBackend):
-    """Sends its calls to a ``WireServer`` once ``connect`` was called; until then, calls the store directly."""
+    """Calls the store directly until ``connect`` is called. From then on the calls go to a ``WireServer``."""
 
     on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
     on_silence: ClassVar[Mapping[str, Any]] = {}
-    """Verb -> what the backend returns where it should raise ``BackendTimeout``."""
+    """By operation: what the backend returns where it should raise ``BackendTimeout``."""
     on_loss: ClassVar[Mapping[str, Any]] = {}
-    """Verb -> what the backend returns when the connection is lost; a correct one would try again."""
+    """By operation: what the backend returns when the connection is lost. A correct backend tries again."""
     names_uncertain_enqueues: ClassVar[bool] = True
     """Whether an enqueue that may have been done raises ``EnqueueUncertain``."""
     deadlines: ClassVar[float] = 1.0
-    """The factor by which a call waits longer than its deadline."""
+    """The factor by which a call's deadline is multiplied. 1 is correct."""
 
     def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
         super().__init__(name=name, clock=clock)
         self._address: tuple[str, int] | None = None
         self._deadline = 0.0
-        # verdicts that may have been carried out -> the number of their call
+        # Verdicts that may have been carried out -> the number of the call that had them.
         self._unconfirmed: dict[tuple[Verdict, ...], int] = {}
 
     def connect(self, address: tuple[str, int], deadline: float) -> None:
-        """Send all calls to *address* from now on, each with *deadline* seconds."""
+        """Send all calls to *address* from now on, with a deadline of *deadline* seconds each."""
         self._address, self._deadline = address, deadline * self.deadlines
 
     def run(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        """Carry out the verb in the store."""
         return getattr(MemoryBackend, verb)(self, *arguments, **options)
 
     def ask(
         self, verb: str, call: Callable[[], Any], patience: float = 0.0, *, verdicts: Sequence[Verdict] = ()
     ) -> Any:
-        """Let the server carry out a call, and repeat the call if its reply is lost.
+        """Let the server carry out a call. The call is repeated if its reply is lost.
 
-        *verdicts* that may have been carried out by an earlier call keep that call's number, so that the server
-        recognises the repetition.
+        *verdicts*: if an earlier call may have carried out the same verdicts, this call gets the number of the earlier
+        one. The server then recognises the repetition.
         """
         if self._address is None:
             return call()
@@ -169,7 +169,7 @@ class WiredBackend(MemoryBackend):
             connection.settimeout(max(0.001, until - time.monotonic()))
             return bool(_read(connection))
 
-    # --- the verbs ---
+    # --- the operations ---
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         try:
@@ -225,8 +225,6 @@ class WiredBackend(MemoryBackend):
 
 
 class WiredConsumer(MemoryConsumer):
-    """Reserves and settles by calls to the server."""
-
     def __init__(self, backend: WiredBackend, queues: Sequence[str]) -> None:
         super().__init__(backend._store, queues)
         self._backend = backend

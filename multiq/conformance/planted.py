@@ -1,7 +1,7 @@
-"""Backends with one planted bug each: they show which mistakes the suite finds.
+"""Backends with one planted bug each, which show what mistakes the suite finds.
 
-Each is the memory backend with a few lines changed, and each mistake is one that a real queue has made. They are
-complete backends: ``PLANTED["late ack"].open()`` can be enqueued to, reserved from, and measured.
+Each backend is the memory backend with a few lines changed. Each bug has occurred in a real queue. The backends are
+complete: ``PLANTED["late ack"].open()`` returns one that can be used and measured like any other.
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ if TYPE_CHECKING:
 
 
 class PlantedBug(NamedTuple):
-    """A backend with a bug: what it does wrong, and the test that finds it."""
-
     name: str
     does: str
-    """What it does wrong, in a sentence."""
+    """What the backend does wrong, in a sentence."""
     test: str
-    """``Topic.test_name``, as in a report's rows."""
+    """The test as ``Topic.test_name``, like in a report's rows."""
     backend: type[MemoryBackend]
 
     def open(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> MemoryBackend:
@@ -47,11 +45,11 @@ class PlantedBug(NamedTuple):
         return self.backend(name=name and f"{self.name}/{name}", clock=clock)
 
     def harness(self) -> type[ManualHarness]:
-        """A harness for this backend, with a clock that is moved by hand."""
+        """Make a harness for this backend, with a clock that is moved by hand."""
         bug = self
 
         class PlantedHarness(ManualHarness):
-            patience = 0.5  # seconds after which a consumer that is not woken counts as asleep
+            patience = 0.5  # seconds after which a consumer that has not woken counts as asleep
             deadline = 0.3
 
             def __init__(self) -> None:
@@ -78,7 +76,7 @@ class PlantedBug(NamedTuple):
         return PlantedHarness
 
 
-#: name -> bug
+#: The planted bugs by name.
 PLANTED: dict[str, PlantedBug] = {}
 
 
@@ -91,7 +89,7 @@ def _plant(name: str, does: str, test: str) -> Callable[[type[MemoryBackend]], t
 
 
 class _Planted(MemoryBackend):
-    """A memory backend whose classes for consumers and queues can be replaced."""
+    """A memory backend with replaceable classes for consumers and queues."""
 
     consumer_class: ClassVar[type[MemoryConsumer]] = MemoryConsumer
     queue_class: ClassVar[type[JobQueue]] = JobQueue
@@ -173,7 +171,7 @@ class _FencedByState(_Planted):
 
 
 class _LateAccepted(MemoryConsumer):
-    """Accepts a verdict of the last holder until another consumer reserves the job."""
+    """Accepts a verdict of a lease that has ended, until another consumer reserves the job."""
 
     def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
         lease = verdict.lease
@@ -230,7 +228,7 @@ class _TouchDoesNothing(_Planted):
 
 
 class _ForgetfulQueue(JobQueue):
-    """Its pause is a flag that the next enqueue resets."""
+    """A queue whose pause is a flag. The next enqueue resets the flag."""
 
     def add(self, new: NewJob, now: int) -> str:
         self.paused_until = 0
@@ -319,7 +317,7 @@ class _BuriedNotCounted(_Planted):
 
 
 class _TextSequence:
-    """Numbers that sort as their text does, like the members of a sorted set: 10 comes before 2 and 9."""
+    """Numbers that sort like text: 10 comes before 2 and 9, as in a sorted set of texts."""
 
     def __init__(self, inner: itertools.count[int]) -> None:
         self._inner = inner
@@ -376,7 +374,7 @@ class _QueuesMixed(_Planted):
 
 
 class _Stubborn(MemoryConsumer):
-    """Keeps the order of queues that it was created with."""
+    """Always uses the order of queues that the consumer was created with."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return super().reserve(limit, timeout)
@@ -513,7 +511,7 @@ class _BatchesInParts(_Planted):
         ids = []
         for at in range(0, len(jobs), 20):
             ids += super().enqueue(queue, jobs[at : at + 20], connection=connection)
-            time.sleep(0.0001)  # lets other threads run, as a round trip per part would
+            time.sleep(0.0001)  # lets other threads run, as a round trip to a server would
         return ids
 
 
@@ -539,14 +537,14 @@ class _RepeatsDoubled(_Planted):
 
 
 class _Racing(MemoryConsumer):
-    """Finds a job, releases the lock, and only then takes that job."""
+    """Finds a job, releases the lock, and only then takes the job."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         with self._store.changed:
             now = self._store.clock()
             seen = [
                 (queue, job)
-                for queue in map(lambda name: self._store.queue(name, now), self.queues)  # noqa: C417 - one look each
+                for queue in map(lambda name: self._store.queue(name, now), self.queues)  # noqa: C417 - one call each
                 if queue.paused_until <= now
                 for _, job in queue.listing(State.READY)
             ][:limit]
@@ -602,7 +600,7 @@ class _OneRefusalForAll(_Planted):
     consumer_class = _AllOrNothing
 
 
-# --- looking and waking ----------------------------------------------------------------------------------
+# --- reading and waking ----------------------------------------------------------------------------------
 
 
 @_plant(
@@ -629,7 +627,9 @@ class _PeekCounts(_Planted):
 
 
 class _Planning(MemoryConsumer):
-    """Sleeps until the next due time that it has seen; only new jobs make it poll earlier."""
+    """Sleeps until the next due time that the consumer has seen. Only a change in the number of ready jobs ends the
+    sleep earlier.
+    """
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
@@ -649,7 +649,7 @@ class _Planning(MemoryConsumer):
             time.sleep(0.005)
             if planned is not None and self._store.clock() >= planned:
                 return
-            # a rescheduled job does not change this count, so a reschedule is not noticed
+            # A reschedule does not change the number of ready jobs, so the consumer does not notice the reschedule.
             if self._count_of(State.READY) != ready:
                 return
 
@@ -672,7 +672,7 @@ class _SleepsTooLong(_Planted):
 
 
 class _NeverWoken(MemoryConsumer):
-    """Polls once, and again only when its timeout is over."""
+    """Polls at the beginning and at the end of its timeout, and not in between."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         leases = super().reserve(limit, 0, queues)
@@ -697,7 +697,7 @@ class _WakesForNothing(_Planted):
 
 
 def _again(_: object, call: Callable[[], object]) -> object:
-    """Carry out a repeated call again, like a server that does not recognise it."""
+    """Carry out a repeated call once more, like a server that does not recognise the repetition."""
     return call()
 
 
@@ -936,11 +936,11 @@ class _SilenceIsNoJob(WiredBackend):
 
 # --- waking late -----------------------------------------------------------------------------------------
 
-_NOW_AND_THEN = 3.0  # seconds between two polls: a consumer that is not woken finds the job as late as this
+_NOW_AND_THEN = 3.0  # seconds between two polls: a job may wait this long if no consumer is woken
 
 
 class _NotifyingStore(Store):
-    """A store that wakes consumers only where a verb calls ``notify``."""
+    """A store that wakes consumers only when an operation calls ``notify``."""
 
     notifications = 0
 
@@ -951,11 +951,13 @@ class _NotifyingStore(Store):
 
 
 class _Waiting(MemoryConsumer):
-    """Sleeps until it is notified, and polls every ``_NOW_AND_THEN`` seconds anyway."""
+    """Sleeps until a notification comes, but polls at least every ``_NOW_AND_THEN`` seconds."""
 
     notifies_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
     waits_after: ClassVar[float] = 0.0
-    """Seconds after its poll at which a consumer begins to listen for notifications; 0: before the poll (correct)."""
+    """Seconds from a consumer's poll until the consumer listens for notifications. With 0 the consumer listens before
+    its poll, which is correct.
+    """
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
@@ -985,7 +987,7 @@ class _Waiting(MemoryConsumer):
 
 
 class _Notifying(_Planted):
-    """Notifies after each verb that may give a consumer a job, except those in ``silent``."""
+    """Notifies after each operation that may give a consumer a job, except the operations in ``silent``."""
 
     store_class = _NotifyingStore
     consumer_class = _Waiting
@@ -1132,7 +1134,7 @@ class _NotifiesTooEarly(_Notifying):
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         cast("_NotifyingStore", self._store).notify()
-        time.sleep(0.02)  # stands for the time of a commit
+        time.sleep(0.02)  # stands for the duration of a commit
         return super().enqueue(queue, jobs, connection=connection)
 
 

@@ -1,12 +1,13 @@
-"""A TCP proxy that breaks connections on purpose, at a chosen byte, the same way every time.
+"""A TCP proxy that breaks connections at a chosen byte, in the same way every time.
 
-It knows no protocol. An armed fault happens when clients have sent the bytes ``after`` for the ``nth`` time, or at the
-next data if ``after`` is empty. It happens once, or ``times`` times. A mode holds until the next one is set.
+The proxy knows no protocol. An armed fault happens when clients have sent the bytes ``after`` for the ``nth`` time. If
+``after`` is empty, the fault happens at the next data. The fault happens ``times`` times, by default once. A mode
+applies until another mode is set.
 
     with Proxy(server_address) as proxy:
         client = connect(proxy.port)
-        proxy.arm(CutReply(at=5, after=b"GET"))     # the reply to the next GET ends after five bytes
-        proxy.mode = Slice()                        # from now on, replies come byte by byte
+        proxy.arm(CutReply(at=5, after=b"GET")) # the reply to the next GET ends after five bytes
+        proxy.mode = Slice() # from now on, replies come byte by byte
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = "tuple[str, int] | str"  # host and port, or the path of a UNIX socket
 
-CARRY_OUT = 10.0  # seconds: the longest time that a server may take for a request whose reply is cut
+CARRY_OUT = 10.0  # seconds that the proxy waits, at most, for a server to carry out a request whose reply is cut
 
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
@@ -34,38 +35,41 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER on, with 0 seconds: a close sends a 
 
 @dataclass(frozen=True)
 class Fault:
-    """Happens when clients have sent *after* for the *nth* time, and at most *times* times. Each time, the count of
-    *after* begins anew.
+    """A fault that happens when clients have sent *after* for the *nth* time.
+
+    The fault happens at most *times* times. After each time, the count of *after* begins again.
     """
 
     at: int = 0
-    """The number of bytes that still go through: of the requests, or of the replies."""
+    """The number of bytes that still pass. A ``CutRequest`` counts bytes of the request, a ``CutReply`` bytes of the
+    reply.
+    """
     after: bytes = b""
     nth: int = 1
     times: int = 1
-    """How often it happens."""
     rst: bool = False
     """Whether the client sees a reset (RST) instead of an orderly end (FIN)."""
 
 
 class CutRequest(Fault):
-    """The server gets the request up to the match and *at* bytes of the rest, then both connections end."""
+    """Forwards the request up to the match and *at* bytes more, and then ends both connections."""
 
 
 class CutReply(Fault):
-    """The server gets the whole request and carries it out; the client gets *at* bytes of the reply.
+    """Lets the server carry out the whole request, and forwards only *at* bytes of the reply.
 
-    A server may answer the first part of a request before it has carried out the last part, and may stop when it cannot
-    send an answer. So the proxy forwards all that the client has sent, then ends the server's input, and throws away
-    further replies. The client sees the cut when the server has closed, or after ``CARRY_OUT`` seconds.
+    A server may answer the first part of a request before it has carried out the last part. A server may also stop when
+    it cannot send an answer. So the proxy forwards everything that the client has sent, ends the server's input, and
+    discards further replies. The client sees the cut when the server has closed the connection, or after ``CARRY_OUT``
+    seconds.
     """
 
 
 def places(size: int, every_byte: int = 1000) -> list[int]:
     """The positions at which to cut *size* bytes.
 
-    Every position if *size* is at most *every_byte*. Otherwise each position in the first and in the last *every_byte*
-    / 3 bytes, and about as many positions evenly spread between them.
+    If *size* is at most *every_byte*, the result is every position. Otherwise the result is each position in the first
+    and in the last *every_byte* / 3 bytes, and about as many positions evenly spread between them.
     """
     if size <= every_byte:
         return list(range(size))
@@ -80,7 +84,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Hole:
-    """Accepts connections and reads all data, and forwards nothing. Data that comes in this mode is lost."""
+    """Accepts connections, reads all data and forwards nothing. Data that is received in this mode is lost."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Throttle:
-    """Sends replies at *rate* bytes a second at most, on each connection."""
+    """Sends replies at no more than *rate* bytes a second on each connection."""
 
     rate: int
 
@@ -108,11 +112,11 @@ Mode: TypeAlias = Pass | Hole | Latency | Slice | Throttle
 
 
 class _Ended(Exception):
-    """This connection is cut."""
+    """The connection was cut."""
 
 
 class _Link:
-    """A client's connection to the proxy, and the connection that the proxy opens to the server for this client."""
+    """A client's connection to the proxy, with the proxy's connection to the server for this client."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -120,18 +124,18 @@ class _Link:
         self.is_frozen = False
         self.is_ending = False
         self.cut: CutReply | None = None
-        """The fault that ends this connection as soon as the server has carried out its requests."""
+        """The fault that ends this connection once the server has carried out the requests."""
         self.ended = threading.Event()
 
     def finish(self, cut: CutReply) -> None:
-        """Let the server get what the client has sent until now, and no more."""
+        """Let the server get what the client has sent until now, and nothing more."""
         self.cut = cut
         self.client.shutdown(socket.SHUT_RD)  # the thread that reads requests gets the data received so far, then EOF
 
     def end(self, *, rst: bool = False) -> None:
-        """Shut the connections down, which wakes both threads. The thread that ends second closes the sockets.
+        """Shut both connections down, which wakes both threads. The thread that ends second closes the sockets.
 
-        Closing the sockets here would have no effect while a thread is in ``recv``.
+        A close here would have no effect while a thread is in ``recv``.
         """
         if self.is_ending:
             return
@@ -150,21 +154,25 @@ class _Link:
 
 
 class Proxy:
-    """Listens on a port of its own, and forwards data to and from *upstream* as its mode and armed fault let it."""
+    """A proxy with its own port, which forwards data to and from *upstream*. The mode and the armed fault change what
+    is forwarded.
+    """
 
     def __init__(self, upstream: Address) -> None:
         self.mode: Mode = Pass()
         self.host = _HOST
         self.sent = 0
-        """Bytes that clients have sent."""
+        """The number of bytes that clients have sent."""
         self.requests = 0
-        """Pieces received from clients: at least one per request, or one per packet of several requests."""
+        """The number of pieces received from clients. Each request is at least one piece, unless one packet has several
+        requests.
+        """
         self.replied = 0
-        """Bytes that the server has replied, whether or not they were forwarded."""
+        """The number of bytes that the server has replied, forwarded or not."""
         self.accepted = 0
-        """Connections accepted so far."""
+        """The number of connections accepted so far."""
         self.happened = 0
-        """How often an armed fault has happened so far."""
+        """The number of times that an armed fault has happened so far."""
         self._upstream = upstream
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
@@ -179,30 +187,28 @@ class Proxy:
 
     @property
     def is_armed(self) -> bool:
-        """Whether a fault is armed that has yet to happen."""
         return self._fault is not None
 
     def arm(self, fault: Fault) -> None:
-        """Arm *fault*, in place of the one that was armed before."""
+        """Arm *fault*. Any fault that was armed before is dropped."""
         with self._lock:
             self._arm(fault)
 
     def disarm(self) -> None:
-        """Remove the armed fault."""
         with self._lock:
             self._fault = None
 
     def refuse(self) -> None:
-        """Refuse new connections from now on, and end the open ones."""
+        """Refuse new connections from now on, and end the open connections."""
         self._stop_listening()
         self.cut()
 
     def accept(self) -> None:
-        """After ``refuse``: accept connections again, on the same port."""
+        """Accept connections again after ``refuse``, on the same port."""
         self._listener = self._listen()
 
     def cut(self, *, rst: bool = False) -> int:
-        """End all connections now. Returns how many there were."""
+        """End all connections now. Returns the number of connections."""
         with self._lock:
             links = list(self._links)
         for link in links:
@@ -210,7 +216,7 @@ class Proxy:
         return len(links)
 
     def freeze(self) -> int:
-        """Freeze the connections that are open now: neither data nor their ends are forwarded. New connections work.
+        """Freeze the open connections. The proxy then forwards neither their data nor their ends. New connections work.
 
         Returns the number of frozen connections.
         """
@@ -221,7 +227,7 @@ class Proxy:
             return len(self._links)
 
     def cut_server(self) -> None:
-        """End all frozen connections on the server's side only; their clients see nothing."""
+        """End all frozen connections on the server's side only. The clients do not notice."""
         while self._frozen:
             self._frozen.pop().end_server()
 
@@ -267,7 +273,7 @@ class Proxy:
             try:
                 client, _ = listener.accept()
             except OSError:
-                return  # the listener is closed
+                return  # the listener was closed
             try:
                 link = _Link(client, self._connect())
             except OSError:
@@ -297,7 +303,7 @@ class Proxy:
             if link in self._links:
                 self._links.remove(link)
                 return
-        link.client.close()  # only the second of the two threads comes here
+        link.client.close()  # only the second of the two threads gets here
         link.server.close()
 
     # --- forwarding ---
@@ -330,7 +336,7 @@ class Proxy:
             if fault is not None:
                 link.finish(fault)
         while link.is_frozen and not link.is_ending:
-            time.sleep(0.01)  # so that the client does not see that the server has closed
+            time.sleep(0.01)  # the client must not see that the server has closed
 
     def _deliver(self, client: socket.socket, data: bytes) -> None:
         mode = self.mode
@@ -349,7 +355,7 @@ class Proxy:
             client.sendall(data[start : start + size])
 
     def _of_request(self, data: bytes) -> tuple[bytes, Fault | None]:
-        """The part of *data* that is forwarded, and the fault that *data* triggers."""
+        """Returns the part of *data* that is forwarded, and the fault that *data* triggers."""
         with self._lock:
             fault = self._fault
             if fault is None:
@@ -389,7 +395,9 @@ class Proxy:
             self._fault = None
 
     def _match(self, data: bytes, fault: Fault) -> int | None:
-        """The position in *data* where the awaited match ends: 0 if it was before *data*, None if it is yet to come."""
+        """The position in *data* where the awaited match ends. 0: the match ended before *data*. None: there is no
+        match yet.
+        """
         if not self._matches_left:
             return 0
         known, text = len(self._tail), self._tail + data

@@ -1,6 +1,6 @@
-"""The results of a run of the suite: by test, by paragraph of the contract, and by power.
+"""The results of a run of the suite, by test, by paragraph of the contract and by capability.
 
-A power is a capability that a backend either has or lacks.
+A power in the code is a capability that a backend either has or lacks.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ Verdict: TypeAlias = Literal["kept", "kept in part", "refused", "broken", "not t
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One test: what it checks, and its outcome."""
-
     topic: str
     name: str
-    """The name of the test function, which reads as a sentence."""
+    """The name of the test function, which can be read as a sentence."""
     paragraphs: tuple[str, ...]
     powers: tuple[str, ...]
-    """The powers that a backend must claim for the test to run."""
+    """The capabilities that a backend must declare for the test to run."""
     outcome: Outcome
     seconds: float
     power: str | None = None
-    """Refused: the power that is missing."""
+    """The missing capability of a refused test."""
     gap: str | None = None
-    """Refused: "not done", "cannot today" or "never"."""
+    """The kind of the missing capability: "not done", "cannot today" or "never"."""
     reason: str | None = None
-    """Refused: why the power is missing. Does not apply, not tried: why not. Failed: a summary of a few lines."""
+    """Why a test was refused, does not apply or was not tried. For a failed test, a summary of a few lines."""
     detail: str | None = None
-    """Failed: the whole text of the failure."""
+    """The whole text of the failure of a failed test."""
 
 
 class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of one paragraph of ``docs/contract.md``, from the tests that check it."""
+    """The result of one paragraph of ``docs/contract.md``, from the tests that check the paragraph."""
 
     number: str
     title: str
@@ -48,20 +46,20 @@ class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
     kept: int
     failed: int
     refused: tuple[str, ...]
-    """The gaps for which tests were refused, each as "power: kind: reason"."""
+    """The missing capabilities for which tests were refused, each as "name: kind: reason"."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The report of a run. ``ok`` is its verdict: no test failed, and every claimed power was tried."""
+    """The report of a run. ``ok`` is true if no test failed and every declared capability was tried."""
 
     backend: str
     target: str
-    """What was tested: a URL, with its password masked, or the name of a harness."""
+    """What was tested: a URL with its password masked, or the name of a harness."""
     rows: tuple[Row, ...]
     unproved: tuple[str, ...]
-    """Powers that the backend claims and no test tried, although the harness has the hooks for them."""
+    """Capabilities that the backend declares and no test tried, although the harness has the hooks for such a test."""
     is_whole: bool
-    """Whether all topics were run. A run of a part leaves ``unproved`` empty: it proves no power."""
+    """Whether all topics were run. If only some were run, ``unproved`` is empty."""
     seconds: float
 
     @property
@@ -82,25 +80,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_tried(self) -> list[Row]:
-        """The tests for which the harness has no hook.
+        """The tests that need a hook which the harness lacks.
 
         These tests show nothing about the backend, and do not make a run fail.
         """
         return self._with("not tried")
 
     def topics(self) -> dict[str, list[Row]]:
-        """The rows by topic, in the order of the run."""
+        """The rows of each topic, in the order of the run."""
         topics: dict[str, list[Row]] = {}
         for row in self.rows:
             topics.setdefault(row.topic, []).append(row)
         return topics
 
     def paragraphs(self) -> list[Paragraph]:
-        """The contract, paragraph by paragraph."""
         return [self._paragraph(number, title) for number, title in PARAGRAPHS.items()]
 
     def summary(self) -> str:
-        """The verdict in a line."""
         parts = [f"{len(self.kept)} kept", f"{len(self.refused)} refused", f"{len(self.failed)} broken"]
         if self.not_tried:
             parts.append(f"{len(self.not_tried)} not tried")
@@ -109,7 +105,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.backend}: {', '.join(parts)} ({self.seconds:.1f} s)"
 
     def to_json(self) -> bytes:
-        """The whole report, as one line of JSON."""
+        """The whole report as one line of JSON."""
         document = {
             "backend": self.backend,
             "target": self.target,
@@ -123,7 +119,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(document)
 
     def markdown(self) -> str:
-        """The table of the contract's paragraphs, then lists of the gaps, the tests not tried and the failures."""
+        """A table of the contract's paragraphs, then lists of missing capabilities, untried capabilities, tests not
+        tried and failures.
+        """
         lines = ["| paragraph | promise | verdict | tests |", "| --- | --- | --- | ---: |"]
         for paragraph in self.paragraphs():
             tests = f"{paragraph.kept} of {paragraph.kept + paragraph.failed}"
@@ -136,7 +134,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def why_not_tried(self) -> list[str]:
-        """The reasons why tests were not tried, and for each how many tests."""
+        """The reasons why tests were not tried, each with the number of tests."""
         reasons = [_line(row) for row in self.not_tried]
         return [f"{reason} ({reasons.count(reason)} tests)" for reason in dict.fromkeys(reasons)]
 

@@ -1,6 +1,6 @@
-"""The decorators that declare which paragraphs of the contract a test checks, and which powers the test requires.
+"""The decorators that declare which paragraphs of the contract a test checks, and which capabilities the test requires.
 
-A power is a capability that a backend either has or lacks.
+A power in the code is a capability that a backend either has or lacks.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ F = TypeVar("F", bound="Callable[..., Any]")  # a test, or the class of a topic
 PROMISES = "__multiq_promises__"
 REQUIRES = "__multiq_requires__"
 WITHOUT = "__multiq_without__"
-REFUSED = "multiq.refused"  # this and the next two: pytest user properties of a test, read by the report
+REFUSED = "multiq.refused"  # these three: pytest user properties of a test, which the report reads
 DOES_NOT_APPLY = "multiq.meaningless"
 NOT_TRIED = "multiq.not-tried"
 
 
 class NotTriedError(Exception):
-    """The harness lacks a hook that a test needs. The report shows the test as not tried, with this message."""
+    """The harness lacks a hook that a test needs. The report shows the test as not tried, with this error's message."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:
@@ -34,19 +34,20 @@ def promise(*paragraphs: str) -> Callable[[F], F]:
 
 
 def requires(*powers: str) -> Callable[[F], F]:
-    """Declare the powers that a test, or each test of a topic, needs. If a backend lacks one, the test counts as
-    refused, with the reason.
+    """Declare the capabilities that a test, or each test of a topic, needs.
+
+    If a backend lacks one of them, the test counts as refused, with the reason.
     """
     return _declare(REQUIRES, powers, POWERS)
 
 
 def without(*powers: str) -> Callable[[F], F]:
-    """Declare powers that a backend must lack for the test to run: it checks the behaviour without them."""
+    """Declare capabilities that a backend must lack for the test to run. The test checks the behaviour without them."""
     return _declare(WITHOUT, powers, POWERS)
 
 
 def declared(function: object, name: str) -> tuple[str, ...]:
-    """What a decorator of this module has declared for a test. *name*: the attribute that the decorator sets."""
+    """The value that a decorator of this module has set for a test. *name*: the attribute that the decorator sets."""
     value: tuple[str, ...] = getattr(function, name, ())
     return value
 

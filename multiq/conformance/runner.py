@@ -1,7 +1,7 @@
-"""Runs the suite without a test file, for ``multiq conformance URL`` and ``run``, and makes a report.
+"""Runs the suite without a test file and makes a report, for ``multiq conformance URL`` and ``run``.
 
-pytest runs it in this process, in a temporary folder, without the user's configuration and plugins. No cache and no
-files are left behind.
+pytest runs in this process, in a temporary folder, without the user's configuration and plugins. The run leaves no
+cache and no files behind.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest caches modules by name, so each run's file has a new name
-_TRIED = {"kept", "failed", "not tried"}  # outcomes with which a test counts as a try of its powers
-_SHORT = 12  # lines of a failure's summary
-_PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not reach this run
+_TRIED = {"kept", "failed", "not tried"}  # a capability is unproved if no test of it has one of these outcomes
+_SHORT = 12  # the most lines of a failure's summary
+_PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not affect this run
 
 
 def run(
@@ -45,15 +45,16 @@ def run(
     select: Sequence[str] = (),
     harness: type[UrlHarness] | None = None,
 ) -> Report:
-    """Run the suite against the backend of *url*, in real time, in queues of its own that it empties afterwards.
+    """Run the suite against the backend of *url*, in real time. The suite uses new queues, and empties them afterwards.
 
     - *progress*: called after each test.
     - *walks*: the number of random walks, 0 for none. Default: the harness's.
-    - *select*: run only the tests that match any of these words: a topic (``lease``), a paragraph (``4.3``) or
-      section (``4``) of the contract, or a part of a test's name. Default: all.
+    - *select*: run only the tests that match any of these words: a topic (``lease``), a paragraph (``4.3``) or section
+      (``4``) of the contract, or a part of a test's name. Default: all.
     - *harness*: a subclass of ``UrlHarness`` with hooks that a URL alone does not give.
 
-    ``KeyboardInterrupt`` is raised after the running test has cleaned up.
+    After Ctrl-C, the running test cleans up before ``KeyboardInterrupt`` is raised.
+
     Raises ``ConformanceNotInstalled``, ``OptionInvalid``, and the error of a backend that does not answer at all.
     """
     return run_harness(
@@ -128,7 +129,7 @@ def _run_pytest(harness_class: type[Harness], collector: _Collector) -> None:
             sys.modules.pop(module, None)
 
 
-#: the content of the run's only test file
+#: The content of the run's only test file.
 _FILE = """\
 from multiq.conformance import suite
 from multiq.conformance.runner import current_harness
@@ -139,7 +140,6 @@ _harnesses: list[type[Harness]] = []
 
 
 def current_harness() -> type[Harness]:
-    """The harness of the run that is under way."""
     return _harnesses[-1]
 
 
@@ -154,7 +154,9 @@ def _current(harness_class: type[Harness]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _isolated(folder: str) -> Iterator[None]:
-    """Keep the user's pytest settings out of the run, and restore environment and interpreter settings afterwards."""
+    """Keep the user's pytest settings out of the run. The environment and the interpreter's settings are restored
+    afterwards.
+    """
     import hypothesis.configuration
 
     kept = {name: os.environ.get(name) for name in (*_PYTEST_VARIABLES, "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
@@ -168,7 +170,7 @@ def _isolated(folder: str) -> Iterator[None]:
         yield
     finally:
         sys.dont_write_bytecode = writes
-        hypothesis.configuration.set_hypothesis_home_dir(None)  # back to hypothesis's default
+        hypothesis.configuration.set_hypothesis_home_dir(None)  # restores hypothesis's default
         for name, value in kept.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -192,8 +194,7 @@ class _Collector:
         self._stopped_by: BaseException | None = None
 
     def raise_if_stopped(self) -> None:
-        """Raise the error that ended the run early, if one did."""
-        if self._errors:  # checked first, as pytest ends such a run as if it were interrupted
+        if self._errors:  # checked first: pytest ends such a run like an interrupted one
             raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:
             raise self._stopped_by
@@ -222,7 +223,7 @@ class _Collector:
 
     def pytest_internalerror(self, excrepr: object) -> bool:
         self._errors.append(str(excrepr))
-        return True  # reported as ``ConformanceBroken``, not on standard error
+        return True  # the error is reported as ``ConformanceBroken``, not on standard error
 
     # --- internals ---
 
@@ -245,7 +246,7 @@ class _Collector:
 
 
 class ConformanceBroken(MultiqError):
-    """The suite itself could not be run, which shows nothing about the backend."""
+    """The suite itself could not be run. This error says nothing about the backend."""
 
 
 def _row(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> Row:
@@ -291,7 +292,7 @@ def _plain(words: str) -> str:
 
 
 def _short(report: pytest.TestReport) -> str:
-    """The summary of a failure: the message of its exception, cut to ``_SHORT`` lines."""
+    """The message of a failure's exception, cut to ``_SHORT`` lines."""
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = (crash.message if crash is not None else report.longreprtext).strip().splitlines()
     cut = [*lines[:_SHORT], f"... and {len(lines) - _SHORT} more lines"] if len(lines) > _SHORT else lines

@@ -1,4 +1,4 @@
-"""All topics, and the pytest classes made of them for a driver."""
+"""All topics, and the pytest classes that are made from the topics for a driver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .case import Topic
     from .harness import Harness
 
-#: in the order of the contract, with the slowest topics last
+#: In the order of the contract, with the slowest topics last.
 TOPICS: tuple[type[Topic], ...] = (
     CapabilitiesTests, EnqueueTests, ReserveTests, QueueOrderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
     TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
@@ -49,16 +49,18 @@ TOPICS: tuple[type[Topic], ...] = (
 
 
 def topic_name(topic: type) -> str:
-    """A topic's name in reports: both ``KickJobTests`` and a driver's ``TestKickJob`` are ``KickJob``."""
+    """The name of a topic in reports. Both ``KickJobTests`` and a driver's ``TestKickJob`` become ``KickJob``."""
     return topic.__name__.removeprefix("Test").removesuffix("Tests")
 
 
 def suite(harness_class: Callable[[], Harness]) -> dict[str, type[Topic]]:
-    """The whole suite for a harness, as pytest collects it: ``globals().update(suite(AcmeHarness))``."""
+    """Make the pytest classes of the whole suite for a harness. A test file calls
+    ``globals().update(suite(AcmeHarness))``.
+    """
     return {name: _test_class(name, topic, harness_class) for topic in TOPICS for name in [f"Test{topic_name(topic)}"]}
 
 
 def _test_class(name: str, topic: type[Topic], harness_class: Callable[[], Harness]) -> type[Topic]:
-    # without staticmethod, a plain function would become a method of the test class
+    # Without staticmethod, a plain function would become a method of the test class.
     made_by = harness_class if isinstance(harness_class, type) else staticmethod(harness_class)
     return type(name, (topic,), {"harness_class": made_by, "__doc__": topic.__doc__})

@@ -1,4 +1,4 @@
-"""Threads that return their result, or raise their error, in the test."""
+"""Threads whose result is returned, or whose error is raised, in the test."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HANGS = 60.0  # seconds after which a race counts as hung, on a slow machine too
+HANGS = 60.0  # seconds after which a race counts as hung, even on a slow machine
 
 
 class Background(Generic[T]):
-    """Work in a thread of its own."""
+    """Runs a function in a new thread."""
 
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
@@ -47,7 +47,7 @@ class Background(Generic[T]):
 
 
 def together(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Start all *works* at the same moment, each in a thread. Returns their results, in the order of *works*."""
+    """Start all *works* at the same moment, each in a thread. Returns the results in the order of *works*."""
     start = threading.Barrier(len(works))
 
     def at_once(work: Callable[[], T]) -> Callable[[], T]:
@@ -64,7 +64,7 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 class Lag:
     """Measures how late, in seconds, this machine runs its threads during the block.
 
-    A test allows these ``seconds`` in addition to its time limit.
+    A test adds these ``seconds`` to its time limit.
     """
 
     def __init__(self) -> None:

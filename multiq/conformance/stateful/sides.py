@@ -1,6 +1,6 @@
 """The two sides of a random walk: a backend, and its model.
 
-Steps name queues, consumers, jobs and leases by numbers, which mean the same on both sides.
+Steps refer to queues, consumers, jobs and leases by numbers. A number means the same on both sides.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ if TYPE_CHECKING:
         Settle,
     )
 
-PAGE = 3  # jobs: small, so that listings have pages
+PAGE = 3  # jobs per page: few, so that a listing has several pages
 
 
 class Side:
-    """A backend, its consumers, and the ids of its jobs. Jobs and leases are numbered in the order in which
-    they are made.
+    """A backend, its consumers, and the ids of its jobs.
+
+    Jobs and leases are numbered in the order of their creation.
     """
 
     def __init__(self, backend: Backend, queues: Sequence[str], time: Pace) -> None:
@@ -54,11 +55,11 @@ class Side:
         self.consumers: list[Consumer] = [backend.consumer([queues[at] for at in way]) for way in WAYS]
         self.orders: list[tuple[str, ...] | None] = [None for _ in WAYS]  # the order of each consumer's next calls
         self.leases: list[list[Lease]] = [[] for _ in WAYS]
-        self.places: list[tuple[str, NewJob]] = []  # job number -> its queue and how it was enqueued
-        self.ids: list[str] = []  # job number -> the id that the job has now
+        self.places: list[tuple[str, NewJob]] = []  # job number -> the job's queue, and the job as it was enqueued
+        self.ids: list[str] = []  # job number -> the job's current id
         self._numbers: dict[tuple[str, str], int] = {}
 
-    # --- the verbs, each with an answer that can be compared ---
+    # --- the operations, each with an answer that can be compared ---
 
     def enqueue(self, step: Enqueue) -> Answer:
         queue = self.queues[step.queue]
@@ -73,7 +74,7 @@ class Side:
     def enqueue_again(self, step: EnqueueAgain) -> Answer:
         number = self._number(step.job)
         queue, job = self.places[number]
-        # a job that still exists stays as it is; one that is gone is stored again
+        # A job that still exists stays unchanged. A job that is gone is stored again.
         again = NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr)
         ids = self.backend.enqueue(queue, [again])
         return [self._known(queue, job_id) for job_id in ids]
@@ -117,7 +118,7 @@ class Side:
         return self._on_job(step.job, lambda queue, job_id: self._record(self.backend.peek(queue, job_id)))
 
     def listing(self, step: List) -> Answer:
-        """List page by page. Jobs with the same due time have no order among them, so ``_in_groups`` sorts them."""
+        """List page by page. ``_in_groups`` sorts jobs with the same due time, because their order is not defined."""
         queue, after, seen = self.queues[step.queue], None, []
         for _ in range(1000):
             page = self.backend.jobs(queue, step.state, limit=PAGE, after=after)
@@ -167,7 +168,7 @@ class Side:
             return type(exc).__name__
 
     def _holder(self, at: int) -> int:
-        """A consumer that has had a lease, if there is one: other consumers have nothing to settle."""
+        """Number *at* of the consumers that have had a lease. Other consumers have nothing to settle."""
         holders = [consumer for consumer, leases in enumerate(self.leases) if leases]
         return holders[at % len(holders)] if holders else at
 
@@ -224,23 +225,23 @@ class Side:
 
 
 class Seconds(float):
-    """A duration in a backend's answer, which is compared with the model's as exactly as the clock allows."""
+    """A duration in an answer. It is compared with the model's duration as exactly as the clock allows."""
 
 
-Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these: whatever two sides can be compared by
+Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these
 
 
 class Pace:
-    """How long a tick is, and how long delays and leases are that are given in ticks."""
+    """The length of a tick, and the length of delays and leases that are given in ticks."""
 
     def __init__(self, harness: Harness, can: Capabilities) -> None:
         self.is_real = harness.real_time
         if self.is_real:
-            self.step = 2 * max(can.delay_resolution, 0.3)  # the backend can distinguish half of it from no delay
+            self.step = 2 * max(can.delay_resolution, 0.3)  # half a tick is at least the backend's resolution
         else:
-            # 49/64 is no round number, so that a backend that cuts or rounds delays fails. It is used if the backend
-            # can distinguish it from a round one. Sums of ticks are exact, because 64 is a power of two. The step is a
-            # whole number of microseconds
+            # 49/64 is not a round number, so a backend that cuts or rounds delays fails. This tick is a whole number
+            # of microseconds, and needs a resolution of a microsecond. Sums of ticks are exact, because 64 is a power
+            # of two.
             self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 
@@ -253,6 +254,8 @@ class Pace:
         return self._length(ticks)
 
     def _length(self, ticks: int) -> float:
-        """*ticks* in seconds. In real time half a tick is taken off, so that no delay or lease ends near a step."""
-        # rounded: a store that counts microseconds cannot give 1.2000000000000002 back
+        """Convert *ticks* to seconds. In real time the result is half a tick less, so that no delay or lease ends near
+        a step.
+        """
+        # Rounded, because a store that counts microseconds cannot return 1.2000000000000002.
         return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step

@@ -1,4 +1,4 @@
-"""The steps of a random walk as plain data, and how walks are drawn."""
+"""The steps of a random walk as plain data, and the drawing of walks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
 
 QUEUES = 2
-WAYS: tuple[tuple[int, ...], ...] = ((0, 1), (1, 0), (0,))  # for each consumer: its queues, in its order
+WAYS: tuple[tuple[int, ...], ...] = ((0, 1), (1, 0), (0,))  # the queues of each consumer, in the consumer's order
 PRIORITIES = (0, 5, 5, 1024, 2**32 - 1)
 TICKS = (0, 0, 1, 2, 3, 5)  # delays, in ticks
 TTRS = (2, 3, 6)  # leases, in ticks
 
 
 class Job(NamedTuple):
-    """A job to enqueue. ``ticks`` (its delay) and ``ttr`` are counted in ticks of time."""
+    """A job to enqueue. ``ticks`` (the delay) and ``ttr`` are numbers of ticks."""
 
     body: bytes
     priority: int
@@ -30,7 +30,7 @@ class Job(NamedTuple):
 
 
 class Say(NamedTuple):
-    """A verdict on one of the leases that a consumer has had, alive or lost."""
+    """A verdict on a lease that a consumer has had. The lease may have ended."""
 
     kind: str
     lease: int
@@ -45,7 +45,7 @@ class Enqueue(NamedTuple):
 
 
 class EnqueueAgain(NamedTuple):
-    """Enqueue the id of an earlier job again, with other options."""
+    """Enqueue a job with the id of an earlier job and with other options."""
 
     job: int
     ticks: int
@@ -58,7 +58,9 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """Let the next calls of a consumer name its queues in reverse order; if they already do, let them name no order."""
+    """Reverse the order of queues that a consumer's next calls name. If the order is reversed already, the next calls
+    name no order.
+    """
 
     consumer: int
 
@@ -140,8 +142,9 @@ Step: TypeAlias = (
 
 
 def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: bool = False) -> list[list[Step]]:
-    """Draw *count* random walks, or somewhat fewer, of steps that the backend can take. No two walks take the same
-    kinds of steps in the same order.
+    """Draw at most *count* random walks of steps that the backend can take.
+
+    No two walks take the same kinds of steps in the same order.
     """
     drawn: dict[tuple[type, ...], list[Step]] = {}
 
@@ -156,7 +159,7 @@ def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: b
     )
     @given(_walks(can, real_time=real_time))
     def draw(steps: list[Step]) -> None:
-        # hypothesis begins with the simplest walk, and often varies the one before
+        # Hypothesis draws the simplest walk first. Later walks are often variations of the walk before.
         drawn.setdefault(tuple(type(step) for step in steps), steps)
         if len(drawn) > count:
             raise _EnoughError
@@ -167,18 +170,18 @@ def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: b
 
 
 class _EnoughError(Exception):
-    """Ends the drawing: there are as many walks as were asked for."""
+    """Ends the drawing when enough walks have been drawn."""
 
 
 def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step]]:
-    """Walks of steps that the backend can take: groups of steps, with ticks between the groups.
+    """Walks of steps that the backend can take. A walk has several groups of steps, with ticks between the groups.
 
-    In real time there are fewer groups, and fewer ticks between them.
+    On a backend with a real clock a walk has fewer groups and fewer ticks, because each tick waits.
     """
     stretches, ticks = (4, [1, 1, 2]) if real_time else (10, [1, 1, 1, 2, 3])
     queue = st.sampled_from([0, 0, 0, 1])  # mostly one queue, so that several steps concern the same jobs
     consumer = st.integers(0, len(WAYS) - 1)
-    recent = st.integers(0, 7)  # counted from the newest, so that most steps concern jobs that still exist
+    recent = st.integers(0, 7)  # counted from the newest job, so that most steps concern jobs that still exist
     later = st.sampled_from(TICKS)
     limit = st.integers(1, 4)
     kinds = ["ack", "release", "bury", "touch", *(["give_back"] if can.give_back else [])]

@@ -1,12 +1,12 @@
-"""Random walks: the same steps taken by a backend and by the memory backend, every answer compared.
+"""Random walks: a backend and the memory backend take the same steps, and every answer is compared.
 
-A walk is a list of steps drawn by hypothesis. Time moves in ticks.
+A walk is a list of steps drawn by hypothesis. Time passes in ticks.
 
-With a clock that is set by hand a tick is exact, and delays and leases end at the moments of steps. A walk that shows a
+If the clock is set by hand, a tick is exact, and delays and leases end at the moments of steps. A walk that shows a
 difference is shortened before it is reported.
 
-In real time every delay and lease ends half a tick from any step, so that no correct backend depends on a few
-milliseconds. If the machine stalls and falls behind in a walk, that walk is given up without a verdict. A walk that
+On a backend with a real clock every delay and lease ends half a tick from any step. So a few milliseconds make no
+difference to a correct backend. If the machine is too slow for a walk, the walk ends without a result. A walk that
 shows a difference is not shortened.
 """
 
@@ -53,16 +53,16 @@ if TYPE_CHECKING:
     from .sides import Answer
     from .steps import Step
 
-MARGIN = 0.4  # the part of a tick that a real-time backend may take for the steps between two ticks
-TOGETHER = 8  # walks that wait for real time side by side
+MARGIN = 0.4  # the share of a tick that a real-time backend may take for the steps between two ticks
+TOGETHER = 8  # walks that run side by side in real time
 
 
 class FellBehindError(Exception):
-    """This machine could not keep up with real time, which shows nothing about the backend."""
+    """This machine could not keep up with real time. This error says nothing about the backend."""
 
 
 class Walk:
-    """One backend and its model, step by step."""
+    """Takes the steps of one walk with a backend and with its model."""
 
     def __init__(self, harness: Harness, backend: Backend, can: Capabilities, pace: Pace) -> None:
         self._harness = harness
@@ -79,7 +79,8 @@ class Walk:
     def stages(self, steps: Sequence[Step]) -> Generator[float, None, None]:
         """Take all steps, in stages. Each stage yields the moment at which the next stage has to begin.
 
-        Raises ``AssertionError`` at the first difference, with the steps and answers so far, and ``FellBehindError``.
+        Raises ``AssertionError`` at the first difference, with the steps and answers so far. Raises ``FellBehindError``
+        if the machine is too slow.
         """
         self._started = self._harness.now()
         try:
@@ -96,7 +97,7 @@ class Walk:
 
     def _take(self, step: Step) -> None:
         verb = _VERBS[type(step)]
-        # recorded before the call, so that the steps noted in an exception include the step that raised it
+        # Recorded before the call, so that an exception's note includes the step that raised the exception.
         self._steps.append(f"{step}")
         try:
             real = getattr(self._real, verb)(step)
@@ -126,9 +127,10 @@ class Walk:
     # --- comparing ---
 
     def _compare_quickly(self, what: str, real: Answer, model: Answer) -> None:
-        """Compare two answers. Raises ``FellBehindError`` if real time is too far ahead of the model's time.
+        """Compare two answers.
 
-        The two answers may then differ although both are right.
+        Raises ``FellBehindError`` if real time is too far ahead of the model's time. The two answers may then differ
+        although both are right.
         """
         late = self._harness.now() - (self._started + self._ticks * self._pace.step)
         if self._pace.is_real and late > MARGIN * self._pace.step:
@@ -156,13 +158,13 @@ class Walk:
         return "the walk, with this backend's answers:\n" + "\n".join(lines)
 
     def _leave(self) -> None:
-        """Remove the walk's jobs and pauses from the store. The next walk has other queues."""
+        """Remove the walk's jobs and pauses from the store. The next walk uses other queues."""
         self._real.close()
         for queue in self._real.queues:
             remove_jobs(self._real.backend, queue)
 
 
-#: the end of each walk: list and reserve all jobs that are left, so that every difference is found
+#: The end of each walk: list and reserve all remaining jobs, so that every difference is found.
 _AT_THE_END: tuple[Step, ...] = (
     *(List(queue, state) for queue in range(QUEUES) for state in STORED_STATES),
     *(Resume(queue) for queue in range(QUEUES)),
@@ -175,14 +177,14 @@ _VERBS: dict[type, str] = {
     Pause: "pause", Resume: "resume", Purge: "purge", Reorder: "reorder",
 }  # fmt: skip
 
-#: fields that a backend may answer with None, each with the power that a backend must lack for that
+#: Fields that may be None if the backend lacks a capability, each with the name of this capability.
 _UNKNOWN_WITHOUT = {
     "attempt": "durable_attempts", "crashes": "durable_attempts", "kicks": "durable_attempts", "reason": "reasons",
 }  # fmt: skip
 
 
 def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[str, Answer, Answer]]:
-    """Each pair of values to compare in two answers, with its path."""
+    """Yield each pair of values to compare, with the path of the values in the two answers."""
     if isinstance(real, dict) and isinstance(model, dict) and real.keys() == model.keys():
         for name in model:
             yield from _differences(real[name], model[name], f"{path}.{name}".lstrip("."))
@@ -194,7 +196,7 @@ def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[
 
 
 def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answer]:
-    """Two listings. Jobs with the same due time in the model are sorted by number: the contract does not order them."""
+    """Sort jobs with the same due time by number in both listings. The contract does not order such jobs."""
     if state not in {State.DELAYED, State.RESERVED} or len(real) != len(model):
         return real, model
     real_sorted: list[Answer] = []
@@ -208,15 +210,15 @@ def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answe
 
 
 def run_walks(harness: Harness, backend: Backend, can: Capabilities) -> int:
-    """Draw ``harness.walks`` random walks and take them. Returns how many were finished in time."""
+    """Draw ``harness.walks`` random walks and take them. Returns the number of walks that were finished in time."""
     return take_walks(harness, backend, can, draw_walks(can, harness.walks, real_time=harness.real_time))
 
 
 def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Sequence[list[Step]]) -> int:
-    """Take these walks. Returns how many were finished in time.
+    """Take these walks. Returns the number of walks that were finished in time.
 
-    Raises ``AssertionError`` at the first difference, with the steps and answers of the walk. If the clock is set by
-    hand, they are those of a shortened walk.
+    Raises ``AssertionError`` at the first difference, with the walk's steps and answers. If the clock is set by hand,
+    the walk in the error is a shortened one.
     """
     taker = _Taker(harness, backend, can)
     if harness.real_time:
@@ -225,12 +227,14 @@ def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Seq
         error = taker.failure(steps)
         if error is not None:
             taker.take(taker.shortened(steps))
-            raise error  # the shortened walk failed only after other walks, and does not fail when it is taken alone
+            raise error  # the shortened walk fails only after other walks, and not when it is taken alone
     return len(walks)
 
 
 class _Taker:
-    """Takes walks one after the other, or in real time side by side, because most of that time is spent waiting."""
+    """Takes walks one after the other. In real time, walks are taken side by side, because most of the time is spent
+    waiting.
+    """
 
     def __init__(self, harness: Harness, backend: Backend, can: Capabilities) -> None:
         self._harness = harness
@@ -244,10 +248,10 @@ class _Taker:
             self._harness.advance(moment - self._harness.now())
 
     def side_by_side(self, walks: Sequence[Sequence[Step]]) -> int:
-        """Take several walks in real time, each begun a little after the one before, so that none makes others late.
+        """Take several walks in real time. Each begins a little after the one before, so that no walk delays another.
 
-        Returns how many were finished in time. Raises at the first difference; a repeat of the walk may not show that
-        difference again.
+        Returns the number of walks that were finished in time. Raises at the first difference. A repeat of the walk may
+        not show the same difference.
         """
         finished = 0
         started = self._harness.now()
@@ -269,7 +273,7 @@ class _Taker:
         return finished
 
     def shortened(self, steps: list[Step]) -> list[Step]:
-        """Leave out the steps that the failure does not need: large parts first, then single steps."""
+        """Leave out the steps that the failure does not need. Large parts are tried first, then single steps."""
         size = len(steps)
         while size:
             at = 0
@@ -285,7 +289,7 @@ class _Taker:
     def failure(self, steps: Sequence[Step]) -> Exception | None:
         try:
             self.take(steps)
-        except Exception as exc:  # noqa: BLE001 - whatever goes wrong, the shortest way to it is what helps
+        except Exception as exc:  # noqa: BLE001 - a walk with any error is shortened
             return exc
         return None
 

@@ -1,1 +1,1 @@
-"""The topics of the contract: one module per verb or theme, one class each, one behaviour per test."""
+"""The topics of the contract. Each topic is a module with one class. Each test checks one behaviour."""

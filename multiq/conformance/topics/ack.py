@@ -1,4 +1,4 @@
-"""Ack: the job is done and forgotten."""
+"""Ack: the job is done and is deleted."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from multiq.errors import JobNotFound
 
 
 class AckTests(Topic):
-    """What the verdict ``Ack`` promises."""
-
     @promise("5.1")
     def test_an_acked_job_is_gone(self) -> None:
         # Given a job that is done
@@ -28,27 +26,27 @@ class AckTests(Topic):
         # Given a job that was done in time
         self.enqueue(ttr=self.short_ttr)
         self.settle(Ack(self.take()))
-        # When its lease would have ended, then no consumer gets it
+        # When the time of the job's lease is over, then no consumer gets the job
         self.harness.past(self.in_(self.short_ttr))
         assert self.reserve() == []
 
     @promise("5.1")
     def test_an_ack_leaves_the_jobs_around_it_alone(self) -> None:
-        # Given three jobs, of which the middle one is done
+        # Given three jobs, the second of which is done
         self.enqueue_all(b"a", b"b", b"c", ttr=LONG)
         leases = self.reserve()
         self.settle(Ack(leases[1]))
-        # Then the others are still held, and can be settled
+        # Then the other jobs are still reserved, and can be settled
         assert self.counts() == (0, 0, 2, 0)
         self.settle(Ack(leases[0]), Ack(leases[2]))
 
     @promise("5.7")
     def test_jobs_can_be_acked_in_any_order(self) -> None:
-        # Given jobs that are done in the opposite order
+        # Given jobs that are acked in the opposite order
         self.enqueue_all(*[b"x"] * 6)
         for lease in reversed(self.reserve()):
             self.settle(Ack(lease))
-        # Then all are gone
+        # Then no job is left
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("5.8")
@@ -57,5 +55,5 @@ class AckTests(Topic):
         self.enqueue()
         lease = self.take()
         self.settle(Ack(lease))
-        # When it is acked again, then that is refused
+        # When the job is acked again, then the ack is refused
         self.refused(Ack(lease))

@@ -1,4 +1,4 @@
-"""Bury: the job is set aside until a person acts."""
+"""Bury: the job is set aside until a person decides about it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,30 @@ from multiq.conformance.case import LONG, Topic, promise, requires, without
 
 
 class BuryTests(Topic):
-    """What the verdict ``Bury`` promises."""
-
     @promise("5.3")
     def test_a_buried_job_is_not_handed_out(self) -> None:
         # Given a job that was buried
         job_id = self.given(State.BURIED)
-        # Then no consumer gets it, and it is seen as buried
+        # Then no consumer gets the job, and the job is shown as buried
         assert self.reserve(by=self.another_consumer()) == []
         assert self.stands(job_id, State.BURIED)
         assert self.counts() == (0, 0, 0, 1)
 
     @promise("5.3")
     def test_time_does_not_bring_a_buried_job_back(self) -> None:
-        # Given a buried job, whose lease and delay are long past
+        # Given a buried job whose lease and delay are long over
         job_id = self.given(State.BURIED, ttr=self.short_ttr)
         self.harness.past(self.in_(2 * self.short_ttr))
-        # Then it is still buried
+        # Then the job is still buried
         assert self.reserve() == []
         assert self.stands(job_id, State.BURIED)
 
     @promise("5.3", "9.1")
     @requires("priorities")
     def test_a_buried_job_keeps_its_body_priority_and_ttr(self) -> None:
-        # Given a buried job with values of its own
+        # Given a buried job with its own options
         job_id = self.given(State.BURIED, b"evidence", priority=8, ttr=90)
-        # Then nothing of it is lost
+        # Then all options are still there
         record = self.peek(job_id)
         assert (record.body, record.priority, record.ttr) == (b"evidence", 8, 90)
 
@@ -42,7 +40,7 @@ class BuryTests(Topic):
         # Given a job that is buried with a reason
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="no such address"))
-        # Then peek shows it
+        # Then peek shows the reason
         assert self.peek(job_id).reason == "no such address"
 
     @promise("5.6")
@@ -51,16 +49,16 @@ class BuryTests(Topic):
         # Given a reason as long as a traceback of a deep recursion
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="RecursionError: too deep\n" + "  at the same line again\n" * 2000))
-        # Then peek still shows its first line
+        # Then peek still shows the reason's first line
         assert (self.peek(job_id).reason or "").startswith("RecursionError: too deep\n")
 
     @promise("5.6", "11.3")
     @without("reasons")
     def test_a_backend_that_keeps_no_reasons_shows_none_for_a_buried_job(self) -> None:
-        # Given a job that is buried with a reason which cannot be kept
+        # Given a job that is buried with a reason, on a backend that does not store reasons
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="why"))
-        # Then the reason is None: unknown
+        # Then peek shows None, which means unknown
         assert self.peek(job_id).reason is None
 
     @promise("5.8")
@@ -69,16 +67,16 @@ class BuryTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Bury(lease))
-        # When its old holder sends further verdicts, then they are refused
+        # When the old holder sends more verdicts, then they are refused
         self.refused(Ack(lease), Release(lease), Touch(lease), Bury(lease))
         assert self.stands(job_id, State.BURIED)
 
     @promise("5.3", "5.7")
     def test_a_bury_leaves_the_jobs_around_it_alone(self) -> None:
-        # Given three jobs, of which one is buried
+        # Given three jobs, one of which is buried
         self.enqueue_all(b"a", b"b", b"c", ttr=LONG)
         leases = self.reserve()
         self.settle(Bury(leases[0]))
-        # Then the others are still held
+        # Then the others are still reserved
         assert self.counts() == (0, 0, 2, 1)
         self.settle(Ack(leases[1]), Ack(leases[2]))

@@ -1,6 +1,6 @@
-"""Capabilities: the backend has what it declares, and each missing power has a reason.
+"""Capabilities: the backend has what it declares, and each missing capability has a reason.
 
-A power is a capability that a backend either has or lacks. A measure is a number, like the shortest ttr.
+A power in the code is a capability that a backend either has or lacks. A measure is a number, like the shortest ttr.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 
 
 class CapabilitiesTests(Topic):
-    """What ``Backend.declared`` and ``Backend.capabilities`` promise."""
-
     @promise("11.8")
     def test_every_missing_power_says_what_kind_of_gap_it_is_and_why(self) -> None:
-        # Given all powers: the backend has each of them, or a gap in its place
+        # Given all powers: the backend has each power, or a reason why the power is missing
         for power in POWERS:
             claim = self.can.claim(power)
             if claim is not True:
-                # Then a gap has one of the three kinds, and a reason in words
+                # Then each missing power has one of the three kinds, and a reason in words
                 assert isinstance(claim, Gap), power
                 assert claim.kind in get_args(GapKind), power
                 assert len(claim.reason) >= 10, power
@@ -40,7 +38,7 @@ class CapabilitiesTests(Topic):
     def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
         # Given the capabilities that the driver declares without a server, and those of a backend with its server
         declared, live = type(self.backend).declared, self.backend.capabilities
-        # Then the live capabilities may have other measures or lack a power, but have no power that was not declared
+        # Then the backend may have other measures, or lack a power, but has no power that the driver does not declare
         assert live.backend == declared.backend
         gained = [power for power in POWERS if live.claim(power) and not declared.claim(power)]
         assert gained == []
@@ -51,7 +49,7 @@ class CapabilitiesTests(Topic):
         delay_resolution, min_ttr, poll_interval, max_body, longest_delay = (
             getattr(self.can, measure) for measure in MEASURES
         )
-        # Then delays and leases are of some use, and there is room for a body
+        # Then delays and leases are usable, and a body may be long enough
         assert 0 < delay_resolution <= 1
         assert 1 <= min_ttr <= 10
         assert 0 < poll_interval <= 10
@@ -61,12 +59,12 @@ class CapabilitiesTests(Topic):
     @promise("11.3")
     @pytest.mark.parametrize("power", POWERS)
     def test_a_refusal_names_the_power_and_the_backends_that_have_it(self, power: str) -> None:
-        # Given the refusal of a power
+        # Given the error for a missing power
         gap = type(self.backend).declared.claim(power)
         if not isinstance(gap, Gap):
             self.does_not_apply(f"this backend has {power}")
         refusal = self.backend.unsupported(power)
-        # Then it names the missing power, the kind of the gap, its reason, and the backends that have the power
+        # Then the error names the power, the kind, the reason, and the backends that have the power
         assert isinstance(refusal, Unsupported)
         assert refusal.capability == power
         assert gap.kind in str(refusal)
@@ -78,7 +76,7 @@ class CapabilitiesTests(Topic):
     @requires("inspection", "management", "pausing", "purging")
     @pytest.mark.parametrize("power", OPTIONAL_PARTS)
     def test_an_optional_part_works_or_is_refused(self, power: str) -> None:
-        # Given the methods of an optional part of the driver interface, called as multiq calls them
+        # Given calls of the methods of an optional part of the driver interface, as multiq makes them
         queue, job_id = self.queue, new_id()
         calls: dict[str, Callable[[], object]] = {
             "peek": lambda: self.backend.peek(queue, job_id),
@@ -101,8 +99,9 @@ class CapabilitiesTests(Topic):
                 refused_for = None
             except Unsupported as exc:
                 refused_for = exc.capability
-            # Then each method works if the driver declares its part; if not, it raises Unsupported and names the part
-            if method == "doctor":  # there are general checks, too
+            # Then each method works if the driver declares the part. Otherwise the method raises Unsupported with the
+            # part's name.
+            if method == "doctor":  # there are general checks for every backend
                 assert refused_for is None
             else:
                 assert refused_for == (None if declares else power), method
@@ -113,7 +112,7 @@ class CapabilitiesTests(Topic):
         # Given a store that is in use
         self.enqueue()
         schema = self.backend.schema()
-        # Then its tables are ready, no migration is missing, and there is a script that makes the tables
+        # Then the tables are ready, no migration is missing, and there is a script that makes the tables
         assert schema.check().state == "ready"
         assert schema.up() == []
         assert schema.sql(0).strip()
@@ -121,7 +120,7 @@ class CapabilitiesTests(Topic):
     @promise("11.8")
     @requires("diagnosis")
     def test_the_doctor_has_checks_of_the_driver_s_own(self) -> None:
-        # Given what the doctor finds
+        # Given the findings of the doctor
         findings = self.backend.doctor()
         # Then there are findings beyond the general ones, each with a level and a reason in words
         general = {finding.what for finding in Backend.doctor(self.backend)}
@@ -137,9 +136,9 @@ class CapabilitiesTests(Topic):
         there = (getattr(item, "cls", None) for item in self._request.session.items)
         classes = {cls for cls in (*here, *there) if isinstance(cls, type) and issubclass(cls, Topic)}
         ours = {cls for cls in classes if getattr(cls, "harness_class", None) is harness_class}
-        # When the powers that their tests require are collected
+        # When the powers that the tests require are collected
         tests = [getattr(cls, name) for cls in ours for name in dir(cls) if name.startswith("test_")]
         proved = {power for test in (*ours, *tests) for power in declared(test, REQUIRES)}
-        # Then each claimed power has a test: if a topic were left out, its powers would be unproved
+        # Then each declared power has a test. A power would have none if a topic were left out.
         unproved = sorted(power for power in POWERS if self.can.claim(power) and power not in proved)
         assert not unproved, f"claimed, but nothing in this run tries it: {', '.join(unproved)}"

@@ -1,4 +1,4 @@
-"""Races: threads that start at one moment, each with a backend of its own, many rounds."""
+"""Races: threads start at the same moment, each with its own backend object, in many rounds."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ if TYPE_CHECKING:
 
 
 class ConcurrencyTests(Topic):
-    """What holds when several threads or processes call at once."""
-
     # --- reserving ---
 
     @promise("3.6", "11.4")
     def test_no_job_is_handed_to_two_consumers(self) -> None:
-        # Given many jobs, and consumers that take them one by one as fast as they can
+        # Given many jobs, and consumers that reserve one job at a time as fast as they can
         ids = self.enqueue_all(*[b"x"] * 200, ttr=LONG)
         consumers = self._consumers_of_their_own()
-        # When all begin at once
+        # When all consumers begin at once
         taken = together([self._taking(consumer, limit=1) for consumer in consumers])
-        # Then each job was handed out once, and none is left
+        # Then each job was handed out once, and no job is left
         assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
 
     @promise("3.6", "3.1")
     def test_no_job_is_in_two_batches(self) -> None:
-        # Given many jobs, and consumers that take them in batches that overlap if they can
+        # Given many jobs, and consumers that reserve batches, which might overlap
         ids = self.enqueue_all(*[b"x"] * 300, ttr=LONG)
         consumers = self._consumers_of_their_own()
-        # When all begin at once
+        # When all consumers begin at once
         taken = together([self._taking(consumer, limit=7) for consumer in consumers])
-        # Then each job was handed out once, and none is left
+        # Then each job was handed out once, and no job is left
         assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
 
     @promise("3.6")
@@ -51,9 +49,9 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given one job
             self.enqueue(ttr=LONG)
-            # When all reserve at once
+            # When all consumers reserve at once
             taken = together([self._reserving(consumer) for consumer in consumers])
-            # Then one of them has it
+            # Then one consumer has the job
             assert sum(map(len, taken)) == 1
             self._ack_all(consumers)
 
@@ -63,7 +61,7 @@ class ConcurrencyTests(Topic):
         ids = self.enqueue_all(*[b"x"] * 20, ttr=self.short_ttr)
         self.reserve()
         self.harness.past(self.in_(self.short_ttr))
-        # When all reserve at once, each in small batches
+        # When all consumers reserve at once, in small batches
         consumers = self._consumers_of_their_own()
         taken = together([self._taking(consumer, limit=3) for consumer in consumers])
         # Then each job has one new holder, and one crash
@@ -76,7 +74,7 @@ class ConcurrencyTests(Topic):
         # Given delayed jobs that are due by now, and that no call has made ready yet
         ids = self.enqueue_all(*[b"x"] * 40, delay=self.short_delay, ttr=LONG)
         self.harness.past(self.in_(self.short_delay))
-        # When all reserve at once
+        # When all consumers reserve at once
         consumers = self._consumers_of_their_own()
         taken = together([self._taking(consumer, limit=3) for consumer in consumers])
         # Then each job was handed out once
@@ -87,9 +85,9 @@ class ConcurrencyTests(Topic):
         # Given more jobs than one batch
         self.enqueue_all(*[b"x"] * 60, ttr=LONG)
         greedy, modest = self.another_consumer(), self.another_consumer(backend=self.another_backend())
-        # When one consumer has taken many
+        # When one consumer has reserved 50 jobs
         assert len(self.reserve(50, by=greedy)) == 50
-        # Then the other consumer gets all jobs that are left
+        # Then the other consumer gets the remaining jobs
         assert len(self.reserve(50, by=modest)) == 10
 
     # --- settling ---
@@ -101,14 +99,14 @@ class ConcurrencyTests(Topic):
         consumers = self._consumers_of_their_own()
         for consumer in consumers:
             self.reserve(160 // len(consumers), by=consumer)
-        # When all ack and release by turns, one by one
+        # When each consumer acks and releases by turns, one job at a time
         together([self._settling(consumer) for consumer in consumers])
         # Then every verdict was carried out
         assert self.counts() == (80, 0, 0, 0)
 
     @promise("3.6", "4.4", "11.1")
     def test_nothing_is_lost_or_doubled_between_producers_and_consumers(self) -> None:
-        # Given producers that enqueue, and consumers that release each job once before they ack it
+        # Given producers that enqueue, and consumers that release each job once before they ack the job
         total, producers = 120, 2
         consumers = self._consumers_of_their_own()
         backends = [self.another_backend() for _ in range(producers)]
@@ -131,7 +129,7 @@ class ConcurrencyTests(Topic):
         works: list[Callable[[], list[str]]] = []
         works += [lambda backend=backend: produce(backend) for backend in backends]  # type: ignore[misc]
         works += [lambda consumer=consumer: consume(consumer) for consumer in consumers]  # type: ignore[misc]
-        # When all run at once
+        # When all producers and consumers run at once
         enqueued = [job_id for ids in together(works) for job_id in ids]
         # Then each job was acked once
         assert Counter(acked) == Counter(enqueued)
@@ -146,9 +144,9 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given a ready job
             job_id = self.enqueue(ttr=LONG)
-            # When it is deleted and reserved at the same moment
+            # When the job is deleted and reserved at the same moment
             deleted, taken = together([lambda: self._delete(job_id), lambda: len(self.reserve(1, by=consumer)) == 1])  # noqa: B023
-            # Then one of the two has happened
+            # Then one of the two calls has succeeded
             assert deleted is not taken
             self._ack_all([consumer])
             assert self.counts() == (0, 0, 0, 0)
@@ -160,9 +158,9 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given a job
             job_id = self.enqueue()
-            # When all delete it at once
+            # When several threads delete the job at once
             deleted = together([lambda backend=backend: self._delete(job_id, backend) for backend in backends])  # type: ignore[misc]  # noqa: B023
-            # Then one call has deleted it
+            # Then one thread has deleted the job
             assert deleted.count(True) == 1
 
     @promise("7.4", "3.6")
@@ -172,9 +170,9 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given a ready job
             job_id = self.enqueue(ttr=LONG)
-            # When it is rescheduled and reserved at the same moment
+            # When the job is rescheduled and reserved at the same moment
             put_off, taken = together([lambda: self._put_off(job_id), lambda: len(self.reserve(1, by=consumer)) == 1])  # noqa: B023
-            # Then one of the two has happened, and there is one job
+            # Then one of the two calls has succeeded, and there is one job
             assert put_off is not taken
             assert self.counts() == ((0, 1, 0, 0) if put_off else (0, 0, 1, 0))
             self._ack_all([consumer])
@@ -187,12 +185,12 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given some jobs
             self.enqueue_all(*[b"x"] * 10, ttr=LONG)
-            # When they are purged and reserved at the same moment
+            # When the jobs are purged and reserved at the same moment
             purged, taken = together(
                 [lambda: self.backend.purge(self.queue, [State.READY]), lambda: len(self.reserve(5, by=consumer))]
             )
             left = self.counts()
-            # Then no consumer has a job that was deleted
+            # Then no consumer holds a job that was deleted
             assert left == (10 - purged - taken, 0, taken, 0)
             self.settle(*map(Ack, list(consumer.held.values())), by=consumer)
             self.backend.purge(self.queue, [State.READY])
@@ -205,9 +203,9 @@ class ConcurrencyTests(Topic):
             # Given ten buried jobs
             for _ in range(10):
                 self.given(State.BURIED)
-            # When all kick three at once
+            # When several threads kick three jobs each at once
             kicked = together([lambda backend=backend: backend.kick(self.queue, 3) for backend in backends])  # type: ignore[misc]
-            # Then their counts add up to the number of jobs that became ready
+            # Then the sum of their counts is the number of jobs that became ready
             moved = min(10, 3 * len(backends))
             assert sum(kicked) == moved
             assert self.counts() == (moved, 0, 0, 10 - moved)
@@ -215,18 +213,18 @@ class ConcurrencyTests(Topic):
 
     @promise("4.4", "5.8")
     def test_of_an_old_and_a_new_holder_that_ack_at_once_only_the_new_ones_ack_counts(self) -> None:
-        # Given jobs that were abandoned by one consumer, and are held by another
+        # Given jobs that one consumer abandoned, and that another consumer holds
         count = 10
         self.enqueue_all(*[b"x"] * count, ttr=self.short_ttr)
         stale = self.reserve()
         self.harness.past(self.in_(self.short_ttr))
         other = self.another_consumer(backend=self.another_backend())
         live = self.reserve(by=other)
-        # When both ack everything at once
+        # When both consumers ack all jobs at once
         old, new = together(
             [lambda: self.worker.settle(list(map(Ack, stale))), lambda: other.settle(list(map(Ack, live)))]
         )
-        # Then the old holder is refused, and the new holder is not
+        # Then the old holder's acks are refused, and the new holder's are accepted
         assert [type(answer) for answer in old] == [LeaseLost] * count
         assert new == [None] * count
 
@@ -234,17 +232,17 @@ class ConcurrencyTests(Topic):
 
     @promise("11.4", "2.2")
     def test_batches_that_are_enqueued_at_once_all_arrive_each_in_its_order(self) -> None:
-        # Given producers with a batch each
+        # Given producers with one batch each
         backends = [self.another_backend() for _ in range(self.harness.threads)]
         batches = [[self.new(b"%d.%03d" % (at, number)) for number in range(50)] for at in range(len(backends))]
-        # When all enqueue at once
+        # When all producers enqueue at once
         together(
             [
                 lambda backend=backend, batch=batch: backend.enqueue(self.queue, batch)  # type: ignore[misc]
                 for backend, batch in zip(backends, batches, strict=True)
             ]
         )
-        # Then all jobs are there, and those of each producer in their order
+        # Then all jobs are there, and the jobs of each producer are in their order
         bodies = [lease.body for lease in self.reserve(ALL)]
         for at, batch in enumerate(batches):
             assert self.in_line([body for body in bodies if body.startswith(b"%d." % at)], [job.body for job in batch])
@@ -263,7 +261,7 @@ class ConcurrencyTests(Topic):
                 seen.add(observer.stats(self.queue).ready)
 
         looking = self.background(look)
-        # When batches come
+        # When batches are enqueued
         try:
             for _ in range(self.harness.rounds):
                 self.enqueue_all(*[b"x"] * 40)
@@ -279,9 +277,9 @@ class ConcurrencyTests(Topic):
     def test_one_id_enqueued_by_many_at_once_is_one_job(self) -> None:
         backends = [self.another_backend() for _ in range(self.harness.threads)]
         for _ in range(self.harness.rounds):
-            # Given a batch that was sent again while its first sending was still under way
+            # Given a batch that is sent again while the first call is still running
             batch = [self.new(b"a"), self.new(b"b")]
-            # When both arrive at once
+            # When both calls arrive at once
             together([lambda backend=backend: backend.enqueue(self.queue, batch) for backend in backends])  # type: ignore[misc]  # noqa: B023
             # Then each job is there once
             assert self.in_line(self.bodies(), [b"a", b"b"])
@@ -292,11 +290,11 @@ class ConcurrencyTests(Topic):
         # Given many consumers that wait at an empty queue
         consumers = self._consumers_of_their_own()
         waiting = [self.waiting(consumer) for consumer in consumers]
-        # When another thread enqueues delayed jobs into that very queue, then every call returns
+        # When another thread enqueues delayed jobs in that queue, then every call returns
         enqueuing = self.background(lambda: [self.enqueue(delay=LONG) for _ in range(20)])
         assert len(self.woken(enqueuing)) == 20
         assert self.counts() == (0, 20, 0, 0)
-        # And the consumers go on waiting
+        # And the consumers continue to wait
         assert all(thread.is_alive() for thread in waiting)
 
     # --- one object, many threads ---
@@ -313,18 +311,18 @@ class ConcurrencyTests(Topic):
             self.backend.stats(self.queue)
             return states.count(State.DELAYED)
 
-        # When many threads use it at once
+        # When many threads use this object at once
         counts = together([work] * self.harness.threads)
-        # Then each has its own answers
+        # Then each thread gets its own answers
         assert counts == [10] * self.harness.threads
         assert self.counts() == (0, 5 * self.harness.threads, 0, 0)
 
     @promise("11.4", "3.8")
     def test_consumers_of_one_backend_work_in_threads_of_their_own(self) -> None:
-        # Given one backend object, and consumers made from it
+        # Given one backend object, and consumers that were made from this object
         ids = self.enqueue_all(*[b"x"] * 100, ttr=LONG)
         consumers = [self.another_consumer() for _ in range(self.harness.threads)]
-        # When each works in a thread
+        # When each consumer works in a thread
         taken = together([self._taking(consumer, limit=2) for consumer in consumers])
         # Then each job was handed out once
         assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
@@ -332,13 +330,13 @@ class ConcurrencyTests(Topic):
     @promise("11.4", "11.7")
     @requires("shared")
     def test_parent_and_child_use_the_backend_after_a_fork(self) -> None:
-        # Given a backend that was used, and then its process forked
+        # Given a process that has used a backend and then forks
         if not hasattr(os, "fork"):
             self.does_not_apply("this system cannot fork")
         self.enqueue(b"before")
         child = fork(lambda: self.enqueue_all(b"child", b"child"))
         self.enqueue(b"parent")
-        # When the child is done
+        # When the child process has ended
         assert ended_well(child)
         # Then both processes have enqueued their jobs, and the parent's connections still work
         assert Counter(self.bodies()) == Counter([b"before", b"child", b"child", b"parent"])
@@ -352,7 +350,7 @@ class ConcurrencyTests(Topic):
         return lambda: consumer.reserve(1, 0)
 
     def _taking(self, consumer: TrackedConsumer, limit: int) -> Callable[[], list[Lease]]:
-        """Reserve all jobs, at most *limit* per call."""
+        """Returns a function that reserves all jobs, at most *limit* per call."""
 
         def take() -> list[Lease]:
             taken: list[Lease] = []

@@ -1,4 +1,4 @@
-"""Delete: a job that is not reserved is deleted, and never starts."""
+"""Delete: a job that is not reserved is deleted, and never runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from multiq.ids import new_id
 
 @requires("management")
 class DeleteTests(Topic):
-    """What ``Backend.delete`` promises; its race with reserve is in ``concurrency``."""
+    """The race of a delete with a reserve is tested in ``concurrency``."""
 
     @promise("8.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
     def test_a_deleted_job_is_gone(self, state: State) -> None:
         # Given a job that is not reserved
         job_id = self.given(state)
-        # When it is deleted
+        # When the job is deleted
         self.backend.delete(self.queue, job_id)
         # Then the job does not exist any more
         with pytest.raises(JobNotFound):
@@ -33,17 +33,17 @@ class DeleteTests(Topic):
         # Given a delayed job that was deleted
         job_id = self.enqueue(delay=self.short_delay)
         self.backend.delete(self.queue, job_id)
-        # When its time comes, then nothing starts
+        # When the job's due time comes, then no job is handed out
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("8.1")
     def test_the_jobs_around_it_stay(self) -> None:
-        # Given three jobs, of which the middle one is deleted
+        # Given three jobs, the second of which is deleted
         ids = self.enqueue_all(b"a", b"b", b"c")
         self.backend.delete(self.queue, ids[1])
-        # Then the others come in their order
+        # Then the others are handed out in their order
         assert self.in_line(self.bodies(), [b"a", b"c"])
 
     @promise("8.2")
@@ -51,7 +51,7 @@ class DeleteTests(Topic):
         # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
-        # When it is deleted, then that is refused, and its holder goes on
+        # When the job is deleted, then the call raises JobReserved, and the holder can still settle the job
         with pytest.raises(JobReserved):
             self.backend.delete(self.queue, job_id)
         assert self.counts() == (0, 0, 1, 0)
@@ -72,7 +72,7 @@ class DeleteTests(Topic):
     def test_a_job_whose_lease_has_ended_can_be_deleted(self) -> None:
         # Given an abandoned job
         lease = self.abandoned()
-        # When it is deleted, then it is gone
+        # When the job is deleted, then the job does not exist any more
         self.backend.delete(self.queue, lease.id)
         assert self.reserve() == []
         assert self.counts() == (0, 0, 0, 0)
@@ -83,7 +83,8 @@ class DeleteTests(Topic):
         job_id = self.enqueue()
         other = self.another_queue()
         self.enqueue(queue=other)
-        # When it is deleted from the other queue, then it is not found there, and stays in its own
+        # When the job is deleted from the other queue, then the call raises JobNotFound, and the job stays in its own
+        # queue
         with pytest.raises(JobNotFound):
             self.backend.delete(other, job_id)
         assert self.stands(job_id, State.READY)
@@ -95,9 +96,9 @@ class DeleteTests(Topic):
         # Given a job that was deleted
         job_id = self.given(state, b"old")
         self.backend.delete(self.queue, job_id)
-        # When its id is enqueued again
+        # When the id is enqueued again
         self.enqueue(b"new", id=job_id, delay=LONG)
-        # Then it is a new job
+        # Then the id has a new job
         record = self.peek(job_id)
         assert (record.body, record.state) == (b"new", State.DELAYED)
         assert self.tells(record.attempt, 0, "durable_attempts")

@@ -1,4 +1,4 @@
-"""Enqueue: what goes in comes out, in order, once, and when it is due."""
+"""Enqueue: each job is stored once, as it was enqueued, and is handed out in order when it is due."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from multiq.backend import Lease
 
 KIB = 1024
-MODEST = 64 * KIB * KIB  # bytes: a limit that a test may fill
+MODEST = 64 * KIB * KIB  # bytes: a limit that a test can fill
 
 BODIES = {
     "empty": b"",
@@ -33,20 +33,18 @@ IDS = [
     "7", "order-4711", "Order-4711", "order-4711~", "a/b:c.d{e}", "*?[x]", "'\"`%s\\", "-x", "$1;",
     *("0" * size for size in (15, 16, 17, 32, 36)), "x" * 200, "x" * 199,
 ]  # fmt: skip
-BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # of read buffers, of 16-bit lengths, of BLOBs
+BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # around the limits of buffers, 16-bit lengths and BLOBs
 
 
 class EnqueueTests(Topic):
-    """What ``Backend.enqueue`` promises."""
-
     # --- fields of a job ---
 
     @promise("2.1", "4.9")
     @requires("priorities")
     def test_a_job_comes_out_as_it_went_in(self) -> None:
-        # Given a job with a priority and a ttr of its own
+        # Given a job with its own priority and ttr
         job_id = self.enqueue(b"body", priority=17, ttr=90)
-        # When it is reserved
+        # When the job is reserved
         lease = self.take()
         # Then the lease has the values that were enqueued
         assert (lease.queue, lease.id, lease.body) == (self.queue, job_id, b"body")
@@ -54,28 +52,28 @@ class EnqueueTests(Topic):
 
     @promise("2.1")
     def test_a_job_without_options_has_the_default_priority_and_ttr(self) -> None:
-        # Given a job enqueued without options
+        # Given a job that was enqueued without options
         self.enqueue()
-        # Then it is due at once, with the defaults
+        # Then the job is due at once, with the default options
         lease = self.take()
         assert (lease.priority, lease.ttr) == (PRIORITY_DEFAULT, TTR_DEFAULT)
 
     @promise("2.1", "4.9")
     @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
     def test_a_body_is_given_back_to_the_byte(self, body: bytes) -> None:
-        # Given a body that some format between the caller and the store could damage
+        # Given a body with bytes that some encodings would damage
         job_id = self.enqueue(body)
-        # Then peek and reserve both give it back
+        # Then peek and reserve both return the same body
         assert self.peek(job_id).body == body
         assert self.take().body == body
 
     @promise("2.1", "4.9")
     def test_bodies_around_64_kib_are_given_back_whole(self) -> None:
-        # Given bodies as long as buffers and length fields tend to be
+        # Given bodies of typical lengths of buffers and length fields
         sizes = sorted({min(size, self.can.max_body or size) for size in BOUNDARIES})
         bodies = [bytes([number]) * size for number, size in enumerate(sizes, 1)]
         self.enqueue_all(*bodies)
-        # Then none is cut short, and none runs into the next
+        # Then each body is complete and separate from the next one
         assert self.in_line(self.bodies(), bodies)
 
     @promise("2.1")
@@ -84,7 +82,7 @@ class EnqueueTests(Topic):
         # Given jobs with the last and the first priority
         last = self.enqueue(b"last", priority=PRIORITY_MAX)
         first = self.enqueue(b"first", priority=0)
-        # Then both priorities are kept as they are
+        # Then both priorities are stored unchanged
         assert self.peek(last).priority == PRIORITY_MAX
         assert self.peek(first).priority == 0
         assert self.bodies() == [b"first", b"last"]
@@ -92,7 +90,7 @@ class EnqueueTests(Topic):
     @promise("2.1", "2.2")
     @requires("priorities")
     def test_each_job_of_a_batch_has_its_own_options(self) -> None:
-        # Given a batch whose jobs differ in everything
+        # Given a batch whose jobs have different options
         late, low, high = self.backend.enqueue(
             self.queue,
             [
@@ -101,7 +99,7 @@ class EnqueueTests(Topic):
                 self.new(b"high", priority=3, ttr=80),
             ],
         )
-        # Then each job has its own values
+        # Then each job has its own options
         assert self.stands(late, State.DELAYED)
         leases = self.reserve()
         assert self.in_line([(lease.id, lease.priority, lease.ttr) for lease in leases], [(high, 3, 80), (low, 9, 70)])
@@ -112,15 +110,15 @@ class EnqueueTests(Topic):
     def test_ids_come_back_in_the_order_of_the_jobs(self) -> None:
         # Given a batch of bodies
         bodies = [b"%d" % number for number in range(12)]
-        # When it is enqueued
+        # When the batch is enqueued
         ids = self.enqueue_all(*bodies)
-        # Then each id is that of the job at the same position
+        # Then each id is the id of the job at the same position
         assert [self.peek(job_id).body for job_id in ids] == bodies
 
     @promise("2.2", "3.4")
     @requires("total_order")
     def test_a_batch_is_as_old_as_its_order_says_whatever_its_ids_are(self) -> None:
-        # Given ids that sort against the order of the jobs
+        # Given ids whose sort order is the reverse of the batch's order
         ids = sorted(new_ids(12), reverse=True)
         bodies = [b"%d" % number for number in range(12)]
         self.backend.enqueue(self.queue, [NewJob(body, job_id) for body, job_id in zip(bodies, ids, strict=True)])
@@ -131,15 +129,15 @@ class EnqueueTests(Topic):
     def test_no_two_jobs_have_one_id(self) -> None:
         # Given many jobs that differ only in the time of their enqueue
         ids = [job_id for _ in range(5) for job_id in self.enqueue_all(*[b"same"] * 20)]
-        # Then each has an id of its own
+        # Then each job has its own id
         assert len(set(ids)) == len(ids)
 
     @promise("1.3")
     @requires("client_ids")
     def test_the_callers_id_is_the_jobs_id(self) -> None:
-        # Given an id that the caller made
+        # Given an id that the caller has made
         job_id = new_id()
-        # When a job is enqueued with it, then every answer has the job under this id
+        # When a job is enqueued with this id, then every answer has the job under this id
         assert self.enqueue(id=job_id) == job_id
         assert self.peek(job_id).id == job_id
         assert self.take().id == job_id
@@ -147,14 +145,14 @@ class EnqueueTests(Topic):
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
     def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
-        # Given ids that are no UUIDs, or UUIDs in several spellings: a table could take some of them for equal
+        # Given ids that are no UUIDs, and UUIDs in several spellings. A table could take some of these ids for equal.
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
-        # When jobs are enqueued under them, twice, in one call and one by one
+        # When jobs are enqueued with these ids, twice, in one call and one by one
         for jobs in (batch, *([job] for job in batch)):
             assert self.backend.enqueue(self.queue, jobs) == [job.id for job in jobs]
-        # Then each id is one job, in every answer
+        # Then each id is one job in every answer
         assert self.counts() == (len(ids), 0, 0, 0)
         assert [self.peek(job_id).body for job_id in ids] == [job.body for job in batch]
         leases = self.reserve(ALL)
@@ -164,17 +162,17 @@ class EnqueueTests(Topic):
 
     @promise("2.2")
     def test_an_empty_batch_changes_nothing(self) -> None:
-        # When nothing is enqueued
+        # When an empty batch is enqueued
         assert self.backend.enqueue(self.queue, []) == []
-        # Then nothing is there
+        # Then there is no job
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("2.2")
     def test_a_thousand_jobs_in_one_call_all_arrive_in_order(self) -> None:
-        # Given a batch of 1,000 jobs, more than a driver may send at a time
+        # Given a batch of 1,000 jobs, which may be more than a driver sends at a time
         bodies = [b"%04d" % number for number in range(1000)]
         ids = self.enqueue_all(*bodies)
-        # Then all are there, in order
+        # Then all jobs are there, in order
         assert len(set(ids)) == 1000
         assert self.counts() == (1000, 0, 0, 0)
         leases = self.reserve(ALL)
@@ -200,9 +198,9 @@ class EnqueueTests(Topic):
         # Given two jobs
         job_id = self.enqueue(b"first", priority=5, ttr=90)
         self.enqueue(b"second", priority=5)
-        # When the first one's id is enqueued again with everything changed
+        # When the first job's id is enqueued again with different options
         self.enqueue(b"other", id=job_id, priority=0, delay=LONG, ttr=120)
-        # Then its values and its place are unchanged
+        # Then the first job's options and its place in the order are unchanged
         record = self.peek(job_id)
         assert (record.body, record.priority, record.ttr, record.state) == (b"first", 5, 90, State.READY)
         assert self.bodies() == [b"first", b"second"]
@@ -213,10 +211,10 @@ class EnqueueTests(Topic):
     def test_a_known_id_leaves_the_job_in_its_state(self, state: State) -> None:
         # Given a job that is not ready
         job_id = self.given(state, priority=5, ttr=90)
-        # When its id is enqueued again, to be due at once or later, and with another body, priority and ttr
+        # When the job's id is enqueued again with another body, priority and ttr, to be due at once or later
         for delay in (0.0, LONG / 4):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
-            # Then the job keeps its state and its values, and there is no second job
+            # Then the job keeps its state and its options, and there is no second job
             record = self.peek(job_id)
             assert (record.state, record.body, record.priority, record.ttr) == (state, b"x", 5, 90)
         assert sum(count or 0 for count in self.counts()) == 1
@@ -227,10 +225,10 @@ class EnqueueTests(Topic):
     def test_a_known_id_does_not_re_time_a_delayed_job(self) -> None:
         # Given a delayed job
         job_id = self.enqueue(delay=LONG, priority=5, ttr=90)
-        # When its id is enqueued again with no delay, a shorter or a longer one, and another priority and ttr
+        # When the job's id is enqueued again with no delay, a shorter or a longer one, and another priority and ttr
         for delay in (0.0, LONG / 4, 4 * LONG):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
-            # Then its due time and its values are unchanged
+            # Then the job's due time and options are unchanged
             record = self.peek(job_id)
             assert record.state is State.DELAYED
             assert self.about(record.due_in, LONG)
@@ -239,17 +237,17 @@ class EnqueueTests(Topic):
     @promise("2.4")
     @requires("client_ids")
     def test_one_id_twice_in_a_batch_is_one_job(self) -> None:
-        # Given a batch that names one id twice
+        # Given a batch that has one id twice
         job_id = new_id()
         ids = self.backend.enqueue(self.queue, [NewJob(b"a", job_id), NewJob(b"b", new_id()), NewJob(b"c", job_id)])
-        # Then the first of the two is there
+        # Then the first of the two jobs is there
         assert (ids[0], ids[2]) == (job_id, job_id)
         assert self.in_line(self.bodies(), [b"a", b"b"])
 
     @promise("2.4")
     @requires("client_ids")
     def test_a_batch_that_is_half_known_adds_the_other_half(self) -> None:
-        # Given a batch of which one job got through
+        # Given a batch of which only one job was stored
         batch = [self.new(b"%d" % number) for number in range(4)]
         self.backend.enqueue(self.queue, batch[1:2])
         # When the whole batch is sent again
@@ -261,13 +259,13 @@ class EnqueueTests(Topic):
     @promise("2.4")
     @requires("client_ids", "management")
     def test_one_id_in_two_queues_is_two_jobs(self) -> None:
-        # Given an id that two queues use
+        # Given two jobs of the same id in two queues
         other = self.another_queue()
         job_id = self.enqueue(b"here")
         self.enqueue(b"there", queue=other, id=job_id)
-        # When one of the two is deleted
+        # When one of the two jobs is deleted
         self.backend.delete(self.queue, job_id)
-        # Then the other is not
+        # Then the other job is still there
         assert self.peek(job_id, other).body == b"there"
         assert self.reserve() == []
 
@@ -277,9 +275,9 @@ class EnqueueTests(Topic):
         # Given a job that is done
         job_id = self.enqueue(b"old")
         self.settle(Ack(self.take()))
-        # When its id is enqueued again
+        # When the job's id is enqueued again
         self.enqueue(b"new", id=job_id)
-        # Then it is a new job
+        # Then the id has a new job
         lease = self.take()
         assert (lease.body, lease.attempt) == (b"new", 1)
 
@@ -287,7 +285,7 @@ class EnqueueTests(Topic):
     @requires("management")
     @without("client_ids")
     def test_a_backend_that_chooses_ids_chooses_a_new_one_each_time(self) -> None:
-        # Given a job that is enqueued twice under one id of the caller's
+        # Given a caller that enqueues twice with the same id
         job = self.new(b"twice")
         one, other = (self.backend.enqueue(self.queue, [job])[0] for _ in range(2))
         # Then there are two jobs, and each is found by the id that was returned
@@ -302,27 +300,27 @@ class EnqueueTests(Topic):
         # Given a body of exactly the limit
         body = b"\xa5" * self._modest_limit()
         self.enqueue(body)
-        # Then it is there, whole
+        # Then the whole body is there
         assert self.take().body == body
 
     @promise("2.6")
     def test_one_byte_more_is_refused_with_both_sizes(self) -> None:
-        # Given a body of one byte over the limit
+        # Given a body that is one byte over the limit
         limit = self._modest_limit()
-        # When it is enqueued, then it is refused
+        # When the body is enqueued, then the call raises PayloadTooLarge
         with pytest.raises(PayloadTooLarge) as refusal:
             self.enqueue(b"x" * (limit + 1))
         assert (refusal.value.size_bytes, refusal.value.limit_bytes) == (limit + 1, limit)
-        # And nothing is stored, and the backend goes on
+        # And nothing is stored, and the backend still works
         assert self.counts() == (0, 0, 0, 0)
         self.enqueue(b"small")
         assert self.bodies() == [b"small"]
 
     @promise("2.3", "2.6")
     def test_a_batch_with_one_body_too_large_stores_nothing(self) -> None:
-        # Given a batch of good jobs around a bad one
+        # Given a batch with one body that is too large
         limit = self._modest_limit()
-        # When it is enqueued, then all of it is refused
+        # When the batch is enqueued, then all of the batch is refused
         with pytest.raises(PayloadTooLarge):
             self.enqueue_all(b"good", b"x" * (limit + 1), b"good as well")
         assert self.counts() == (0, 0, 0, 0)
@@ -349,10 +347,10 @@ class EnqueueTests(Topic):
         moment = self.in_(delay)
         self.enqueue(delay=delay)
         over = self.in_(delay + self.can.delay_resolution)
-        # When almost all of it has passed, then nothing is handed out
+        # When almost all of the delay has passed, then the job is not handed out
         self.harness.nearly(moment)
         self.nothing_before(moment)
-        # And when the delay is over, rounded up to the backend's resolution, the job is handed out
+        # And when the delay is over, rounded up to the backend's resolution, then the job is handed out
         self.harness.past(over)
         assert self.worker.held or self.take()
 
@@ -362,7 +360,7 @@ class EnqueueTests(Topic):
         if verb == "reschedule":
             self.need("management")
         for delay in (0.0197, 0.0291) if self.can.delay_resolution < 0.01 else (1.3 * self.can.delay_resolution,):
-            # Given a job that is put off by a fraction of a second
+            # Given a job with a delay of a fraction of a second
             lease = None
             if verb == "release":
                 self.enqueue()
@@ -375,7 +373,7 @@ class EnqueueTests(Topic):
                 self.backend.reschedule(self.queue, job_id, delay)
             else:
                 self.enqueue(delay=delay)
-            # When it is handed out, then the whole delay has passed
+            # When the job is handed out, then the whole delay has passed
             leases: list[Lease] = []
             give_up_at = self.in_(delay + self.can.delay_resolution + self.harness.patience)
             while not leases:
@@ -400,7 +398,7 @@ class EnqueueTests(Topic):
             self.not_tried("whether a long delay is cut is seen by looking at the job, or by moving the store's clock")
         # Given a job with a long delay
         job_id = self.enqueue(delay=delay)
-        # Then it is due when that delay has passed, and not before
+        # Then the job is due when this delay has passed, and not before
         if self.can.inspection:
             record = self.peek(job_id)
             assert record.state is State.DELAYED
@@ -413,11 +411,11 @@ class EnqueueTests(Topic):
 
     @promise("2.8")
     def test_a_job_is_there_for_all_clients_once_enqueue_returns(self) -> None:
-        # Given two backends on one store
+        # Given two backend objects on one store
         other = self.another_backend()
-        # When one enqueues
+        # When one of them enqueues a job
         job_id = self.enqueue(b"news")
-        # Then the other sees the job and can have it
+        # Then the other one sees the job and can reserve the job
         if self.can.exact_counts:
             assert other.stats(self.queue).ready == 1
         if self.can.inspection:

@@ -1,4 +1,4 @@
-"""Errors, refusals and names: each failure is reported, and queues and ids are never confused."""
+"""Errors, refusals and names. Each failure is reported, and two queues or ids are never confused."""
 
 from __future__ import annotations
 
@@ -23,21 +23,19 @@ STRANGE_IDS = {
     "a pattern": "*",
     "an upper-case id": new_id().upper(),
 }
-SCREEN = 20 * 100  # characters that fit on one
+SCREEN = 20 * 100  # characters that fit on one screen
 
 _NAMES_GONE_AND_STORED_STATES = r"^(?=.*'gone')(?=.*ready, delayed, reserved, buried)"
 
 
 class ErrorsTests(Topic):
-    """What errors promise."""
-
     @promise("11.2", "1.3")
     @requires("inspection", "management")
     @pytest.mark.parametrize("job_id", STRANGE_IDS.values(), ids=STRANGE_IDS.keys())
     def test_a_strange_id_is_an_id_that_is_not_there(self, job_id: str) -> None:
-        # Given a queue with a job, and an id from somewhere else
+        # Given a queue with a job, and an id of no job in this queue
         self.enqueue()
-        # When each verb on one job is given that id, then the job is not found
+        # When each operation on one job gets this id, then the call raises JobNotFound
         for verb in (self.backend.peek, self.backend.delete, self.backend.kick_job):
             with pytest.raises(JobNotFound) as missing:
                 verb(self.queue, job_id)
@@ -52,12 +50,12 @@ class ErrorsTests(Topic):
     def test_a_state_in_which_no_job_is_kept_is_refused_by_its_name(self) -> None:
         # Given a queue with a job
         self.enqueue()
-        # When jobs are listed in a state that cannot be listed, then the error names the states that can
+        # When jobs are listed in a state that cannot be listed, then the error names the states that can be listed
         with pytest.raises(MultiqError, match=_NAMES_GONE_AND_STORED_STATES):
             self.backend.jobs(self.queue, State.GONE, limit=1)
         with pytest.raises(MultiqError, match=_NAMES_GONE_AND_STORED_STATES):
             self.backend.purge(self.queue, [State.READY, State.GONE])
-        # And nothing was done
+        # And the job is unchanged
         assert self.counts() == (1, 0, 0, 0)
 
     @promise("8.2", "7.4", "6.4", "11.2")
@@ -65,7 +63,7 @@ class ErrorsTests(Topic):
     def test_a_refusal_of_a_reserved_job_names_it(self) -> None:
         # Given a job that is reserved
         job_id = self.given(State.RESERVED, ttr=LONG)
-        # When verbs of management are called on it, then each refusal names the job
+        # When operations of management are called on the job, then each error names the job
         for verb in (
             self.backend.delete,
             self.backend.kick_job,
@@ -83,7 +81,7 @@ class ErrorsTests(Topic):
         for _ in range(5):
             with pytest.raises(MultiqError):
                 self.backend.delete(self.queue, "no-such-job")
-        # Then it goes on as before
+        # Then the backend still works as before
         self.enqueue(b"next")
         assert self.bodies() == [b"next"]
 
@@ -93,13 +91,13 @@ class ErrorsTests(Topic):
         # Given a backend that cannot join a caller's transaction
         with pytest.raises(Unsupported) as refusal:
             self.backend.enqueue(self.queue, [NewJob(b"x", new_id())], connection=object())
-        # Then it refuses, and has not enqueued the job outside of the transaction
+        # Then the call raises Unsupported, and no job was enqueued outside of the transaction
         assert refusal.value.capability == "transactional_enqueue"
         assert self.counts() == (0, 0, 0, 0)
 
 
 class NamesTests(Topic):
-    """What holds for any two queues, even if their names are almost the same."""
+    """Two queues are separate, even if their names are almost the same."""
 
     @promise("11.5")
     @requires("pausing")
@@ -122,7 +120,7 @@ class NamesTests(Topic):
         self.enqueue_all(b"first", b"first", queue=first)
         self.enqueue(b"second", queue=second)
         self.backend.pause(second, LONG)
-        # Then each has its own jobs, its own pause and its own counts
+        # Then each queue has its own jobs, its own pause and its own counts
         assert self.counts(first) == (2, 0, 0, 0)
         assert self.counts(second) == (1, 0, 0, 0)
         assert self.bodies(by=self.another_consumer(first)) == [b"first", b"first"]
@@ -131,19 +129,19 @@ class NamesTests(Topic):
 
     @promise("11.5")
     def test_a_name_of_the_full_length_is_used_to_its_last_letter(self) -> None:
-        # Given two names of 128 letters that differ in the last
+        # Given two names of 128 letters that differ only in the last letter
         room = 128 - len(self.another_queue())
         first = self.another_queue("." + "n" * (room - 3) + "a")
         second = first[:-1] + "b"
         self.harness.handed_out.append(second)
         self.enqueue(b"a", queue=first)
         self.enqueue(b"b", queue=second)
-        # Then they are two queues
+        # Then the names are two queues
         assert self.bodies(by=self.another_consumer(second)) == [b"b"]
         assert set(self.backend.queues()) >= {first, second}
 
     def _alike(self, one: str, other: str) -> str:
-        """The last queue's name, ending in *other* instead of *one*; the harness will empty this queue, too."""
+        """The last queue's name with the ending *other* instead of *one*. The harness will empty this queue, too."""
         name = self.harness.handed_out[-1].removesuffix(one) + other
         self.harness.handed_out.append(name)
         return name

@@ -1,4 +1,4 @@
-"""Giving back: a job that was reserved and never begun."""
+"""Giving back: a job that was reserved and never begun goes back to its queue."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from multiq.conformance.case import Topic, promise, requires, without
 
 
 class GiveBackTests(Topic):
-    """What the verdict ``GiveBack`` promises."""
-
     @promise("5.5")
     @requires("priorities")
     def test_a_job_given_back_is_ready_for_others(self) -> None:
-        # Given a job that its holder did not begin
+        # Given a job that its holder has not begun
         job_id = self.enqueue(priority=9)
         self.settle(GiveBack(self.take()))
-        # Then another consumer gets it, unchanged
+        # Then another consumer gets the job, unchanged
         assert self.stands(job_id, State.READY)
         lease = self.take(by=self.another_consumer())
         assert (lease.id, lease.priority) == (job_id, 9)
@@ -23,11 +21,11 @@ class GiveBackTests(Topic):
     @promise("5.5", "3.5")
     @requires("total_order")
     def test_jobs_given_back_are_in_their_old_places(self) -> None:
-        # Given jobs that were prefetched, and one that came later
+        # Given jobs that were prefetched, and a job that came later
         self.enqueue_all(b"1", b"2", b"3")
         leases = self.reserve(2)
         self.enqueue(b"4")
-        # When they are given back in any order, then the queue is as it was
+        # When the jobs are given back in any order, then the queue is as before
         self.settle(GiveBack(leases[1]), GiveBack(leases[0]))
         assert self.bodies() == [b"1", b"2", b"3", b"4"]
 
@@ -38,7 +36,7 @@ class GiveBackTests(Topic):
         job_id = self.enqueue()
         for _ in range(2):
             self.settle(GiveBack(self.take()))
-        # Then its next reservation counts as the first attempt
+        # Then the job's next reservation counts as the first attempt
         assert self.peek(job_id).attempt == 0
         lease = self.take()
         assert (lease.attempt, lease.crashes) == (1, 0)
@@ -51,7 +49,7 @@ class GiveBackTests(Topic):
         for _ in range(2):
             self.settle(Release(self.take()))
         self.settle(GiveBack(self.take()))
-        # Then the attempt after the give-back is the third again
+        # Then the attempt after the give-back is again the third
         assert self.take().attempt == 3
 
     @promise("5.5", "4.5")
@@ -72,7 +70,7 @@ class GiveBackTests(Topic):
         moment = self.in_(self.short_delay)
         self.settle(GiveBack(lease, self.short_delay))
         over = self.in_(self.short_delay)
-        # Then it is delayed, and handed out when the delay has passed
+        # Then the job is delayed, and is handed out when the delay has passed
         assert self.counts() == (0, 1, 0, 0)
         self.harness.nearly(moment)
         self.nothing_before(moment)
@@ -83,13 +81,13 @@ class GiveBackTests(Topic):
     @promise("5.5", "4.5")
     @requires("give_back")
     def test_a_delayed_give_back_counts_no_attempt(self) -> None:
-        # Given a job that was given back with a delay, among others that were given back without one
+        # Given a job that was given back with a delay, and jobs that were given back without one
         self.enqueue_all(b"a", b"b", b"c")
         leases = self.reserve()
         delays = 0.0, self.short_delay, 2 * self.short_delay
         self.settle(*(GiveBack(lease, delay) for lease, delay in zip(leases, delays, strict=True)))
         assert self.counts() == (1, 2, 0, 0)
-        # When the delays have passed, then each is in its first attempt
+        # When the delays have passed, then each job is in its first attempt
         self.harness.past(self.in_(2 * self.short_delay))
         assert [(lease.attempt, lease.crashes) for lease in self.reserve()] == [(1, 0)] * 3
 
@@ -99,7 +97,7 @@ class GiveBackTests(Topic):
         # Given an older job that was given back with a delay, and a younger one
         self.enqueue_all(b"older", b"younger")
         self.settle(GiveBack(self.take(), self.short_delay))
-        # When it is due, then it goes first
+        # When the older job is due, then it is handed out first
         self.harness.past(self.in_(self.short_delay))
         assert self.bodies() == [b"older", b"younger"]
 
@@ -109,14 +107,14 @@ class GiveBackTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(GiveBack(lease))
-        # When its old holder acks it, then that is refused
+        # When the old holder acks the job, then the ack is refused
         self.refused(Ack(lease), GiveBack(lease))
         assert self.stands(job_id, State.READY)
 
     @promise("5.5", "5.6")
     @requires("reasons")
     def test_giving_back_keeps_the_reason_of_the_last_verdict(self) -> None:
-        # Given a job that was released for a reason, and given back since
+        # Given a job that was released with a reason, and given back since
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="failed before"))
         self.settle(GiveBack(self.take()))

@@ -1,4 +1,4 @@
-"""A server that hangs: it takes what is sent and never answers, and no call outlasts its deadline by much."""
+"""A server that hangs: it reads requests and never answers. No call may take much longer than its deadline."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LATE = 1.0  # seconds after its deadline at which a call must have ended
-WAIT_LATE = 2.0  # the same for a reserve that waits, which has to end its sleep in the server first
+LATE = 1.0  # seconds after its deadline by which a call must have ended
+WAIT_LATE = 2.0  # the same for a reserve that waits, which must first end its sleep in the server
 
 
 class HangsTests(Topic):
-    """What every verb promises when the server does not answer."""
-
     @promise("11.10")
     def test_every_call_to_a_server_that_hangs_ends_with_a_timeout_in_time(self) -> None:
-        # Given a backend that is connected, and a lease
+        # Given a connected backend, and a lease
         proxy, far = self.proxied()
         job_id = self.enqueue(ttr=LONG)
         consumer = self.another_consumer(backend=far)
@@ -59,27 +57,27 @@ class HangsTests(Topic):
                 for method in methods_of(power):
                     calls.pop(method, None)
         with self._hanging(proxy):
-            # When each verb is called, all at once, then each ends in time, with an error that says why
+            # When all operations are called at once, then each ends in time, with an error that says why
             self._all_time_out(calls)
-            # And they end no later if they have to connect first
+            # And calls that must connect first end in time, too
             self._all_time_out({name: calls[name] for name in ("enqueue", "reserve", "stats")})
-        # When the server answers again, then so does the backend
+        # When the server answers again, then the backend works again
         assert self._answers(lambda: far.stats(self.queue)).queue == self.queue
         assert self._answers(lambda: other.reserve(1, 0)) is not None
 
     @promise("2.9", "11.10", "2.4")
     @requires("client_ids")
     def test_an_enqueue_that_a_server_does_not_answer_is_uncertain_and_can_be_repeated(self) -> None:
-        # Given a backend that is connected, and an enqueue that timed out
+        # Given a connected backend, and an enqueue that timed out
         proxy, far = self.proxied()
         far.enqueue(self.queue, [self.new()])
         job = self.new(delay=LONG)
         with self._hanging(proxy), pytest.raises(EnqueueUncertain) as caught:
             far.enqueue(self.queue, [job])
-        # Then the error names its job, because the server may have stored it
+        # Then the error names the job, because the server may have stored it
         assert caught.value.ids == (job.id,)
         assert isinstance(caught.value.__cause__, BackendTimeout)
-        # When it is sent again to a server that answers, then it is there, once
+        # When the job is enqueued again on a server that answers, then the job is there once
         for _ in range(2):
             assert self._answers(lambda: far.enqueue(self.queue, caught.value.jobs)) == [job.id]
         assert self.counts() == (1, 1, 0, 0)
@@ -92,13 +90,13 @@ class HangsTests(Topic):
         consumer = self.another_consumer(backend=far)
         (lease,) = consumer.reserve(1, 0)
         with self._hanging(proxy):
-            # When an exchange acks it, then settling and reserving together take no longer than one call may
+            # When an exchange acks the lease, then the whole exchange takes no longer than one call may take
             self._all_time_out({"exchange": lambda: consumer.exchange([Ack(lease)], 1, 0)})
 
     @promise("11.10", "11.9", "5.1")
     @requires("portable_leases")
     def test_a_verdict_that_a_server_took_no_notice_of_can_be_said_again(self) -> None:
-        # Given a verdict that timed out, and that the server has not received
+        # Given a verdict that timed out and that the server has not received
         proxy, far = self.proxied()
         job_id = self.enqueue(ttr=LONG)
         consumer = self.another_consumer(backend=far)
@@ -106,7 +104,7 @@ class HangsTests(Topic):
         with self._hanging(proxy), pytest.raises(BackendTimeout):
             consumer.settle([Ack(lease)])
         assert self.stands(job_id, State.RESERVED)
-        # When it is repeated with a server that answers, then it is carried out
+        # When the verdict is repeated on a server that answers, then the verdict is carried out
         assert self._answers(lambda: consumer.settle([Ack(lease)])) == [None]
         assert self.counts() == (0, 0, 0, 0)
 
@@ -118,14 +116,14 @@ class HangsTests(Topic):
         consumer.reserve(1, 0)
         seconds = self.harness.deadline
         with self._hanging(proxy):
-            # When the server hangs, then the wait ends soon after its timeout and the deadline, at the latest
+            # When the server hangs, then the wait ends soon after its timeout and the deadline
             took, answer = self._timed(lambda: consumer.reserve(1, seconds))
         assert isinstance(answer, BackendTimeout)
         assert took <= seconds + self.harness.deadline + WAIT_LATE, f"it took {took:.1f} s"
 
     @promise("11.10", "11.1")
     def test_connections_that_die_without_a_sign_are_replaced(self) -> None:
-        # Given a backend whose connections carry nothing any more, while new connections work
+        # Given a backend whose connections are frozen, while new connections work
         proxy, far = self.proxied()
         consumer = self.another_consumer(backend=far)
         consumer.reserve(1, 0)
@@ -160,21 +158,23 @@ class HangsTests(Topic):
     def _says_so(self, answer: object) -> bool:
         if isinstance(answer, EnqueueUncertain):
             return not self.can.client_ids or isinstance(answer.__cause__, BackendTimeout)
-        if isinstance(answer, tuple):  # of an exchange
+        if isinstance(answer, tuple):  # the answer of an exchange
             answer, leases = answer
             assert leases == []
-        if isinstance(answer, list):  # of a settle
+        if isinstance(answer, list):  # the answer of a settle
             return bool(self.can.disconnect_ends_lease) and [type(lost) for lost in answer] == [LeaseLost]
         return isinstance(answer, BackendTimeout)
 
     @staticmethod
     def _timed(call: Callable[[], object]) -> tuple[float, object]:
-        """The seconds that a call took, without this machine's own lag (``Lag``), and its answer or error."""
+        """Returns the seconds that a call took, and the call's answer or error. The delay by this machine (``Lag``) is
+        subtracted.
+        """
         with Lag() as lag:
             started = time.monotonic()
             try:
                 answer = call()
-            except Exception as exc:  # noqa: BLE001 - whatever it is, it is compared with what it should be
+            except Exception as exc:  # noqa: BLE001 - any error is compared with the expected answer
                 answer = exc
             took = time.monotonic() - started
         return max(0.0, took - lag.seconds), answer

@@ -1,4 +1,4 @@
-"""Kick: buried jobs, and nothing but buried jobs, come back."""
+"""Kick: buried jobs become ready again, and no other jobs change."""
 
 from __future__ import annotations
 
@@ -7,37 +7,35 @@ from multiq.conformance.case import LONG, Topic, promise, requires
 
 
 class KickTests(Topic):
-    """What ``Backend.kick`` promises."""
-
     @promise("6.1")
     def test_a_kick_makes_buried_jobs_ready_and_says_how_many(self) -> None:
         # Given three buried jobs
         self._bury(b"a", b"b", b"c")
-        # When all are kicked
+        # When all three are kicked
         assert self.backend.kick(self.queue, 100) == 3
-        # Then all are ready
+        # Then all three are ready
         assert self.counts() == (3, 0, 0, 0)
 
     @promise("6.1")
     def test_no_more_jobs_than_the_limit_are_kicked(self) -> None:
         # Given five buried jobs
         self._bury(b"a", b"b", b"c", b"d", b"e")
-        # When two are kicked, and two again, and two again
+        # When two jobs are kicked, four times
         kicked = [self.backend.kick(self.queue, 2) for _ in range(4)]
-        # Then each call returns how many it kicked
+        # Then each call returns the number of jobs that it kicked
         assert kicked == [2, 2, 1, 0]
         assert self.counts() == (5, 0, 0, 0)
 
     @promise("6.1")
     @requires("total_order", "priorities")
     def test_the_longest_buried_job_is_kicked_first(self) -> None:
-        # Given jobs that are buried youngest and least urgent first
+        # Given jobs that are buried in the reverse order of their age and urgency
         self.enqueue(b"1", priority=1)
         self.enqueue(b"2", priority=2)
         self.enqueue(b"3", priority=3)
         for lease in sorted(self.reserve(), key=lambda lease: lease.body, reverse=True):
             self.settle(Bury(lease))
-        # When they are kicked one at a time, then each kick takes the job that was buried first
+        # When the jobs are kicked one at a time, then each kick takes the job that was buried first
         kicked = []
         for _ in range(3):
             assert self.backend.kick(self.queue, 1) == 1
@@ -47,11 +45,11 @@ class KickTests(Topic):
     @promise("6.1")
     @requires("total_order")
     def test_a_job_buried_again_goes_to_the_end_of_the_buried(self) -> None:
-        # Given two buried jobs, of which the first is kicked and buried once more
+        # Given two buried jobs, the first of which is kicked and buried again
         self._bury(b"first", b"second")
         self.backend.kick(self.queue, 1)
         self.settle(Bury(self.take()))
-        # When one more job is kicked, then that is the other job
+        # When one more job is kicked, then the other job becomes ready
         self.backend.kick(self.queue, 1)
         assert self.bodies() == [b"second"]
 
@@ -62,18 +60,18 @@ class KickTests(Topic):
         self._bury(b"buried")
         # When two kicks ask for more jobs than are buried
         kicked = [self.backend.kick(self.queue, 10) for _ in range(2)]
-        # Then only the buried one has moved
+        # Then only the buried job has become ready
         assert kicked == [1, 0]
         assert self.stands(delayed, State.DELAYED)
         assert self.bodies() == [b"buried"]
 
     @promise("6.1")
     def test_a_kick_of_a_queue_with_nothing_buried_does_nothing(self) -> None:
-        # Given a queue with jobs in all other states
+        # Given a queue with a job in every other state
         self.given(State.RESERVED)
         self.enqueue()
         self.enqueue(delay=LONG)
-        # When it is kicked, then nothing moves
+        # When the queue is kicked, then no job changes
         assert self.backend.kick(self.queue, 10) == 0
         assert self.counts() == (1, 1, 1, 0)
 
@@ -84,13 +82,13 @@ class KickTests(Topic):
     @promise("6.3")
     @requires("total_order", "priorities")
     def test_kicked_jobs_keep_their_priority_and_their_place(self) -> None:
-        # Given buried jobs, and younger ones that are ready
+        # Given buried jobs, and younger jobs that are ready
         self.enqueue(b"old", priority=5)
         self.enqueue(b"best", priority=1)
         for lease in self.reserve():
             self.settle(Bury(lease))
         self.enqueue(b"young", priority=5)
-        # When they are kicked, then all jobs come by priority, and within a priority by age
+        # When the buried jobs are kicked, then all jobs are handed out by priority, and within a priority by age
         self.backend.kick(self.queue, 10)
         assert self.bodies() == [b"best", b"old", b"young"]
 
@@ -100,7 +98,7 @@ class KickTests(Topic):
         self.enqueue()
         self.settle(Release(self.take()))
         self.settle(Bury(self.take()))
-        # When it is kicked, then its next attempt is the third
+        # When the job is kicked, then its next attempt is the third
         self.backend.kick(self.queue, 1)
         assert self.take().attempt == 3
 
@@ -110,17 +108,17 @@ class KickTests(Topic):
         started = self.harness.now()
         self.given(State.BURIED)
         self.harness.advance(self.short_delay)
-        # When it is kicked, then its age is still the time since its enqueue
+        # When the job is kicked, then its age is still the time since its enqueue
         self.backend.kick(self.queue, 1)
         assert self.about(self.take().age, self.harness.now() - started)
 
     @promise("6.3", "5.6")
     @requires("reasons")
     def test_kicked_jobs_keep_their_reason(self) -> None:
-        # Given a job that was buried for a reason
+        # Given a job that was buried with a reason
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="why"))
-        # When it is kicked, then the reason can still be read
+        # When the job is kicked, then the reason can still be read
         self.backend.kick(self.queue, 1)
         assert self.peek(job_id).reason == "why"
 
@@ -135,7 +133,6 @@ class KickTests(Topic):
         assert self.counts(other) == (0, 0, 0, 1)
 
     def _bury(self, *bodies: bytes, queue: str | None = None) -> None:
-        """Bury one job after the other, in this order."""
         consumer = self.another_consumer(queue or self.queue)
         for body in bodies:
             self.enqueue(body, queue=queue)

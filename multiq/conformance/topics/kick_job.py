@@ -12,16 +12,14 @@ from multiq.ids import new_id
 
 @requires("management")
 class KickJobTests(Topic):
-    """What ``Backend.kick_job`` promises."""
-
     @promise("6.2")
     @pytest.mark.parametrize("state", [State.BURIED, State.DELAYED])
     def test_a_kicked_job_is_ready_now(self, state: State) -> None:
         # Given a buried or a delayed job
         job_id = self.given(state)
-        # When it is kicked
+        # When the job is kicked
         self.backend.kick_job(self.queue, job_id)
-        # Then it is handed out
+        # Then the job is handed out
         assert self.stands(job_id, State.READY)
         assert self.take().id == job_id
 
@@ -30,7 +28,7 @@ class KickJobTests(Topic):
         # Given ready jobs
         self.enqueue_all(b"1", b"2")
         job_id = self.enqueue(b"3")
-        # When the last one is kicked, then the kick raises no error, and the job does not move forward
+        # When the last job is kicked, then the kick raises no error, and the order of the jobs stays the same
         self.backend.kick_job(self.queue, job_id)
         assert self.counts() == (3, 0, 0, 0)
         assert self.in_line(self.bodies(), [b"1", b"2", b"3"])
@@ -40,7 +38,7 @@ class KickJobTests(Topic):
         # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
-        # When it is kicked, then the kick raises JobReserved, and the holder can still settle the job
+        # When the job is kicked, then the kick raises JobReserved, and the holder can still settle the job
         with pytest.raises(JobReserved):
             self.backend.kick_job(self.queue, job_id)
         assert self.stands(job_id, State.RESERVED)
@@ -61,7 +59,7 @@ class KickJobTests(Topic):
         buried = self.enqueue_all(b"a", b"b")
         self.settle(*map(Bury, self.reserve()))
         delayed = self.enqueue_all(b"c", b"d", delay=LONG)
-        # When the second buried and the second delayed job are kicked, then the first ones stay as they are
+        # When the second buried and the second delayed job are kicked, then the first ones stay as before
         self.backend.kick_job(self.queue, buried[1])
         self.backend.kick_job(self.queue, delayed[1])
         assert self.counts() == (2, 1, 0, 1)
@@ -70,11 +68,11 @@ class KickJobTests(Topic):
     @promise("6.3")
     @requires("total_order", "priorities")
     def test_a_kicked_job_keeps_its_priority_and_its_place(self) -> None:
-        # Given a delayed job, and younger ones
+        # Given a delayed job, and younger jobs
         job_id = self.enqueue(b"old", priority=5, delay=LONG)
         self.enqueue(b"young", priority=5)
         self.enqueue(b"best", priority=1)
-        # When it is kicked, then all jobs come by priority, and within a priority by age
+        # When the delayed job is kicked, then all jobs are handed out by priority, and within a priority by age
         self.backend.kick_job(self.queue, job_id)
         assert self.bodies() == [b"best", b"old", b"young"]
 
@@ -83,7 +81,7 @@ class KickJobTests(Topic):
         # Given a job that was released with a delay after its first attempt
         job_id = self.enqueue()
         self.settle(Release(self.take(), delay=LONG))
-        # When it is kicked, then its next attempt is the second
+        # When the job is kicked, then its next attempt is the second
         self.backend.kick_job(self.queue, job_id)
         assert self.take().attempt == 2
 
@@ -91,17 +89,17 @@ class KickJobTests(Topic):
     def test_kicking_a_delayed_job_does_not_count_as_a_kick(self) -> None:
         # Given a delayed job that was never buried
         job_id = self.given(State.DELAYED)
-        # When it is kicked, then its next lease counts no kick
+        # When the job is kicked, then its next lease has 0 kicks
         self.backend.kick_job(self.queue, job_id)
         assert self.take().kicks == 0
 
     @promise("6.2", "2.5")
     def test_a_kicked_jobs_old_due_time_means_nothing_any_more(self) -> None:
-        # Given a delayed job that was kicked and done
+        # Given a delayed job that was kicked and then acked
         job_id = self.enqueue(delay=self.short_delay)
         self.backend.kick_job(self.queue, job_id)
         self.settle(Ack(self.take()))
-        # When its due time comes, then nothing happens
+        # When the job's due time comes, then no job is handed out
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
         assert self.counts() == (0, 0, 0, 0)
@@ -110,6 +108,6 @@ class KickJobTests(Topic):
     def test_a_job_whose_lease_has_ended_counts_as_ready(self) -> None:
         # Given an abandoned job
         lease = self.abandoned()
-        # When it is kicked, then the kick raises no error
+        # When the job is kicked, then the kick raises no error
         self.backend.kick_job(self.queue, lease.id)
         assert self.take().id == lease.id

@@ -1,4 +1,4 @@
-"""Leases: how long they last, what they count, and that a verdict without a valid lease changes nothing."""
+"""Leases: how long a lease lasts, what a lease counts, and that a verdict without a valid lease changes nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ if TYPE_CHECKING:
 
 
 class LeaseTests(Topic):
-    """What a ``Lease`` promises to its holder, and to all other callers."""
-
     # --- how long ---
 
     @promise("4.1")
     def test_a_lease_lasts_its_ttr_and_no_less(self) -> None:
-        # Given a job under a lease
+        # Given a job that is reserved
         self.enqueue(ttr=self.short_ttr)
         over = self.in_(self.short_ttr)
         self.take()
-        # When almost all of its ttr has passed, then no other consumer gets the job
+        # When almost all of the job's ttr has passed, then no other consumer gets the job
         self.harness.nearly(over)
         self.nothing_before(over)
 
@@ -36,14 +34,14 @@ class LeaseTests(Topic):
     def test_a_lease_ends_after_its_ttr_and_the_job_is_ready_by_itself(self) -> None:
         # Given a job whose holder sends no verdict
         lease = self.abandoned()
-        # Then another consumer gets the job, and no background process has to free it
+        # Then another consumer gets the job, without a background process
         assert self.take(by=self.another_consumer(backend=self.another_backend())).id == lease.id
 
     @promise("1.2", "4.2")
     def test_an_ended_lease_shows_in_every_answer_before_another_reserve(self) -> None:
         # Given a job whose lease has ended, and that no consumer has reserved since
         lease = self.abandoned()
-        # Then peek and stats show it as ready
+        # Then peek and stats show the job as ready
         record = self.peek(lease.id)
         assert (record.state, record.due_in) == (State.READY, 0)
         assert self.counts() == (1, 0, 0, 0)
@@ -55,7 +53,7 @@ class LeaseTests(Topic):
         over = self.in_(self.short_ttr)
         lease = self.take()
         self.harness.nearly(over)
-        # When its verdict comes, then the verdict is accepted, unless this machine stalled until the lease had ended
+        # When the holder acks, then the ack is accepted, unless this machine stalled until the lease had ended
         (answer,) = self.worker.settle([Ack(lease)])
         assert answer is None or self.harness.now() >= over
 
@@ -65,9 +63,9 @@ class LeaseTests(Topic):
         self.enqueue(b"short", ttr=self.short_ttr)
         self.enqueue(b"long", ttr=LONG)
         short, long = sorted(self.reserve(), key=lambda lease: lease.ttr)
-        # When the short one has ended
+        # When the short lease has ended
         self.harness.past(self.in_(self.short_ttr))
-        # Then the long one has not
+        # Then the long lease has not ended
         assert self.counts() == (1, 0, 1, 0)
         assert self.bodies() == [b"short"]
         self.refused(Ack(short))
@@ -75,7 +73,7 @@ class LeaseTests(Topic):
 
     @promise("4.1")
     def test_a_short_ttr_is_raised_to_the_shortest_that_there_is(self) -> None:
-        # Given a ttr below what this backend can keep
+        # Given a ttr below the backend's shortest ttr
         if self.can.min_ttr <= 1:
             self.does_not_apply("its shortest lease is as short as any")
         self.enqueue(ttr=1)
@@ -88,13 +86,13 @@ class LeaseTests(Topic):
 
     @promise("3.2", "4.1")
     def test_a_short_lease_at_hand_does_not_make_a_waiting_consumer_spin(self) -> None:
-        # Given a consumer that holds a job under the shortest lease, and waits for another
+        # Given a consumer that holds a job with the shortest lease
         self.enqueue(ttr=self.can.min_ttr)
         self.take()
-        # When it waits until that lease ends
+        # When the consumer waits for another job until that lease ends
         started, spent = time.monotonic(), time.thread_time()
         self.worker.reserve(1, self.can.min_ttr)
-        # Then it slept most of the time
+        # Then the consumer slept most of the time
         assert time.thread_time() - spent < 0.25 * (time.monotonic() - started)
 
     # --- late ---
@@ -107,9 +105,9 @@ class LeaseTests(Topic):
     ) -> None:
         # Given a lease that has ended, and a job that no consumer has reserved since
         lease = self.abandoned(body=b"once", priority=5)
-        # When the old holder settles
+        # When the old holder sends a verdict
         self.refused(verdict(lease))
-        # Then the job is ready as it was
+        # Then the job is ready, and unchanged
         record = self.peek(lease.id)
         assert (record.state, record.priority, record.reason) == (State.READY, 5, None)
         assert self.take().body == b"once"
@@ -120,7 +118,7 @@ class LeaseTests(Topic):
         # Given a lease that has ended, and a consumer that cannot know when the lease began
         lease = self.abandoned()
         stranger = self.another_consumer(backend=self.another_backend())
-        # When that consumer sends the verdict, then the store refuses it
+        # When that consumer acks the lease, then the store refuses the ack
         self.refused(Ack(lease), by=stranger)
         assert self.stands(lease.id, State.READY)
 
@@ -128,9 +126,9 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs(self) -> None:
-        # Given jobs that were abandoned, and reserved by another consumer
+        # Given jobs that were abandoned, and that another consumer has reserved
         leases, other = self._abandoned_by_one_and_held_by_another()
-        # When the old holder sends another kind of verdict for each job, then all verdicts are refused
+        # When the old holder sends a verdict of each kind, then all verdicts are refused
         self._refuse_all_kinds(leases)
         # And the new holder's verdicts are accepted
         self.settle(*map(Ack, other.held.values()), by=other)
@@ -138,50 +136,50 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_the_same_consumer_holds_the_jobs_again(self) -> None:
-        # Given jobs whose leases a consumer let end, and which it has reserved once more
+        # Given a consumer that let its leases end, and has reserved the same jobs again
         leases = self._abandoned_of_each_kind()
         again = self.reserve()
         assert len(again) == len(leases)
-        # When it settles with its first leases, then all verdicts are refused
+        # When the consumer settles with its first leases, then all verdicts are refused
         self._refuse_all_kinds(leases)
-        # And verdicts with its second leases are accepted
+        # And the consumer's verdicts with its second leases are accepted
         self.settle(*map(Ack, again))
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_released_the_jobs(self) -> None:
-        # Given jobs that another consumer reserved in between and released
+        # Given abandoned jobs that another consumer has reserved and released
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Release, other.held.values()), by=other)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.READY)
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_put_the_jobs_off(self) -> None:
-        # Given jobs that another consumer reserved in between and released with a delay
+        # Given abandoned jobs that another consumer has reserved, and released with a delay
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*(Release(lease, delay=LONG) for lease in other.held.values()), by=other)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.DELAYED)
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_buried_the_jobs(self) -> None:
-        # Given jobs that another consumer reserved in between and buried
+        # Given abandoned jobs that another consumer has reserved and buried
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.BURIED)
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_the_jobs_were_buried_and_kicked(self) -> None:
-        # Given jobs that another consumer buried, and a caller kicked
+        # Given abandoned jobs that another consumer has buried, and a caller has kicked
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
         assert self.backend.kick(self.queue, len(leases)) == len(leases)
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         self._assert_untouched(leases, State.READY)
 
@@ -191,7 +189,7 @@ class LeaseTests(Topic):
         # Given jobs that were abandoned, and rescheduled since
         leases = self._abandoned_of_each_kind()
         ids = [self.backend.reschedule(self.queue, lease.id, LONG) for lease in leases]
-        # When the old holder settles, then nothing changes
+        # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
         assert all(self.stands(job_id, State.DELAYED) for job_id in ids)
 
@@ -202,30 +200,30 @@ class LeaseTests(Topic):
         leases = self._abandoned_of_each_kind()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
-        # When the old holder settles, then nothing comes back
+        # When the old holder sends its verdicts, then no job comes back
         self._refuse_all_kinds(leases)
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4", "5.1")
     def test_stale_verdicts_are_refused_when_another_consumer_acked_the_jobs(self) -> None:
-        # Given jobs that another consumer has acked in between
+        # Given abandoned jobs that another consumer has reserved and acked
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Ack, other.held.values()), by=other)
-        # When the old holder settles, then nothing comes back
+        # When the old holder sends its verdicts, then no job comes back
         self._refuse_all_kinds(leases)
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4", "2.4")
     @requires("client_ids", "management")
     def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
-        # Given jobs that were abandoned and deleted, and new jobs of the same ids that another consumer holds
+        # Given jobs that were abandoned and deleted, and new jobs with the same ids that another consumer holds
         leases = self._abandoned_of_each_kind()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
             self.enqueue(b"new", id=lease.id)
         other = self.another_consumer()
         assert len(self.reserve(by=other)) == len(leases)
-        # When the old holder settles, then the new jobs stay with their holder
+        # When the old holder sends its verdicts, then the new jobs stay reserved by their holder
         self._refuse_all_kinds(leases)
         self.settle(*map(Ack, other.held.values()), by=other)
 
@@ -233,14 +231,14 @@ class LeaseTests(Topic):
 
     @promise("4.5")
     def test_attempt_counts_reservations_from_one(self) -> None:
-        # Given a job that is released again and again
+        # Given a job that is released several times
         self.enqueue()
         attempts = []
         for _ in range(4):
             lease = self.take()
             attempts.append(lease.attempt)
             self.settle(Release(lease))
-        # Then each reservation has the next number
+        # Then the attempts of the leases are 1, 2, 3 and 4
         assert attempts == [1, 2, 3, 4]
 
     @promise("4.5", "4.6")
@@ -250,7 +248,7 @@ class LeaseTests(Topic):
         assert (first.attempt, first.crashes) == (1, 0)
         second = self.take()
         self.harness.past(self.in_(self.short_ttr))
-        # Then its leases count its attempts and its crashes
+        # Then the leases count the job's attempts and crashes
         third = self.take()
         assert (second.attempt, second.crashes) == (2, 1)
         assert (third.attempt, third.crashes) == (3, 2)
@@ -258,7 +256,7 @@ class LeaseTests(Topic):
     @promise("4.6")
     @requires("management")
     def test_verdicts_count_no_crashes(self) -> None:
-        # Given a job that got a verdict of each kind, and always came back
+        # Given a job that got a verdict of each kind, and became ready again each time
         job_id = self.enqueue()
         self.settle(Release(self.take()))
         self.settle(GiveBack(self.take()))
@@ -277,14 +275,14 @@ class LeaseTests(Topic):
             self.counts()
             record = self.peek(lease.id)
             self.backend.queues()
-        # Then one crash is counted
+        # Then only one crash is counted
         assert self.tells(record.crashes, 1, "durable_attempts")
         assert self.take().crashes == 1
 
     @promise("4.7")
     @requires("management")
     def test_kicks_count_how_often_a_job_came_back_from_being_buried(self) -> None:
-        # Given a job that is buried and kicked twice: with kick, then with kick_job
+        # Given a job that is buried and kicked twice, first with kick and then with kick_job
         job_id = self.enqueue()
         kicks = []
         for kick in (lambda: self.backend.kick(self.queue, 1), lambda: self.backend.kick_job(self.queue, job_id)):
@@ -292,7 +290,7 @@ class LeaseTests(Topic):
             kicks.append(lease.kicks)
             self.settle(Bury(lease))
             kick()
-        # Then each lease has the number of kicks before it
+        # Then each lease has the number of kicks so far
         assert [*kicks, self.take().kicks] == [0, 1, 2]
 
     @promise("4.8")
@@ -306,7 +304,7 @@ class LeaseTests(Topic):
         self.settle(Release(first, delay=self.short_delay))
         self.harness.past(self.in_(self.short_delay))
         second = self.take()
-        # Then its age is the time since its enqueue
+        # Then the job's age is the time since its enqueue
         assert self.about(first.age, at_first)
         assert self.about(second.age, self.harness.now() - started)
         assert second.age > first.age
@@ -315,7 +313,7 @@ class LeaseTests(Topic):
 
     @promise("11.1", "4.2")
     def test_a_job_whose_consumer_closed_is_handed_out_when_its_lease_has_ended(self) -> None:
-        # Given a consumer that closes while it holds a job
+        # Given a consumer that is closed while it holds a job
         job_id = self.enqueue(ttr=self.short_ttr)
         self.take()
         self.worker.close()
@@ -326,10 +324,10 @@ class LeaseTests(Topic):
     @promise("4.2")
     @requires("disconnect_ends_lease")
     def test_a_job_whose_consumer_closed_is_ready_at_once(self) -> None:
-        # Given a consumer that closes while it holds a job
+        # Given a consumer that is closed while it holds a job
         job_id = self.enqueue(ttr=LONG)
         self.take()
-        # When its connection drops
+        # When the consumer's connection ends
         self.worker.close()
         # Then another consumer gets the job, as soon as the server has noticed
         assert [lease.id for lease in self.another_consumer().reserve(1, self.harness.patience)] == [job_id]
@@ -337,18 +335,17 @@ class LeaseTests(Topic):
     @promise("4.1")
     @without("disconnect_ends_lease")
     def test_a_lease_outlives_its_consumers_connection(self) -> None:
-        # Given a consumer that closes while it holds a job
+        # Given a consumer that is closed while it holds a job
         job_id = self.enqueue(ttr=LONG)
         self.take()
         self.worker.close()
-        # Then the job stays reserved, for as long as the lease lasts
+        # Then the job stays reserved until the lease ends
         assert self.stands(job_id, State.RESERVED)
         assert self.reserve(by=self.another_consumer()) == []
 
     # --- internals ---
 
     def _abandoned_of_each_kind(self) -> list[Lease]:
-        """Ended leases, one for each kind of verdict."""
         self.enqueue_all(*(kind.encode() for kind in VERDICTS), ttr=self.short_ttr, priority=5)
         leases = self.reserve()
         assert len(leases) == len(VERDICTS)

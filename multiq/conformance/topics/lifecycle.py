@@ -1,4 +1,4 @@
-"""Opening, closing and coming back: what outlives an object, a process and a server."""
+"""Opening and closing: what survives the end of an object, a process and a server."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from multiq.errors import BackendUnavailable
 
 
 class LifecycleTests(Topic):
-    """What ``close`` promises, and what survives it."""
-
     @promise("11.6")
     def test_a_closed_backend_can_be_used_again(self) -> None:
-        # Given a backend that was used and closed, twice
+        # Given a backend that was used, and closed twice
         self.enqueue(b"before")
         for _ in range(2):
             self.backend.close()
-        # When it is used, then it reconnects
+        # When the backend is used, then it reconnects
         self.enqueue(b"after")
         assert self.counts() == (2, 0, 0, 0)
         assert self.in_line(self.bodies(by=self.another_consumer()), [b"before", b"after"])
 
     @promise("11.6")
     def test_a_closed_backend_leaves_its_consumers_alone(self) -> None:
-        # Given a consumer with a lease and another one that waits, both of one backend
+        # Given a backend with two consumers: one holds a lease, and one waits
         theirs = self.another_backend()
         holder, sleeper = (self.another_consumer(backend=theirs) for _ in range(2))
         self.enqueue()
         lease = self.take(by=holder)
         waiting = self.waiting(sleeper)
-        # When that backend is closed
+        # When the backend is closed
         theirs.close()
-        # Then the waiting consumer gets the next job: it waits on, or gets BackendUnavailable and tries again
+        # Then the waiting consumer gets the next job. If the consumer gets BackendUnavailable first, it tries again.
         job_id = self.enqueue()
         try:
             leases = self.woken(waiting)
@@ -44,7 +42,7 @@ class LifecycleTests(Topic):
         ids = {lease.id, job_id} if self.can.disconnect_ends_lease else {job_id}
         assert len(leases) == 1
         assert leases[0].id in ids
-        # And the other consumer can settle its job, unless the lease ended with a connection
+        # And the other consumer can settle its job, unless the lease ended with the connection
         (answer,) = holder.settle([Ack(lease)])
         assert answer is None or self.can.disconnect_ends_lease
 
@@ -52,7 +50,7 @@ class LifecycleTests(Topic):
     def test_a_backend_that_was_never_used_can_be_closed(self) -> None:
         # Given a new backend
         backend = self.another_backend()
-        # When it is closed at once, then it can still be used
+        # When the backend is closed at once, then it can still be used
         backend.close()
         assert backend.stats(self.queue).ready == 0
 
@@ -61,7 +59,7 @@ class LifecycleTests(Topic):
         # Given a backend in a with statement
         with self.another_backend() as backend:
             backend.enqueue(self.queue, [self.new(b"inside")])
-        # Then its jobs stay
+        # Then the backend's jobs stay
         assert self.bodies() == [b"inside"]
 
     @promise("11.6")
@@ -69,7 +67,7 @@ class LifecycleTests(Topic):
         # Given a consumer without leases
         with self.another_consumer() as consumer:
             assert consumer.reserve(1, 0) == []
-        # Then a second close raises no error, and neither does closing a consumer that was never used
+        # Then a second close raises no error, and neither does a close of a consumer that was never used
         consumer.close()
         self.another_consumer().close()
 
@@ -82,7 +80,7 @@ class LifecycleTests(Topic):
         lease = self.take(by=consumer)
         # When one backend is closed
         self.backend.close()
-        # Then the leases and jobs of the other backend are as they were
+        # Then the leases and jobs of the other backend are unchanged
         self.settle(Ack(lease), by=consumer)
         assert self.in_line([lease.body, self.take(by=consumer).body], [b"a", b"b"])
 
@@ -95,9 +93,9 @@ class LifecycleTests(Topic):
         priority = 4 if self.can.priorities else PRIORITY_DEFAULT
         ready = self.enqueue(b"\0ready", priority=priority, ttr=90)
         delayed = self.enqueue(b"delayed", delay=LONG)
-        # When all backends are closed and the store is started again
+        # When all backends are closed and the store is restarted
         self._start_anew()
-        # Then the jobs are as they were
+        # Then the jobs are unchanged
         states = {ready: State.READY, delayed: State.DELAYED, buried: State.BURIED}
         assert all(self.stands(job_id, state) for job_id, state in states.items())
         if self.can.inspection:
@@ -113,9 +111,9 @@ class LifecycleTests(Topic):
         # Given a job that was abandoned once and released once
         self.abandoned()
         self.settle(Release(self.take()))
-        # When all backends are closed and the store is started again
+        # When all backends are closed and the store is restarted
         self._start_anew()
-        # Then the next reservation is the third, after one crash
+        # Then the next reservation is the third, and one crash is counted
         lease = self.take()
         assert (lease.attempt, lease.crashes) == (3, 1)
 

@@ -1,4 +1,4 @@
-"""Peek, listings, stats and the names of queues: what can be seen from outside, without changing anything."""
+"""Peek, listings, stats and the names of queues, none of which changes anything."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from multiq.ids import new_id
 
 @requires("inspection")
 class PeekTests(Topic):
-    """What ``Backend.peek`` promises."""
-
     @promise("9.1")
     @requires("priorities")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_peek_returns_the_state_and_all_else(self, state: State) -> None:
-        # Given a job in some state
+        # Given a job in one of the states
         job_id = self.given(state, b"body", priority=5, ttr=2 * LONG)
         record = self.peek(job_id)
-        # Then peek shows all of its values
+        # Then peek shows all values of the job
         assert (record.queue, record.id, record.state) == (self.queue, job_id, state)
         assert (record.body, record.priority, record.ttr) == (b"body", 5, 2 * LONG)
         was_reserved = state in {State.RESERVED, State.BURIED}
@@ -33,10 +31,10 @@ class PeekTests(Topic):
     @promise("9.1")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_peek_returns_when_a_job_is_due(self, state: State) -> None:
-        # Given a job in some state, with LONG as its delay or 2 * LONG as its ttr
+        # Given a job in one of the states, with LONG as its delay or 2 * LONG as its ttr
         job_id = self.given(state, ttr=2 * LONG)
         due_in = self.peek(job_id).due_in
-        # Then a ready job is due now, a buried one never, and the others after the delay or the ttr
+        # Then a ready job is due now, a buried job is never due, and other jobs are due after the delay or the ttr
         if state is State.BURIED:
             assert due_in is None
         else:
@@ -47,7 +45,7 @@ class PeekTests(Topic):
     def test_peek_counts_the_time_that_is_left(self) -> None:
         # Given a delayed job
         job_id = self.enqueue(delay=LONG)
-        # When time passes, then less of the delay is left, and the job is older
+        # When time passes, then less of the job's delay is left, and the job is older
         self.harness.advance(2 * self.short_delay)
         record = self.peek(job_id)
         assert self.about(record.due_in, LONG - 2 * self.short_delay)
@@ -55,12 +53,12 @@ class PeekTests(Topic):
 
     @promise("9.1")
     def test_peek_changes_nothing(self) -> None:
-        # Given two jobs, both peeked at, the second one often
+        # Given two jobs, which are peeked at, the second one often
         first, second = self.enqueue_all(b"first", b"second")
         for _ in range(5):
             self.peek(second)
         self.peek(first)
-        # Then they are handed out as if they had never been peeked at
+        # Then both jobs are handed out as if nobody had peeked at them
         leases = self.reserve()
         assert self.in_line([(lease.body, lease.attempt) for lease in leases], [(b"first", 1), (b"second", 1)])
 
@@ -75,11 +73,11 @@ class PeekTests(Topic):
 
     @promise("9.1", "1.3")
     def test_a_job_is_not_seen_in_another_queue(self) -> None:
-        # Given a job, and another queue in use
+        # Given a job, and another queue that is in use
         job_id = self.enqueue()
         other = self.another_queue()
         self.enqueue(queue=other)
-        # Then the job is in its own queue only
+        # Then the job is only in its own queue
         with pytest.raises(JobNotFound):
             self.peek(job_id, other)
 
@@ -88,7 +86,7 @@ class PeekTests(Topic):
         # Given a delayed job that is due by now, and that no consumer has reserved
         job_id = self.enqueue(delay=self.short_delay)
         self.harness.past(self.in_(self.short_delay))
-        # Then peek shows it as ready
+        # Then peek shows the job as ready
         record = self.peek(job_id)
         assert (record.state, record.due_in) == (State.READY, 0)
 
@@ -99,7 +97,7 @@ class PeekTests(Topic):
         self.settle(Release(self.take()))
         self.settle(Bury(self.take()))
         self.backend.kick(self.queue, 1)
-        # Then peek shows its attempts and its kicks
+        # Then peek shows the job's attempts and kicks
         record = self.peek(job_id)
         assert self.tells(record.attempt, 2, "durable_attempts")
         assert self.tells(record.kicks, 1, "durable_attempts")
@@ -109,7 +107,7 @@ class PeekTests(Topic):
         # Given a job that one backend's consumer holds
         job_id = self.enqueue(b"held")
         self.take()
-        # Then another backend sees it as reserved
+        # Then another backend sees the job as reserved
         record = self.another_backend().peek(self.queue, job_id)
         assert (record.state, record.body) == (State.RESERVED, b"held")
         assert self.tells(record.attempt, 1, "durable_attempts")
@@ -117,8 +115,6 @@ class PeekTests(Topic):
 
 @requires("inspection")
 class JobsTests(Topic):
-    """What ``Backend.jobs`` promises."""
-
     @promise("9.2")
     @requires("lists_jobs", "total_order", "priorities")
     def test_ready_jobs_are_listed_as_they_would_be_reserved(self) -> None:
@@ -126,7 +122,7 @@ class JobsTests(Topic):
         for number, priority in enumerate((5, 1, 5, 0, 1)):
             self.enqueue(b"%d" % number, priority=priority)
         self.settle(Release(self.take()))
-        # Then they are listed in the order in which they would be reserved
+        # Then the jobs are listed in the order in which they would be reserved
         listed = self._list(State.READY)
         assert listed == [b"3", b"1", b"4", b"0", b"2"]
         assert self.bodies() == listed
@@ -134,7 +130,7 @@ class JobsTests(Topic):
     @promise("9.2")
     @requires("lists_jobs", "total_order", "priorities")
     def test_delayed_jobs_are_listed_by_due_time(self) -> None:
-        # Given delayed jobs that do not become due in the order of their enqueues
+        # Given delayed jobs whose due times are not in the order of their enqueues
         for number in (4, 2, 3, 1):
             self.enqueue(b"%d" % number, delay=number * LONG, priority=number)
         # Then the job that is due next is listed first
@@ -153,7 +149,7 @@ class JobsTests(Topic):
     @promise("9.2", "5.4")
     @requires("lists_jobs", "total_order")
     def test_a_touched_job_is_listed_by_its_new_end(self) -> None:
-        # Given two leases that end shortly one after the other
+        # Given two leases, one of which ends shortly after the other
         self.enqueue(b"touched", ttr=LONG)
         self.enqueue(b"other", ttr=LONG + self.short_delay / 2)
         touched, _ = self.reserve()
@@ -166,11 +162,11 @@ class JobsTests(Topic):
     @promise("9.2", "6.1")
     @requires("lists_jobs", "total_order")
     def test_buried_jobs_are_listed_as_they_would_be_kicked(self) -> None:
-        # Given jobs that were buried youngest first
+        # Given jobs that were buried, the youngest first
         self.enqueue_all(b"1", b"2", b"3")
         for lease in reversed(self.reserve()):
             self.settle(Bury(lease))
-        # Then they are listed in the order in which they would be kicked
+        # Then the jobs are listed in the order in which they would be kicked
         assert self._list(State.BURIED) == [b"3", b"2", b"1"]
 
     @promise("9.2")
@@ -180,7 +176,7 @@ class JobsTests(Topic):
         ids = {State.DELAYED: self.enqueue(delay=LONG)}
         for state in (State.BURIED, State.RESERVED, State.READY):
             ids[state] = self.given(state)
-        # Then each listing has the one job in its state
+        # Then the listing of each state has only the job in this state
         for state in STORED_STATES:
             assert [record.id for record in self.backend.jobs(self.queue, state).jobs] == [ids[state]]
 
@@ -190,7 +186,7 @@ class JobsTests(Topic):
     def test_a_listing_says_of_a_job_what_peek_says(self, state: State) -> None:
         # Given a job with options other than the defaults
         job_id = self.given(state, b"\0body", priority=7, ttr=LONG)
-        # When it is listed and peeked at
+        # When the job is listed, and peeked at
         (listed,) = self.backend.jobs(self.queue, state).jobs
         peeked = self.peek(job_id)
         # Then both records have the same values, apart from the time between the two calls
@@ -201,7 +197,7 @@ class JobsTests(Topic):
     @promise("1.2", "9.2")
     @requires("lists_jobs")
     def test_due_and_abandoned_jobs_are_listed_as_ready(self) -> None:
-        # Given a delayed job that is due and a job whose lease has ended, and that no consumer has reserved since
+        # Given a delayed job that is due, and a job whose lease has ended, and no reserve since
         due = self.enqueue(delay=self.short_delay)
         abandoned = self.abandoned()
         self.harness.past(self.in_(self.short_delay))
@@ -228,9 +224,9 @@ class JobsTests(Topic):
         if state in {State.RESERVED, State.BURIED}:
             leases = self.reserve()
             self.settle(*map(Bury, leases if state is State.BURIED else []))
-        # When the pages are read one by one
+        # When the pages are read one after the other
         pages = self._pages(state, 3)
-        # Then all pages but the last are full, and together they have all jobs
+        # Then all pages except the last are full, and the pages together have all jobs
         assert [len(page) for page in pages] == [3, 3, 3, 2]
         assert sorted(body for page in pages for body in page) == bodies
 
@@ -239,34 +235,34 @@ class JobsTests(Topic):
     def test_a_page_of_exactly_the_rest_is_the_last(self) -> None:
         # Given as many jobs as fill two pages
         self.enqueue_all(*[b"x"] * 6)
-        # Then there are two pages, and no third, empty one
+        # Then there are two pages, and no empty third page
         assert [len(page) for page in self._pages(State.READY, 3)] == [3, 3]
 
     @promise("9.3")
     @requires("lists_jobs", "total_order", "management")
     def test_a_job_that_stays_is_seen_once_while_others_go(self) -> None:
-        # Given a listing of which the first page was read
+        # Given a listing whose first page was read
         ids = self.enqueue_all(*[b"%d" % number for number in range(8)])
         page = self.backend.jobs(self.queue, State.READY, limit=3)
         seen = [record.id for record in page.jobs]
         # When jobs are deleted before, at and after the cursor
         for gone in (ids[0], ids[2], ids[4]):
             self.backend.delete(self.queue, gone)
-        # Then the rest follows, and nothing is skipped
+        # Then the remaining jobs follow, and no job is missing
         page = self.backend.jobs(self.queue, State.READY, limit=100, after=page.after)
         assert seen + [record.id for record in page.jobs] == [ids[0], ids[1], ids[2], ids[3], ids[5], ids[6], ids[7]]
 
     @promise("9.3")
     @requires("lists_jobs", "total_order", "priorities")
     def test_a_job_that_stays_is_seen_once_while_others_come(self) -> None:
-        # Given a listing of which the first page was read
+        # Given a listing whose first page was read
         ids = self.enqueue_all(*[b"x"] * 6, priority=5)
         page = self.backend.jobs(self.queue, State.READY, limit=3)
         seen = [record.id for record in page.jobs]
-        # When two jobs come: one is sorted before the cursor, the other one after it
+        # When two jobs are enqueued, one of them before the cursor and one after it
         self.enqueue(priority=1)
         late = self.enqueue(priority=9)
-        # Then the jobs that were there are seen once each
+        # Then each job that was there before is listed once
         page = self.backend.jobs(self.queue, State.READY, limit=100, after=page.after)
         assert seen + [record.id for record in page.jobs] == [*ids, late]
 
@@ -277,7 +273,7 @@ class JobsTests(Topic):
         self.enqueue_all(b"a", b"b")
         for state in STORED_STATES:
             self.backend.jobs(self.queue, state, limit=1)
-        # Then the jobs are handed out in their order, each in its first attempt
+        # Then the jobs are handed out in order, each in its first attempt
         assert self.in_line([(lease.body, lease.attempt) for lease in self.reserve()], [(b"a", 1), (b"b", 1)])
 
     @promise("9.2", "11.5")
@@ -291,10 +287,10 @@ class JobsTests(Topic):
     @without("lists_jobs")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_a_state_that_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
-        # Given several jobs in a state, on a backend that cannot list them
+        # Given several jobs in one state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)
-        # When all pages are read, then the first page or a later one raises Unsupported, before all jobs were seen
+        # When all pages are read, then some page raises Unsupported before all jobs are listed
         seen: list[str] = []
         with pytest.raises(Unsupported) as refusal:
             self._list_on(state, seen)
@@ -302,7 +298,6 @@ class JobsTests(Topic):
         assert len(seen) == len(set(seen)) < 3
 
     def _list_on(self, state: State, seen: list[str]) -> None:
-        """Read all pages, and add the ids to *seen*."""
         after = None
         while True:
             page = self.backend.jobs(self.queue, state, limit=100, after=after)
@@ -336,13 +331,11 @@ class JobsTests(Topic):
 
 @requires("exact_counts")
 class StatsTests(Topic):
-    """What ``Backend.stats`` promises."""
-
     @promise("9.5")
     def test_a_queue_that_was_never_used_counts_zero(self) -> None:
         # Given a name that has never been used
         stats = self.backend.stats(self.queue)
-        # Then stats raise no error
+        # Then stats raises no error
         assert (stats.queue, stats.paused_for) == (self.queue, None)
         assert self.counts() == (0, 0, 0, 0)
 
@@ -353,13 +346,13 @@ class StatsTests(Topic):
         leases = self.reserve(7)
         self.settle(*map(Bury, leases[:4]))
         self.enqueue_all(*[b"x"] * 2, delay=LONG)
-        # Then each is counted
+        # Then the counts are correct
         assert self.counts() == (3, 2, 3, 4)
 
     @promise("9.5", "5.7")
     @requires("management")
     def test_the_counts_follow_every_verb(self) -> None:
-        # Given a queue on which one verb after the other is called
+        # Given a queue on which several operations are called
         self.enqueue_all(*[b"x"] * 6, ttr=LONG)
         seen = [self.counts()]
         leases = self.reserve(5)
@@ -373,16 +366,16 @@ class StatsTests(Topic):
         self.backend.reschedule(self.queue, ids[4], LONG)
         self.backend.kick_job(self.queue, ids[2])
         seen.append(self.counts())
-        # Then the counts after each step are correct
+        # Then the counts are correct after each operation
         assert seen == [(6, 0, 0, 0), (1, 0, 5, 0), (3, 1, 0, 1), (3, 1, 0, 0), (3, 1, 0, 0)]
 
     @promise("1.2", "9.5")
     def test_due_jobs_count_as_ready_before_another_reserve(self) -> None:
-        # Given delayed jobs, of which two are due by now
+        # Given delayed jobs, two of which are due by now
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)
         self.harness.past(self.in_(self.short_delay))
-        # Then stats count these two as ready
+        # Then stats counts these two jobs as ready
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")
@@ -400,32 +393,30 @@ class StatsTests(Topic):
 
     @promise("9.5", "11.5")
     def test_other_queues_are_not_counted(self) -> None:
-        # Given jobs in another queue, in every state
+        # Given another queue with jobs in every state
         other = self.another_queue()
         consumer = self.another_consumer(other)
         self.enqueue_all(*[b"x"] * 4, queue=other)
         self.settle(Bury(self.take(by=consumer)), by=consumer)
         self.enqueue(queue=other, delay=LONG)
-        # Then this queue's counts contain only its own jobs
+        # Then this queue's counts have only its own jobs
         assert self.counts() == (0, 0, 0, 0)
 
 
 class QueuesTests(Topic):
-    """What ``Backend.queues`` promises."""
-
     @promise("9.4")
     def test_queues_are_named_in_order(self) -> None:
-        # Given queues that were used in another order than that of their names
+        # Given queues that are used in another order than that of their names
         names = [self.another_queue() for _ in range(12)]
         for name in (names[3], names[11], names[0], names[2], names[10]):
             self.enqueue(queue=name)
-        # Then they are listed, sorted as text
+        # Then the queues are listed, sorted as text
         assert self._ours() == sorted([names[3], names[11], names[0], names[2], names[10]])
 
     @promise("9.4")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_a_queue_is_named_while_it_holds_a_job_in_any_state(self, state: State) -> None:
-        # Given a queue whose only job is in some state
+        # Given a queue whose only job is in one of the states
         self.given(state)
         assert self._ours() == [self.queue]
 
@@ -435,14 +426,14 @@ class QueuesTests(Topic):
         # Given an empty queue that is paused
         self.backend.pause(self.queue, LONG)
         assert self._ours() == [self.queue]
-        # When it is resumed, then it is not listed any more
+        # When the queue is resumed, then the queue is not listed any more
         self.backend.resume(self.queue)
         assert self._ours() == []
 
     @promise("9.4")
     @requires("pausing", "purging")
     def test_a_queue_that_was_only_asked_about_is_not_named(self) -> None:
-        # Given a queue that never held a job: it was counted, reserved from, resumed and purged
+        # Given a queue that never had a job, but was counted, reserved from, resumed and purged
         self.counts()
         self.reserve()
         self.backend.resume(self.queue)
@@ -461,5 +452,5 @@ class QueuesTests(Topic):
         assert self._ours() == []
 
     def _ours(self) -> list[str]:
-        """Only this test's queues: the server may hold queues of other users."""
+        """The queues of this test. The server may have queues of other users."""
         return [name for name in self.backend.queues() if name.startswith(self.harness.prefix)]

@@ -1,6 +1,7 @@
-"""Lost replies: wherever the connection is cut, the verb is carried out once, and the caller's last answer is correct.
+"""Lost replies: wherever the connection is cut, the operation is carried out once, and the caller's last answer is
+correct.
 
-A caller whose connection ends cannot know whether the server has received the call, so requests are cut, too.
+A caller whose connection ends cannot know whether the server has received the call. So the tests cut requests, too.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TRIES = 5  # how often a call is made that raises BackendUnavailable each time
-AGAIN_AFTER = 0.05  # seconds between two of these calls
+TRIES = 5  # the number of times that a call is made if it raises BackendUnavailable each time
+AGAIN_AFTER = 0.05  # seconds between two such calls
 
 
 _LIMITS: dict[str, dict[str, int]] = {"jobs": {"limit": 1}}
@@ -40,7 +41,7 @@ _SEEN: dict[str, Callable[[Any, str, str], bool]] = {
 
 
 class Cut:
-    """One cut, with a queue of its own: a call that is made while ``armed`` loses its reply after *at* bytes.
+    """One cut. A call that is made while ``armed`` loses its reply after *at* bytes.
 
     With ``CutRequest`` as *fault*, the call loses its request after *at* bytes instead.
     """
@@ -49,7 +50,7 @@ class Cut:
         self.proxy = proxy
         self.far = far
         self.at = at
-        """None: nothing is cut, to measure the length of the reply."""
+        """None: nothing is cut, and the length of the reply is measured."""
         self.fault = fault
         self.size = 0
         self.sent = 0
@@ -67,8 +68,6 @@ class Cut:
 
 
 class LostRepliesTests(Topic):
-    """What every verb promises when its reply is lost."""
-
     # --- producing and consuming ---
 
     @promise("11.9", "2.4")
@@ -86,7 +85,7 @@ class LostRepliesTests(Topic):
     def test_an_enqueue_whose_replies_are_all_lost_names_the_jobs_whose_outcome_is_unknown(self) -> None:
         is_uncertain = False
         for cut in self._cuts():
-            # Given a batch whose reply is lost, as are the replies to all repetitions
+            # Given a batch, while the replies to the call and to its repetitions are lost
             jobs = [self.new(b"a"), self.new(b"b"), self.new(b"late", delay=LONG)]
             error: BackendError | None = None
             try:
@@ -95,7 +94,7 @@ class LostRepliesTests(Topic):
             except (EnqueueUncertain, BackendUnavailable) as exc:
                 error = exc
             if isinstance(error, EnqueueUncertain):
-                # Then each job is in one of the error's three lists (uncertain, accepted, unsent), with its id
+                # Then each job's id is in one of the error's three lists: uncertain, accepted or unsent
                 is_uncertain = True
                 assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs that may be stored"
                 named = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
@@ -119,7 +118,7 @@ class LostRepliesTests(Topic):
                     cut.far.enqueue(self.queue, jobs)
             except EnqueueUncertain as exc:
                 there, perhaps, unsent, named = len(exc.accepted), len(exc.jobs), len(exc.unsent), exc.ids
-            except BackendUnavailable:  # before any job was sent
+            except BackendUnavailable:  # no job was sent
                 there, unsent = 0, len(jobs)
             assert there + perhaps + unsent == len(jobs)
             assert named == (), "the ids are the backend's, so no client knows them"
@@ -173,7 +172,7 @@ class LostRepliesTests(Topic):
                 done = self._answered(held, answers)
                 left = self._all_done(consumer, leases)
                 assert not {*done} & {*left}, "a job that was acked is handed out again"
-                perhaps = {lease.id for lease in held} - {*done}  # acked, but reported as lost with its connection
+                perhaps = {lease.id for lease in held} - {*done}  # acks that were reported as lost with the connection
                 assert {*ids} - perhaps <= {*done, *left}, "a job is lost"
 
     # --- verdicts ---
@@ -249,7 +248,7 @@ class LostRepliesTests(Topic):
     def test_a_verdict_whose_reply_is_lost_counts_once_when_another_consumer_has_the_job(self) -> None:
         carried_out = 0
         for cut in self._cuts():
-            # Given a release whose reply is lost, as are the replies to its repetitions
+            # Given a release, while the replies to the call and to its repetitions are lost
             consumer, rival = self.another_consumer(backend=cut.far), self.another_consumer()
             job_id = self.enqueue(ttr=LONG)
             (lease,) = consumer.reserve(1, 0)
@@ -262,7 +261,7 @@ class LostRepliesTests(Topic):
             else:
                 carried_out += cut.at is not None
                 continue
-            # When the release was carried out, and its holder repeats it after another consumer has reserved the job
+            # When the release was carried out, and the holder repeats it after another consumer has reserved the job
             carried_out += 1
             theirs = self.take(by=rival)
             (answer,) = self._insist(consumer.settle, [Release(lease)])
@@ -343,7 +342,7 @@ class LostRepliesTests(Topic):
             assert self.backend.stats(self.queue).paused_for is None
             assert len(self.reserve(1, by=self.another_consumer())) == 1
 
-    # --- looking ---
+    # --- reading ---
 
     @promise("11.9", "9.1", "9.2", "9.4", "9.5")
     @pytest.mark.parametrize("verb", ["peek", "jobs", "stats", "queues"])
@@ -361,8 +360,10 @@ class LostRepliesTests(Topic):
     # --- internals ---
 
     def _cuts(self) -> Iterator[Cut]:
-        """Yield one cut after another, each with its own queue: first one without a fault, then cuts of the reply at
-        several bytes, then cuts of the request."""
+        """Yield cuts, each with its own queue.
+
+        The first has no fault. Then come cuts of the reply at several bytes, then cuts of the request.
+        """
         proxy, far = self.proxied()
         whole = Cut(proxy, far, None)
         yield whole
@@ -374,12 +375,11 @@ class LostRepliesTests(Topic):
         cuts += [(0, CutRequest), (whole.sent // 2, CutRequest)]
         for at, fault in cuts:
             self.queue = self.another_queue()
-            far.stats(self.queue)  # a connection to lose
+            far.stats(self.queue)  # opens a connection that can be cut
             yield Cut(proxy, far, at, fault)
 
     @staticmethod
     def _insist(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Make a call, and repeat it if it raises ``BackendUnavailable`` or ``EnqueueUncertain``."""
         for _ in range(TRIES - 1):
             try:
                 return call(*arguments, **options)
@@ -389,7 +389,7 @@ class LostRepliesTests(Topic):
 
     @contextlib.contextmanager
     def _consumer(self, cut: Cut) -> Iterator[TrackedConsumer]:
-        """A consumer behind the proxy. Its connection is open already, as in a running worker."""
+        """A consumer behind the proxy. The consumer is connected already, as in a running worker."""
         consumer = self.another_consumer(backend=cut.far)
         consumer.reserve(1, 0)
         yield consumer
@@ -414,7 +414,7 @@ class LostRepliesTests(Topic):
 
     @staticmethod
     def _managed(cut: Cut, call: Callable[..., Any], *arguments: object) -> tuple[bool, Any]:
-        """Whether the call returned, and its answer. False: the call raised ``BackendUnavailable``."""
+        """Returns whether the call succeeded, and its answer. False: the call raised ``BackendUnavailable``."""
         try:
             with cut.armed():
                 return True, call(*arguments)
@@ -426,7 +426,7 @@ class LostRepliesTests(Topic):
         self.eventually(lambda: self.counts() == expected)
 
     def _all_done(self, consumer: TrackedConsumer, leases: Sequence[Lease]) -> list[str]:
-        """Ack these leases and all that this consumer gets after them. Returns the ids of the acked jobs."""
+        """Ack these leases and all leases that this consumer gets afterwards. Returns the ids of the acked jobs."""
         done: list[str] = []
         give_up_at = time.monotonic() + self.harness.patience
         while True:
@@ -454,7 +454,7 @@ class LostRepliesTests(Topic):
         verdict: Callable[[Lease], Verdict] | None = None,
         then: Callable[[Lease], Verdict] | None = None,
     ) -> None:
-        """Settle two jobs in one call whose reply is lost. *holds*: checks a job whose verdict was accepted."""
+        """Settle two jobs in one call whose reply is lost. *holds* checks a job whose verdict was accepted."""
         make = verdict or VERDICTS[kind]
         for cut in self._cuts():
             with self._consumer(cut) as consumer:

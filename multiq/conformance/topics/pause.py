@@ -1,4 +1,4 @@
-"""Pause and resume: nothing new is handed out, and everything else goes on."""
+"""Pause and resume: a paused queue hands out no jobs, and everything else works as before."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from multiq.conformance.case import LONG, Topic, promise, requires
 
 @requires("pausing")
 class PauseTests(Topic):
-    """What ``Backend.pause`` and ``Backend.resume`` promise."""
-
     @promise("10.1")
     def test_a_paused_queue_hands_nothing_out(self) -> None:
         # Given a queue with jobs
         self.enqueue_all(b"a", b"b")
-        # When it is paused, then no consumer of any backend object gets a job
+        # When the queue is paused, then no consumer of any backend object gets a job
         self.backend.pause(self.queue, LONG)
         assert self.reserve() == []
         assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
@@ -25,7 +23,7 @@ class PauseTests(Topic):
         # Given a paused queue
         self.enqueue_all(b"a", b"b")
         self.backend.pause(self.queue, LONG)
-        # When it is resumed, then its jobs come in their order
+        # When the queue is resumed, then its jobs are handed out in order
         self.backend.resume(self.queue)
         assert self.in_line(self.bodies(), [b"a", b"b"])
 
@@ -36,10 +34,10 @@ class PauseTests(Topic):
         moment = self.in_(self.short_delay)
         self.backend.pause(self.queue, self.short_delay)
         over = self.in_(self.short_delay)
-        # When almost all of it has passed, then the queue is still paused
+        # When almost all of the pause has passed, then the queue is still paused
         self.harness.nearly(moment)
         self.nothing_before(moment)
-        # And when all of it has passed, the queue is not paused any more
+        # And when all of the pause has passed, then the queue is not paused any more
         self.harness.past(over)
         assert self.worker.held or self.take()
         assert self.backend.stats(self.queue).paused_for is None
@@ -49,7 +47,7 @@ class PauseTests(Topic):
         # Given a long pause
         self.enqueue()
         self.backend.pause(self.queue, LONG)
-        # When it is paused for a shorter time, then the shorter time counts
+        # When the queue is paused again for a shorter time, then the shorter pause applies
         self.backend.pause(self.queue, self.short_delay)
         self.harness.past(self.in_(self.short_delay))
         assert self.take()
@@ -59,7 +57,8 @@ class PauseTests(Topic):
         # Given a short pause
         self.enqueue()
         self.backend.pause(self.queue, self.short_delay)
-        # When it is paused for a longer time, then it is still paused after the end of the first pause
+        # When the queue is paused again for a longer time, then the queue is still paused after the end of the first
+        # pause
         self.backend.pause(self.queue, LONG)
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
@@ -70,7 +69,7 @@ class PauseTests(Topic):
         self.enqueue()
         self.backend.pause(self.queue, LONG)
         self.backend.resume(self.queue)
-        # When it is paused again, then nothing is handed out
+        # When the queue is paused again, then no job is handed out
         self.backend.pause(self.queue, LONG)
         assert self.reserve() == []
 
@@ -84,7 +83,7 @@ class PauseTests(Topic):
 
     @promise("10.1")
     def test_a_paused_queue_takes_jobs(self) -> None:
-        # Given a queue that is paused before its first job comes
+        # Given a queue that is paused before its first job is enqueued
         self.backend.pause(self.queue, LONG)
         self.enqueue_all(b"a", b"b")
         # Then the jobs are stored, and not handed out
@@ -95,11 +94,11 @@ class PauseTests(Topic):
 
     @promise("10.1")
     def test_a_paused_queue_takes_verdicts(self) -> None:
-        # Given jobs that were handed out before the pause
+        # Given jobs that were reserved before the pause
         self.enqueue_all(b"a", b"b", b"c")
         leases = self.reserve()
         self.backend.pause(self.queue, LONG)
-        # When they are settled, then the verdicts are accepted
+        # When the jobs are settled, then the verdicts are accepted
         self.settle(Ack(leases[0]), Release(leases[1]), Bury(leases[2]))
         assert self.counts() == (1, 0, 0, 1)
         assert self.reserve() == []
@@ -109,7 +108,7 @@ class PauseTests(Topic):
         # Given a delayed job in a paused queue
         job_id = self.enqueue(delay=self.short_delay)
         self.backend.pause(self.queue, LONG)
-        # When its due time comes, then the job is ready, and still not handed out
+        # When the job's due time comes, then the job is ready, and still not handed out
         self.harness.past(self.in_(self.short_delay))
         assert self.stands(job_id, State.READY)
         assert self.reserve() == []
@@ -118,11 +117,11 @@ class PauseTests(Topic):
 
     @promise("10.1")
     def test_leases_run_on_during_a_pause(self) -> None:
-        # Given a job under a short lease, in a queue that is paused after the reserve
+        # Given a job with a short lease, in a queue that was paused after the reserve
         self.enqueue(ttr=self.short_ttr)
         lease = self.take()
         self.backend.pause(self.queue, LONG)
-        # When the lease ends, then the job is ready, and a verdict is too late
+        # When the lease ends, then the job is ready, and a verdict is refused
         self.harness.past(self.in_(self.short_ttr))
         assert self.counts() == (1, 0, 0, 0)
         self.refused(Ack(lease))
@@ -135,7 +134,7 @@ class PauseTests(Topic):
         delayed = self.enqueue(delay=LONG)
         ready = self.enqueue()
         self.backend.pause(self.queue, LONG)
-        # When the jobs are kicked, deleted and rescheduled, then each call has its effect
+        # When the jobs are kicked, deleted and rescheduled, then each call succeeds
         assert self.backend.kick(self.queue, 1) == 1
         assert self.stands(buried, State.READY)
         self.backend.delete(self.queue, delayed)
@@ -145,32 +144,32 @@ class PauseTests(Topic):
 
     @promise("10.3")
     def test_other_queues_are_not_paused(self) -> None:
-        # Given two queues, the first of them paused
+        # Given two queues, the first of which is paused
         other = self.another_queue()
         self.enqueue(b"paused")
         self.enqueue(b"goes on", queue=other)
         self.backend.pause(self.queue, LONG)
-        # Then a consumer of both gets the second queue's job
+        # Then a consumer of both queues gets the second queue's job
         consumer = self.another_consumer(self.queue, other)
         assert [lease.body for lease in self.reserve(by=consumer)] == [b"goes on"]
-        # And when the first queue is resumed, the consumer gets its job
+        # And when the first queue is resumed, the consumer gets that queue's job
         self.backend.resume(self.queue)
         assert self.take(by=consumer).body == b"paused"
 
     @promise("10.3")
     def test_a_pause_of_the_last_queue_does_not_stop_the_first(self) -> None:
-        # Given two queues, the last of them paused
+        # Given two queues, the second of which is paused
         other = self.another_queue()
         self.enqueue_all(b"a", b"b")
         self.enqueue(b"paused", queue=other)
         self.backend.pause(other, LONG)
-        # Then a consumer of both gets only the first queue's jobs
+        # Then a consumer of both queues gets only the first queue's jobs
         leases = self.reserve(by=self.another_consumer(self.queue, other))
         assert self.in_line([lease.body for lease in leases], [b"a", b"b"])
 
     @promise("10.1")
     def test_a_consumer_that_waits_at_a_paused_queue_gets_nothing(self) -> None:
-        # Given a consumer that waits for a moment at a paused queue with a job
+        # Given a paused queue with a job, and a consumer that waits for a short time
         self.enqueue()
         self.backend.pause(self.queue, LONG)
         # Then the wait ends without a job
@@ -178,14 +177,14 @@ class PauseTests(Topic):
 
     @promise("10.1", "5.9")
     def test_an_exchange_hands_out_nothing_of_a_paused_queue(self) -> None:
-        # Given a held job and a ready one, in a queue that is paused after the reserve
+        # Given a reserved and a ready job, in a queue that was paused after the reserve
         self.enqueue_all(b"held", b"ready")
         lease = self.take()
         self.backend.pause(self.queue, LONG)
-        # When an exchange acks the held job, then the ack is accepted, and nothing is handed out
+        # When an exchange acks the reserved job, then the ack is accepted, and no job is handed out
         assert self.worker.exchange([Ack(lease)], 2, 0) == ([None], [])
         assert self.counts() == (1, 0, 0, 0)
-        # And a job that the exchange itself releases is not handed out either
+        # And a job that an exchange releases is not handed out by the same exchange either
         self.backend.resume(self.queue)
         lease = self.take()
         self.backend.pause(self.queue, LONG)

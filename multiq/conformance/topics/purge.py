@@ -1,4 +1,4 @@
-"""Purge: all jobs of a queue that are not reserved can be deleted at once."""
+"""Purge: one call deletes all jobs of a queue that are not reserved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNRESERVED = [State.READY, State.DELAYED, State.BURIED]
 
 @requires("purging")
 class PurgeTests(Topic):
-    """What ``Backend.purge`` promises. Its race with reserve is tested in ``concurrency``."""
+    """The race of a purge with a reserve is tested in ``concurrency``."""
 
     @promise("10.4")
     @pytest.mark.parametrize("state", UNRESERVED)
@@ -24,7 +24,7 @@ class PurgeTests(Topic):
         assert before == (2, 2, 2, 2)
         # When one state is purged
         assert self.backend.purge(self.queue, [state]) == 2
-        # Then no job is left in that state, and the other states keep their jobs
+        # Then no job is left in that state, and the jobs in other states stay
         expected = [0 if other is state else 2 for other in STORED_STATES]
         assert self.counts() == tuple(expected)
 
@@ -32,7 +32,7 @@ class PurgeTests(Topic):
     def test_a_purge_of_several_states_counts_them_together(self) -> None:
         # Given two jobs in each state
         self._two_in_each_state()
-        # When all states but reserved are purged, then six jobs are deleted
+        # When all states except reserved are purged, then six jobs are deleted
         assert self.backend.purge(self.queue, UNRESERVED) == 6
         assert self.counts() == (0, 0, 2, 0)
 
@@ -41,9 +41,9 @@ class PurgeTests(Topic):
         # Given a job that is reserved
         self.enqueue()
         lease = self.take()
-        # When every state is purged, RESERVED included
+        # When all states are purged, also reserved
         assert self.backend.purge(self.queue, list(STORED_STATES)) == 0
-        # Then the holder still has the job, and can settle it
+        # Then the holder still has the job, and can settle the job
         assert self.counts() == (0, 0, 1, 0)
         self.settle(Ack(lease))
 
@@ -57,19 +57,19 @@ class PurgeTests(Topic):
         # When the delay has passed, and a kick is tried
         self.harness.past(self.in_(self.short_delay))
         assert self.backend.kick(self.queue, 10) == 0
-        # Then nothing comes
+        # Then no job is handed out
         assert self.reserve() == []
         with pytest.raises(JobNotFound):
             self.peek(due)
 
     @promise("10.4", "1.2")
     def test_due_and_abandoned_jobs_are_purged_as_ready_ones(self) -> None:
-        # Given a delayed job that is due, a delayed job that is not due yet, and a job whose lease has ended
+        # Given a delayed job that is due, a delayed job that is not yet due, and a job whose lease has ended
         self.enqueue(delay=self.short_delay)
         later = self.enqueue(delay=2 * LONG)
         self.abandoned()
         self.harness.past(self.in_(self.short_delay))
-        # When the ready jobs are purged, then the due job and the job of the ended lease are deleted
+        # When the ready jobs are purged, then the job that is due and the job of the ended lease are deleted
         assert self.backend.purge(self.queue, [State.READY]) == 2
         assert self.counts() == (0, 1, 0, 0)
         assert self.stands(later, State.DELAYED)
@@ -82,7 +82,7 @@ class PurgeTests(Topic):
     def test_a_purge_of_no_states_does_nothing(self) -> None:
         # Given a job
         self.enqueue()
-        # When no state is purged, then the job stays
+        # When a purge names no state, then the job stays
         assert self.backend.purge(self.queue, []) == 0
         assert self.counts() == (1, 0, 0, 0)
 
@@ -92,7 +92,7 @@ class PurgeTests(Topic):
         other = self.another_queue()
         self.enqueue_all(b"a", b"b")
         self.enqueue_all(b"c", b"d", queue=other)
-        # When one queue is purged, then the other queue keeps its jobs
+        # When one queue is purged, then the other queue's jobs stay
         self.backend.purge(self.queue, UNRESERVED)
         assert self.counts(other) == (2, 0, 0, 0)
 
@@ -101,7 +101,7 @@ class PurgeTests(Topic):
         # Given a queue that was purged
         self.enqueue_all(*[b"old"] * 20)
         self.backend.purge(self.queue, UNRESERVED)
-        # When new jobs come, then the queue has these jobs and no others
+        # When new jobs are enqueued, then the queue has these jobs and no others
         self.enqueue_all(b"1", b"2")
         assert self.in_line(self.bodies(), [b"1", b"2"])
 
@@ -110,7 +110,7 @@ class PurgeTests(Topic):
         # Given more jobs than a driver may delete with one statement
         for _ in range(5):
             self.enqueue_all(*[b"x"] * 500)
-        # When they are purged, then the count is exact
+        # When the jobs are purged, then the count is exact
         assert self.backend.purge(self.queue, [State.READY]) == 2500
         assert self.counts() == (0, 0, 0, 0)
 
@@ -120,7 +120,7 @@ class PurgeTests(Topic):
         # Given a job that was purged
         job_id = self.enqueue(b"old")
         self.backend.purge(self.queue, [State.READY])
-        # When its id is enqueued again, then that adds a new job
+        # When the job's id is enqueued again, then a new job is added
         self.enqueue(b"new", id=job_id)
         assert self.bodies() == [b"new"]
 

@@ -1,4 +1,4 @@
-"""Queue order: a consumer's queues in another order, for one call."""
+"""Queue order: a call may give a consumer's queues in another order, for this call only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class QueueOrderTests(Topic):
-    """What ``queues`` of ``Consumer.reserve`` and ``Consumer.exchange`` promises."""
+    """Tests of the parameter ``queues`` of ``Consumer.reserve`` and ``Consumer.exchange``."""
 
     @promise("3.9")
     def test_the_order_holds_for_the_call(self) -> None:
@@ -27,7 +27,7 @@ class QueueOrderTests(Topic):
         for queue, priority in zip((first, second, third), priorities, strict=True):
             self.enqueue_all(*[queue.encode()] * 4, queue=queue, priority=priority)
         consumer = self.another_consumer(first, second, third)
-        # When each reserve is given another order, then it follows that order, whatever the priorities
+        # When each reserve is given another order, then the jobs come in this order, whatever their priorities
         for order in ((third, first, second), (second, third, first), (third, second, first), (first, second, third)):
             assert [lease.queue for lease in consumer.reserve(1, 0, order)] == [order[0]]
             assert consumer.queues == (first, second, third)
@@ -45,7 +45,7 @@ class QueueOrderTests(Topic):
         )
         for call in calls:
             assert [lease.queue for lease in call([other, self.queue])] == [other]
-            # When the next call is given no order, then the consumer's own order holds
+            # When the next call is given no order, then the consumer's own order applies
             assert [lease.queue for lease in call(None)] == [self.queue]
 
     @promise("3.9")
@@ -55,7 +55,7 @@ class QueueOrderTests(Topic):
         self.enqueue_all(b"a", b"b")
         self.enqueue_all(b"c", b"d", queue=other)
         consumer = self.another_consumer(self.queue, other)
-        # When a reserve asks for more jobs than its first queue has, then the rest come from the other queue
+        # When a reserve asks for more jobs than its first queue has, then the other jobs come from the second queue
         leases = consumer.reserve(3, 0, [other, self.queue])
         assert [lease.queue for lease in leases] == [other, other, self.queue]
 
@@ -67,31 +67,31 @@ class QueueOrderTests(Topic):
         self.enqueue_all(b"c", b"d", queue=other)
         consumer = self.another_consumer(self.queue, other)
         lease = self.take(by=consumer)
-        # When an exchange with the reverse order acks the held job
+        # When an exchange acks this job and gives the reverse order
         refusals, leases = consumer.exchange([Ack(lease)], 1, 0, [other, self.queue])
-        # Then the ack is accepted, and the next job is of the other queue
+        # Then the ack is accepted, and the next job is from the second queue
         assert refusals == [None]
         assert [lease.queue for lease in leases] == [other]
 
     @promise("3.9", "3.7")
     @pytest.mark.parametrize("at", [0, 1])
     def test_a_consumer_that_waits_in_an_order_wakes_for_each_of_its_queues(self, at: int) -> None:
-        # Given a consumer that has found nothing, and waits in another order
+        # Given a consumer that has found no job, and waits with another order of queues
         queues = [self.queue, self.another_queue()]
         consumer = self.another_consumer(*queues)
         assert self.reserve(by=consumer) == []
         waiting = self.background(lambda: consumer.reserve(1, 3 * self.harness.patience, queues[::-1]))
-        # When a job comes into either queue, then the consumer wakes
+        # When a job is enqueued in one of the queues, then the consumer wakes
         self.enqueue(b"late", queue=queues[at])
         assert [lease.queue for lease in self.woken(waiting)] == [queues[at]]
 
     @promise("3.9")
     def test_a_first_queue_without_jobs_does_not_hold_up_the_second(self) -> None:
-        # Given jobs in one queue, and none in the other
+        # Given one queue with jobs, and one queue without jobs
         empty = self.another_queue()
         self.enqueue_all(b"a", b"b")
         consumer = self.another_consumer(self.queue, empty)
-        # When either queue is named first, then the jobs come
+        # When either queue is named first, then the jobs are handed out
         for order in ([empty, self.queue], [self.queue, empty]):
             assert [lease.queue for lease in consumer.reserve(1, 0, order)] == [self.queue]
 
@@ -107,7 +107,7 @@ class QueueOrderTests(Topic):
             "another one": [other, stranger],
             "one twice": [other, other],
         }[change]
-        # When it is given other queues, then the call raises OptionInvalid, and its own queues hold
+        # When a call names other queues, then the call raises OptionInvalid, and the consumer's own queues still apply
         for call in (lambda: consumer.reserve(1, 0, asked), lambda: consumer.exchange((), 1, 0, asked)):
             with pytest.raises(OptionInvalid, match="in another order"):
                 call()

@@ -1,4 +1,4 @@
-"""Release: the job goes back, now or later, to be tried again."""
+"""Release: the job goes back to its queue, now or after a delay, for another attempt."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ REASONS = {
 
 
 class ReleaseTests(Topic):
-    """What the verdict ``Release`` promises."""
-
     @promise("5.2")
     def test_a_released_job_is_ready_again(self) -> None:
-        # Given a job that was taken
+        # Given a job that is reserved
         job_id = self.enqueue()
-        # When it is released
+        # When the job is released
         self.settle(Release(self.take()))
-        # Then any consumer can reserve it
+        # Then any consumer can reserve the job
         assert self.stands(job_id, State.READY)
         assert self.take(by=self.another_consumer()).id == job_id
 
@@ -36,10 +34,10 @@ class ReleaseTests(Topic):
         moment = self.in_(self.short_delay)
         self.settle(Release(lease, delay=self.short_delay))
         over = self.in_(self.short_delay)
-        # When almost all of the delay has passed, then it is not handed out
+        # When almost all of the delay has passed, then the job is not handed out
         self.harness.nearly(moment)
         self.nothing_before(moment)
-        # And when all of the delay has passed, it is handed out
+        # And when all of the delay has passed, the job is handed out
         self.harness.past(over)
         assert job_id in {held.id for held in self.worker.held.values()} or self.take().id == job_id
 
@@ -48,7 +46,7 @@ class ReleaseTests(Topic):
         # Given a job that is released with a long delay
         job_id = self.enqueue()
         self.settle(Release(self.take(), delay=LONG))
-        # Then stats and peek show it as delayed
+        # Then stats and peek show the job as delayed
         assert self.counts() == (0, 1, 0, 0)
         assert self.about(self.peek(job_id).due_in, LONG)
 
@@ -68,7 +66,7 @@ class ReleaseTests(Topic):
         # Given the more urgent of two jobs
         self.enqueue(b"demoted", priority=1)
         self.enqueue(b"other", priority=5)
-        # When it is released with a less urgent priority, then the other job is reserved first
+        # When this job is released with a less urgent priority, then the other job is reserved first
         self.settle(Release(self.take(), priority=9))
         leases = self.reserve()
         assert [(lease.body, lease.priority) for lease in leases] == [(b"other", 5), (b"demoted", 9)]
@@ -76,7 +74,7 @@ class ReleaseTests(Topic):
     @promise("5.2")
     @requires("priorities")
     def test_a_release_can_give_the_first_priority_of_all(self) -> None:
-        # Given a job that is released with priority 0, which does not mean "no new priority"
+        # Given a job that is released with priority 0, which is a priority like any other
         self.enqueue(priority=900)
         self.settle(Release(self.take(), priority=0))
         # Then the job's priority is 0
@@ -90,7 +88,7 @@ class ReleaseTests(Topic):
         self.settle(Release(self.take(), delay=self.short_delay, priority=3))
         over = self.in_(self.short_delay)
         self.enqueue(b"other", priority=4)
-        # When it is due, then it is handed out by its new priority
+        # When the job is due, then its order is that of its new priority
         self.harness.past(over)
         assert self.bodies() == [b"late", b"other"]
 
@@ -100,7 +98,7 @@ class ReleaseTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Release(lease))
-        # When its old holder acks, buries and releases it, then all three are refused
+        # When the old holder acks, buries and releases the job, then all three verdicts are refused
         self.refused(Ack(lease), Bury(lease), Release(lease))
         assert self.stands(job_id, State.READY)
 
@@ -111,18 +109,18 @@ class ReleaseTests(Topic):
         # Given a job that is released with a reason
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason=reason))
-        # Then peek shows the reason as it was given
+        # Then peek shows the same reason
         assert self.peek(job_id).reason == reason
 
     @promise("5.6")
     @requires("reasons")
     def test_the_last_reason_is_the_one_that_is_kept(self) -> None:
-        # Given a job that was released twice, each time with another reason
+        # Given a job that was released twice, with a different reason each time
         job_id = self.enqueue()
         for reason in ("first", "second"):
             self.settle(Release(self.take(), reason=reason))
         assert self.peek(job_id).reason == "second"
-        # When it is released without a reason, then peek shows none, and not the old one
+        # When the job is released without a reason, then peek shows no reason
         self.settle(Release(self.take()))
         assert self.peek(job_id).reason is None
 
@@ -132,7 +130,7 @@ class ReleaseTests(Topic):
         # Given a job that was released with a reason
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="failed before"))
-        # When it is reserved, then the reason can still be read
+        # When the job is reserved, then the reason can still be read
         self.take()
         assert self.peek(job_id).reason == "failed before"
 

@@ -1,4 +1,4 @@
-"""Reschedule: from now on a job is treated as if it were enqueued at this moment, with the new delay."""
+"""Reschedule: a job is treated as if it were enqueued now, with the new delay."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from multiq.ids import new_id
 
 @requires("management")
 class RescheduleTests(Topic):
-    """What ``Backend.reschedule`` promises. How it wakes consumers is tested in ``waiting``."""
+    """``waiting`` tests how a reschedule wakes consumers."""
 
     @promise("7.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
     def test_a_job_is_put_off(self, state: State) -> None:
         # Given a job that is not reserved
         job_id = self.given(state)
-        # When it is rescheduled
+        # When the job is rescheduled
         job_id = self.backend.reschedule(self.queue, job_id, 2 * LONG)
-        # Then it is due after the new delay, and counted once
+        # Then the job is due after the new delay, and is counted once
         record = self.peek(job_id)
         assert record.state is State.DELAYED
         assert self.about(record.due_in, 2 * LONG)
@@ -33,9 +33,9 @@ class RescheduleTests(Topic):
     def test_a_job_is_brought_forward_to_now(self, state: State) -> None:
         # Given a job that is not reserved
         job_id = self.given(state)
-        # When it is rescheduled without delay
+        # When the job is rescheduled without delay
         job_id = self.backend.reschedule(self.queue, job_id, 0)
-        # Then it is ready
+        # Then the job is ready
         assert self.stands(job_id, State.READY)
         assert self.take().id == job_id
 
@@ -43,11 +43,11 @@ class RescheduleTests(Topic):
     def test_a_job_can_become_due_earlier(self) -> None:
         # Given a job with a long delay
         job_id = self.enqueue(delay=LONG)
-        # When it is rescheduled with a short delay
+        # When the job is rescheduled with a short delay
         moment = self.in_(self.short_delay)
         job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
         over = self.in_(self.short_delay)
-        # Then it is not handed out before its new due time, and is handed out after it
+        # Then the job is handed out after its new due time, and not before
         self.harness.nearly(moment)
         self.nothing_before(moment)
         self.harness.past(over)
@@ -57,9 +57,9 @@ class RescheduleTests(Topic):
     def test_a_job_put_off_does_not_start_at_its_old_time(self) -> None:
         # Given a job with a short delay
         job_id = self.enqueue(delay=self.short_delay)
-        # When it is rescheduled with a long delay
+        # When the job is rescheduled with a long delay
         job_id = self.backend.reschedule(self.queue, job_id, LONG)
-        # Then it is not handed out at its old due time
+        # Then the job is not handed out at its old due time
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
         assert self.stands(job_id, State.DELAYED)
@@ -70,7 +70,7 @@ class RescheduleTests(Topic):
         job_id = self.enqueue(delay=LONG)
         for delay in (2 * LONG, 0, LONG, 0):
             job_id = self.backend.reschedule(self.queue, job_id, delay)
-        # Then the last reschedule counts, and there is one job
+        # Then the last reschedule applies, and there is one job
         assert self.counts() == (1, 0, 0, 0)
         self.settle(Ack(self.take()))
         assert self.counts() == (0, 0, 0, 0)
@@ -80,7 +80,7 @@ class RescheduleTests(Topic):
     def test_body_priority_and_ttr_stay(self) -> None:
         # Given a job with its own body, priority and ttr
         job_id = self.enqueue(b"\0body\xff", priority=33, ttr=90, delay=LONG)
-        # When it is rescheduled
+        # When the job is rescheduled
         self.backend.reschedule(self.queue, job_id, 0)
         # Then the job still has these values
         lease = self.take()
@@ -95,7 +95,7 @@ class RescheduleTests(Topic):
         lease = self.take()
         assert (lease.attempt, lease.crashes, lease.kicks) == (3, 1, 1)
         self.settle(Release(lease))
-        # When it is rescheduled, then its attempts, crashes and kicks start over
+        # When the job is rescheduled, then its attempts, crashes and kicks start at 0 again
         self.backend.reschedule(self.queue, lease.id, 0)
         lease = self.take()
         assert (lease.attempt, lease.crashes, lease.kicks) == (1, 0, 0)
@@ -103,10 +103,10 @@ class RescheduleTests(Topic):
     @promise("7.1", "5.6")
     @requires("reasons")
     def test_the_reason_starts_over(self) -> None:
-        # Given a job that was buried for a reason
+        # Given a job that was buried with a reason
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="why"))
-        # When it is rescheduled, then it has no reason any more
+        # When the job is rescheduled, then it has no reason any more
         job_id = self.backend.reschedule(self.queue, job_id, LONG)
         assert self.peek(job_id).reason is None
 
@@ -115,7 +115,7 @@ class RescheduleTests(Topic):
         # Given a job that has waited
         job_id = self.enqueue()
         self.harness.advance(3 * self.short_delay)
-        # When it is rescheduled, then its age starts over
+        # When the job is rescheduled, then its age starts at 0 again
         rescheduled = self.harness.now()
         job_id = self.backend.reschedule(self.queue, job_id, 0)
         assert self.about(self.peek(job_id).age, self.harness.now() - rescheduled)
@@ -124,11 +124,11 @@ class RescheduleTests(Topic):
     @promise("7.1", "3.4")
     @requires("total_order")
     def test_the_place_starts_over(self) -> None:
-        # Given three jobs, of which the first is rescheduled to now
+        # Given three jobs, the first of which is rescheduled to now
         first = self.enqueue(b"first")
         self.enqueue_all(b"second", b"third")
         self.backend.reschedule(self.queue, first, 0)
-        # Then it comes last, as if it were enqueued now
+        # Then this job comes last, as if it were enqueued now
         assert self.bodies() == [b"second", b"third", b"first"]
 
     @promise("7.2")
@@ -136,7 +136,7 @@ class RescheduleTests(Topic):
     def test_the_id_stays(self) -> None:
         # Given a job
         job_id = self.enqueue()
-        # When it is rescheduled, then it keeps its id
+        # When the job is rescheduled, then it keeps its id
         assert self.backend.reschedule(self.queue, job_id, 0) == job_id
         assert self.take().id == job_id
 
@@ -156,7 +156,7 @@ class RescheduleTests(Topic):
         # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
-        # When it is rescheduled, then the call raises JobReserved, and the holder can still settle the job
+        # When the job is rescheduled, then the call raises JobReserved, and the holder can still settle the job
         with pytest.raises(JobReserved):
             self.backend.reschedule(self.queue, job_id, 0)
         assert self.counts() == (0, 0, 1, 0)
@@ -177,7 +177,7 @@ class RescheduleTests(Topic):
     def test_a_job_whose_lease_has_ended_can_be_rescheduled(self) -> None:
         # Given an abandoned job
         lease = self.abandoned()
-        # When it is rescheduled, then it is delayed
+        # When the job is rescheduled, then it is delayed
         job_id = self.backend.reschedule(self.queue, lease.id, LONG)
         assert self.stands(job_id, State.DELAYED)
         assert self.reserve() == []

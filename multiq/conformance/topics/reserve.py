@@ -1,4 +1,4 @@
-"""Reserve: the order of jobs, how many a call returns, and how long it waits."""
+"""Reserve: the order of jobs, the number of jobs that a call returns, and the time that a call waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts befor
 
 
 class ReserveTests(Topic):
-    """What ``Consumer.reserve`` promises to a single consumer. ``concurrency`` tests races, ``waiting`` tests waits."""
+    """Tests with a single consumer. ``concurrency`` tests races, and ``waiting`` tests waits."""
 
     # --- how many ---
 
@@ -23,26 +23,26 @@ class ReserveTests(Topic):
 
     @promise("3.1")
     def test_no_more_jobs_than_the_limit_are_handed_out(self) -> None:
-        # Given more jobs than are asked for
+        # Given more jobs than a call asks for
         self.enqueue_all(*NUMBERS)
-        # When five are asked for, then five come, and the rest stays ready
+        # When a call asks for five jobs, then it returns five, and the other jobs stay ready
         bodies = [lease.body for lease in self.reserve(5)]
         assert self.in_line(bodies, NUMBERS[:5]) or (len(bodies) == 5 and not self.can.total_order)
         assert self.counts() == (7, 0, 5, 0)
 
     @promise("3.2")
     def test_fewer_jobs_than_the_limit_are_handed_out_without_waiting_for_more(self) -> None:
-        # Given fewer jobs than are asked for, and a long timeout
+        # Given fewer jobs than a call asks for, and a long timeout
         self.enqueue_all(b"a", b"b")
         waiting = self.background(lambda: self.worker.reserve(10, 3 * self.harness.patience))
-        # Then these jobs come at once
+        # Then the call returns these jobs at once
         assert self.in_line([lease.body for lease in self.woken(waiting)], [b"a", b"b"])
 
     @promise("3.2")
     def test_a_wait_for_nothing_lasts_its_timeout(self) -> None:
         # Given an empty queue
         started = time.monotonic()
-        # When a consumer waits, then it waits for its whole timeout
+        # When a consumer waits, then the wait lasts for the whole timeout
         assert self.worker.reserve(1, 0.25) == []
         assert time.monotonic() - started >= 0.25
 
@@ -53,7 +53,7 @@ class ReserveTests(Topic):
         first, second = self.reserve()
         self.settle(Release(first))
         again = self.take()
-        # Then no token comes twice
+        # Then no two leases have the same token
         assert len({first.token, second.token, again.token}) == 3
 
     @promise("3.6")
@@ -61,7 +61,7 @@ class ReserveTests(Topic):
         # Given a job that one consumer holds
         self.enqueue()
         self.take()
-        # Then no consumer gets it: neither another one nor the holder itself
+        # Then no consumer gets the job, not even the holder
         assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
         assert self.reserve() == []
 
@@ -82,7 +82,7 @@ class ReserveTests(Topic):
         # Given jobs of which the younger ones are more urgent
         for priority in (30, 20, 10):
             self.enqueue(b"%d" % priority, priority=priority)
-        # Then priority decides
+        # Then the jobs are handed out by priority
         assert self.bodies() == [b"10", b"20", b"30"]
 
     @promise("3.4")
@@ -92,16 +92,16 @@ class ReserveTests(Topic):
         edges = (0, 1, 1023, 1024, 1025, 2**21 - 1, 2**21, 2**31 - 1, 2**31, 2**31 + 1, PRIORITY_MAX - 1, PRIORITY_MAX)
         for priority in reversed(edges):
             self.enqueue(b"%d" % priority, priority=priority)
-        # Then they come in the order of their numbers
+        # Then the jobs are handed out in the order of their priorities
         assert self.bodies() == [b"%d" % priority for priority in edges]
 
     @promise("3.4")
     @requires("total_order")
     def test_jobs_of_one_priority_go_oldest_first_past_the_tenth(self) -> None:
-        # Given twelve jobs, enqueued one by one
+        # Given twelve jobs that are enqueued one by one
         for number in NUMBERS:
             self.enqueue(number)
-        # Then the tenth comes after the ninth and the second
+        # Then the tenth job comes after the ninth, and not after the first
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
@@ -111,7 +111,7 @@ class ReserveTests(Topic):
         numbers = [b"%d" % number for number in range(1, 121)]
         for at in range(0, 120, 40):
             self.enqueue_all(*numbers[at : at + 40])
-        # Then they come by age, and not in the order of their numbers as text
+        # Then the jobs come by age, and not in the order of their numbers as text
         assert self.bodies() == numbers
 
     @promise("3.4")
@@ -120,7 +120,7 @@ class ReserveTests(Topic):
         # Given jobs of several priorities
         for number, priority in enumerate((5, 1, 5, 0, 1, 0)):
             self.enqueue(b"%d" % number, priority=priority)
-        # When all are reserved in one call, then they come by priority, then by age
+        # When all jobs are reserved in one call, then they come by priority, then by age
         assert [lease.body for lease in self.reserve()] == [b"3", b"5", b"1", b"4", b"0", b"2"]
 
     @promise("3.4")
@@ -129,14 +129,14 @@ class ReserveTests(Topic):
         # Given a less urgent job, and a more urgent one enqueued after it
         worse = self.enqueue(b"worse", priority=2)
         self.enqueue(b"better", priority=1)
-        # When one is reserved, then it is the more urgent one
+        # When one job is reserved, then it is the more urgent one
         assert self.take().body == b"better"
         assert self.stands(worse, State.READY)
 
     @promise("3.4")
     @requires("total_order")
     def test_jobs_of_several_producers_go_by_the_order_of_their_enqueues(self) -> None:
-        # Given two producers that take turns
+        # Given two producers that enqueue by turns
         producers = [self.backend, self.another_backend()]
         for turn, number in enumerate(NUMBERS):
             producers[turn % 2].enqueue(self.queue, [self.new(number)])
@@ -149,24 +149,24 @@ class ReserveTests(Topic):
         # Given a consumer that has reserved the first of two jobs
         self.enqueue_all(b"1", b"2")
         assert self.take().body == b"1"
-        # When a more urgent job comes, then it is reserved next
+        # When a more urgent job is enqueued, then this job is reserved next
         self.enqueue(b"urgent", priority=0)
         assert self.bodies() == [b"urgent", b"2"]
 
     @promise("3.1", "4.1")
     @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
     def test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin(self, waits: bool) -> None:
-        # Given a consumer whose asked_at is on the clock of time.monotonic()
+        # Given a consumer. Its asked_at is a time on the clock of time.monotonic().
         self.worker.reserve(1, 0)
         began = time.monotonic()
         if waits:
             waiting = self.waiting(self.worker)
         job_id = self.enqueue(ttr=LONG)
-        # When it has a job
+        # When the consumer has a job
         (lease,) = self.woken(waiting) if waits else self.reserve(1)
         asked_at = self.worker.asked_at
         left, looked = self.peek(job_id).due_in, time.monotonic()
-        # Then asked_at is a moment of the call, before the lease began; or 0, if the consumer does not know the moment
+        # Then asked_at is a moment of the call before the lease began, or 0 if the consumer does not know the moment
         assert lease.id == job_id
         assert asked_at == 0.0 or began <= asked_at <= looked
         assert left is not None
@@ -183,7 +183,7 @@ class ReserveTests(Topic):
         lease = self.take()
         self.enqueue(b"young")
         self.settle(Release(lease))
-        # Then the older one is first
+        # Then the older job is first
         assert self.bodies() == [b"old", b"young"]
 
     @promise("3.5")
@@ -193,29 +193,29 @@ class ReserveTests(Topic):
         self.enqueue(b"old", delay=self.short_delay)
         due = self.in_(self.short_delay)
         self.enqueue(b"young")
-        # When the delay has passed, then the older one is first
+        # When the delay has passed, then the older job is first
         self.harness.past(due)
         assert self.bodies() == [b"old", b"young"]
 
     @promise("3.5", "4.2")
     @requires("total_order")
     def test_a_job_whose_lease_ended_goes_before_younger_ones(self) -> None:
-        # Given a job whose holder is gone, and a younger one
+        # Given a job whose holder sends no verdict, and a younger job
         self.enqueue(b"old", ttr=self.short_ttr)
         self.take()
         over = self.in_(self.short_ttr)
         self.enqueue(b"young")
-        # When the lease has ended, then the older one is first
+        # When the lease has ended, then the older job is first
         self.harness.past(over)
         assert self.bodies() == [b"old", b"young"]
 
     @promise("3.4", "3.5")
     @requires("total_order", "priorities")
     def test_jobs_that_are_due_go_by_priority_not_by_due_time(self) -> None:
-        # Given delayed jobs of which the less urgent one is due first
+        # Given delayed jobs, of which the less urgent one is due first
         self.enqueue(b"worse", priority=2, delay=self.short_delay)
         self.enqueue(b"better", priority=1, delay=2 * self.short_delay)
-        # When both are due, then the more urgent one is first
+        # When both jobs are due, then the more urgent one is first
         self.harness.past(self.in_(2 * self.short_delay))
         assert self.bodies() == [b"better", b"worse"]
 
@@ -224,7 +224,7 @@ class ReserveTests(Topic):
     def test_jobs_due_at_one_moment_go_by_age(self) -> None:
         # Given a batch of jobs with the same delay
         self.enqueue_all(*NUMBERS, delay=self.short_delay)
-        # When they are due, then they come in the order in which they were enqueued
+        # When the jobs are due, then they come in the order of the batch
         self.harness.past(self.in_(self.short_delay))
         assert self.bodies() == NUMBERS
 
@@ -237,7 +237,7 @@ class ReserveTests(Topic):
         self.enqueue(b"young")
         self.settle(Release(lease, delay=self.short_delay))
         due = self.in_(self.short_delay)
-        # When it is due again, then it comes before the younger one
+        # When the job is due again, then it comes before the younger job
         self.harness.past(due)
         assert self.bodies() == [b"old", b"young"]
 
@@ -246,12 +246,13 @@ class ReserveTests(Topic):
     @promise("3.3", "3.6")
     @pytest.mark.parametrize("limit", [1, ALL])
     def test_a_queue_that_is_named_twice_counts_where_it_is_named_first(self, limit: int) -> None:
-        # Given a consumer that names one queue both before and after another queue
+        # Given a consumer that names one queue twice, before and after another queue
         other = self.another_queue()
         consumer = self.another_consumer(self.queue, other, self.queue)
         for queue in (self.queue, other):
             self.enqueue_all(queue.encode(), queue.encode(), queue=queue)
-        # When it reserves all jobs, then each comes once, and the jobs of the queue that is named first come first
+        # When the consumer reserves all jobs, then each comes once, and the jobs of the queue that is named first come
+        # first
         found = [lease for _ in range(5) for lease in self.reserve(limit, by=consumer)]
         assert [lease.body for lease in found] == [name.encode() for name in (self.queue,) * 2 + (other,) * 2]
         assert len({lease.id for lease in found}) == 4
@@ -260,12 +261,12 @@ class ReserveTests(Topic):
     @promise("3.3")
     @requires("priorities")
     def test_earlier_queues_come_first_against_all_priorities(self) -> None:
-        # Given the best priorities in the last queue, and the worst in the first
+        # Given the best priorities in the last queue, and the worst in the first queue
         high, middle, low = (self.another_queue() for _ in range(3))
         for queue, priority in ((low, 0), (middle, 500), (high, PRIORITY_MAX)):
             self.enqueue_all(queue.encode(), queue.encode(), queue=queue, priority=priority)
         consumer = self.another_consumer(high, middle, low)
-        # Then the order of the queues decides, and nothing else
+        # Then only the order of the queues counts
         assert self.bodies(by=consumer) == [queue.encode() for queue in (high, high, middle, middle, low, low)]
 
     @promise("3.3")
@@ -275,7 +276,7 @@ class ReserveTests(Topic):
         other = self.another_queue()
         self.enqueue_all(b"a", b"b", priority=900)
         self.enqueue_all(b"c", b"d", queue=other, priority=1)
-        # When more jobs are asked for than the first queue has, then the rest come from the second one
+        # When a call asks for more jobs than the first queue has, then the other jobs come from the second queue
         first, second, third = self.reserve(3, by=self.another_consumer(self.queue, other))
         assert [lease.queue for lease in (first, second, third)] == [self.queue, self.queue, other]
         assert self.in_line([first.body, second.body], [b"a", b"b"])
@@ -283,12 +284,12 @@ class ReserveTests(Topic):
 
     @promise("3.3")
     def test_each_consumer_has_its_own_order_of_queues(self) -> None:
-        # Given two queues, and two consumers that name them in opposite orders
+        # Given two queues, and two consumers that name these queues in opposite orders
         other = self.another_queue()
         for _ in range(2):
             self.enqueue(b"here")
             self.enqueue(b"there", queue=other)
-        # Then each gets a job of the queue that it names first
+        # Then each consumer gets a job of the queue that it names first
         assert self.take(by=self.another_consumer(self.queue, other)).body == b"here"
         assert self.take(by=self.another_consumer(other, self.queue)).body == b"there"
 
@@ -299,17 +300,17 @@ class ReserveTests(Topic):
         other = self.another_queue()
         self.given(state)
         self.enqueue(b"second", queue=other)
-        # Then the second queue is served
+        # Then a job of the second queue is handed out
         assert self.take(by=self.another_consumer(self.queue, other)).body == b"second"
 
     @promise("3.3")
     @requires("priorities")
     def test_a_job_that_becomes_due_in_an_earlier_queue_goes_first(self) -> None:
-        # Given a delayed job in the first queue, and ready ones in the second
+        # Given a delayed job in the first queue, and ready jobs in the second queue
         other = self.another_queue()
         self.enqueue(b"first", delay=self.short_delay)
         self.enqueue_all(b"second", b"third", queue=other, priority=0)
-        # When the delayed job is due, then it is handed out next
+        # When the delayed job is due, then this job is handed out next
         self.harness.past(self.in_(self.short_delay))
         assert self.take(by=self.another_consumer(self.queue, other)).body == b"first"
 
@@ -328,13 +329,13 @@ class ReserveTests(Topic):
     def test_a_consumer_gets_nothing_from_queues_that_it_did_not_name(self) -> None:
         # Given a job in another queue
         self.enqueue(queue=self.another_queue(), priority=0)
-        # Then a consumer of this test's queue gets nothing
+        # Then a consumer of this test's queue gets no job
         assert self.reserve() == []
 
     @promise("1.1", "3.6")
     @requires("management")
     def test_a_job_is_in_one_state_at_a_time(self) -> None:
-        # Given a job on its way through all states
+        # Given a job that goes through all states
         job_id = self.enqueue()
         seen = [self.counts()]
         lease = self.take()
@@ -344,5 +345,5 @@ class ReserveTests(Topic):
         self.backend.kick_job(self.queue, job_id)
         self.settle(Bury(self.take()))
         seen.append(self.counts())
-        # Then the counts have it in exactly one state each time
+        # Then the counts show the job in exactly one state each time
         assert seen == [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0), (0, 0, 0, 1)]

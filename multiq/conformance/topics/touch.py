@@ -7,19 +7,17 @@ from multiq.conformance.case import LONG, Topic, promise
 
 
 class TouchTests(Topic):
-    """What the verdict ``Touch`` promises."""
-
     @promise("5.4", "4.1")
     def test_a_touch_gives_the_full_ttr_again(self) -> None:
-        # Given a lease of which a third is over
+        # Given a lease of which a third has passed
         self.enqueue(ttr=self.short_ttr)
         end = self.in_(self.short_ttr)
         lease = self.take()
         self.harness.advance(self.short_ttr / 3)
-        # When it is touched
+        # When the holder touches the lease
         new_end = self.in_(self.short_ttr)
         self.settle(Touch(lease))
-        # Then the job stays with its holder beyond the old end of the lease
+        # Then the job stays reserved beyond the old end of the lease
         self.harness.past(end)
         self.nothing_before(new_end, by=self.another_consumer())
         (answer,) = self.worker.settle([Ack(lease)])
@@ -50,7 +48,7 @@ class TouchTests(Topic):
 
     @promise("5.4")
     def test_a_heartbeat_keeps_a_job_for_many_ttrs(self) -> None:
-        # Given a holder that touches in time, again and again
+        # Given a holder that touches its lease in time, again and again
         self.enqueue(ttr=self.short_ttr)
         lease = self.take()
         for _ in range(3):
@@ -73,11 +71,11 @@ class TouchTests(Topic):
 
     @promise("5.4", "5.7")
     def test_a_touch_and_a_verdict_go_in_one_call(self) -> None:
-        # Given a holder that touches and releases in one call
+        # Given a holder that touches and releases a job in one call
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Touch(lease), Release(lease, delay=LONG))
-        # Then both were accepted, and the job is in the state of the release
+        # Then both verdicts were accepted, and the job is in the state of the release
         assert self.stands(job_id, State.DELAYED)
 
     @promise("5.4")
@@ -87,10 +85,10 @@ class TouchTests(Topic):
         kept, let_go = self.reserve()
         end = self.in_(self.short_ttr)
         self.harness.advance(self.short_ttr / 3)
-        # When one is touched
+        # When one of the two leases is touched
         new_end = self.in_(self.short_ttr)
         self.settle(Touch(kept))
-        # Then the other one's lease ends at its own end, as without the touch
+        # Then the other lease ends at the same time as without the touch
         self.harness.past(end)
         leases = self.reserve(by=self.another_consumer())
         assert let_go.id in {lease.id for lease in leases}
@@ -102,7 +100,7 @@ class TouchTests(Topic):
         job_id = self.enqueue(ttr=2 * LONG)
         lease = self.take()
         assert self.about(self.peek(job_id).due_in, 2 * LONG)
-        # When time passes, then less of the lease is left, and after a touch the full ttr again
+        # When time passes, then less of the lease is left. After a touch, the full ttr is left again.
         self.harness.advance(self.short_delay)
         assert self.about(self.peek(job_id).due_in, 2 * LONG - self.short_delay)
         self.settle(Touch(lease))

@@ -1,4 +1,4 @@
-"""Enqueuing inside the caller's own transaction."""
+"""An enqueue inside the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from multiq.errors import MultiqError
 
 
 class TransactionTests(Topic):
-    """What ``Backend.enqueue`` promises with ``connection=``."""
-
     @promise("2.7")
     @requires("transactional_enqueue")
     def test_a_job_exists_once_the_caller_commits(self) -> None:
@@ -19,9 +17,9 @@ class TransactionTests(Topic):
         self.counts()
         with self.transaction() as connection:
             (job_id,) = self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
-            # When it commits
+            # When the transaction commits
             connection.commit()
-        # Then the job is there, under the id that was returned
+        # Then the job is there, with the id that the enqueue returned
         assert self.peek(job_id).body == b"inside"
         assert self.bodies() == [b"inside"]
 
@@ -32,7 +30,7 @@ class TransactionTests(Topic):
         self.counts()
         with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"a"), self.new(b"b", delay=LONG)], connection=connection)
-            # When it rolls back
+            # When the transaction rolls back
             connection.rollback()
         # Then no job was enqueued
         assert self.counts() == (0, 0, 0, 0)
@@ -45,7 +43,7 @@ class TransactionTests(Topic):
         self.counts()
         with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
-            # When other connections read, then they see no job, and do not have to wait
+            # When other connections read, then they see no job, and do not wait
             looking = self.background(lambda: self.another_backend().stats(self.queue).ready)
             assert self.woken(looking) == 0
             connection.commit()
@@ -62,31 +60,31 @@ class TransactionTests(Topic):
                 self.queue, [self.new(b"late", delay=LONG), self.new(b"3")], connection=connection
             )
             connection.commit()
-        # Then the order and the options are as they are without a transaction
+        # Then the order and the options are the same as without a transaction
         assert self.stands(late, State.DELAYED)
         assert self.bodies() == [b"1", b"2", b"3"]
 
     @promise("2.7", "3.7")
     @requires("transactional_enqueue")
     def test_the_commit_wakes_a_waiting_consumer(self) -> None:
-        # Given a consumer that waits, and a caller's transaction
+        # Given a consumer that waits, and a caller's transaction with an enqueue
         waiting = self.waiting(self.worker)
         with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
-            # When it commits, then the consumer wakes
+            # When the transaction commits, then the consumer wakes
             connection.commit()
             assert [lease.body for lease in self.woken(waiting)] == [b"inside"]
 
     @promise("2.7", "2.4")
     @requires("transactional_enqueue", "client_ids")
     def test_a_known_id_changes_nothing_inside_a_transaction_either(self) -> None:
-        # Given a job, and a transaction that enqueues it again
+        # Given a job, and a transaction that enqueues the same job again
         job = self.new(b"first")
         self.backend.enqueue(self.queue, [job])
         with self.transaction() as connection:
             again = self.backend.enqueue(self.queue, [self.new(b"again", id=job.id)], connection=connection)
             connection.commit()
-        # Then there is still one job, and it is the first
+        # Then there is still one job, the first one
         assert again == [job.id]
         assert self.bodies() == [b"first"]
 
@@ -96,5 +94,5 @@ class TransactionTests(Topic):
         # Given an object that is not a connection
         with pytest.raises(MultiqError):
             self.backend.enqueue(self.queue, [self.new()], connection=object())
-        # Then the enqueue is refused, and no job is stored on another connection instead
+        # Then the enqueue is refused, and no job is stored through another connection instead
         assert self.counts() == (0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Waiting: a waiting consumer wakes for everything that gives it a job, and for nothing else."""
+"""Waiting: a waiting consumer wakes for everything that gives the consumer a job, and for nothing else."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ if TYPE_CHECKING:
 
     from multiq.conformance.case import TrackedConsumer
 
-IDLE = 3.0  # seconds of a wait in which requests are counted
-IDLE_REQUESTS = 2  # requests of a consumer that waits in the server: those during the wait, and one or two to end it
-IDLE_TRIES = 3  # waits, one of which must send so little: a busy machine may disturb others
-SPINNING = 0.25  # share of a core that a consumer may use while it waits, and by far too much
+IDLE = 3.0  # the length in seconds of a wait whose requests are counted
+IDLE_REQUESTS = 2  # the most requests of a consumer during one wait in the server
+IDLE_TRIES = 3  # the number of waits, one of which must be within IDLE_REQUESTS: a busy machine may disturb the others
+SPINNING = 0.25  # the share of a core that a waiting consumer must not exceed
 
 
 class WaitingTests(Topic):
-    """What ``Consumer.reserve`` with a timeout and ``Consumer.interrupt`` promise."""
-
     # --- wake-ups ---
 
     @promise("3.7", "2.8")
@@ -33,7 +31,7 @@ class WaitingTests(Topic):
         waiting = self.waiting(self.worker)
         # When another backend enqueues
         self.another_backend().enqueue(self.queue, [self.new(b"news")])
-        # Then it wakes with the job
+        # Then the consumer wakes with this job
         assert [lease.body for lease in self.woken(waiting)] == [b"news"]
 
     @promise("3.7", "2.5")
@@ -42,9 +40,9 @@ class WaitingTests(Topic):
         moment = self.in_(self.short_delay)
         job_id = self.enqueue(delay=self.short_delay)
         waiting = self.waiting(self.worker)
-        # When its time comes
+        # When the job's due time comes
         self.harness.past(self.in_(self.short_delay))
-        # Then the consumer wakes with it, and not before
+        # Then the consumer wakes with this job, and not before
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
         assert self.harness.now() >= moment
 
@@ -55,7 +53,7 @@ class WaitingTests(Topic):
         # When a delayed job is enqueued, and becomes due
         job_id = self.enqueue(delay=self.short_delay)
         self.harness.past(self.in_(self.short_delay))
-        # Then the consumer wakes with it
+        # Then the consumer wakes with this job
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "4.2")
@@ -64,7 +62,7 @@ class WaitingTests(Topic):
         job_id = self.enqueue(ttr=self.short_ttr)
         self.take(by=self.another_consumer())
         waiting = self.waiting(self.worker)
-        # When the lease ends, then the waiting consumer gets the job, and no background process has to free it
+        # When the lease ends, then the waiting consumer gets the job, without a background process
         self.harness.past(self.in_(self.short_ttr))
         assert [(lease.id, lease.crashes) for lease in self.woken(waiting)] == [(job_id, 1)]
 
@@ -81,7 +79,7 @@ class WaitingTests(Topic):
 
     @promise("3.7", "5.5")
     def test_a_job_given_back_wakes_a_waiting_consumer(self) -> None:
-        # Given a job that another consumer holds and has not begun, and a consumer that waits
+        # Given a job that another consumer has reserved and not begun, and a consumer that waits
         job_id = self.enqueue()
         holder = self.another_consumer()
         lease = self.take(by=holder)
@@ -95,7 +93,7 @@ class WaitingTests(Topic):
         # Given a buried job, and a consumer that waits
         job_id = self.given(State.BURIED)
         waiting = self.waiting(self.another_consumer())
-        # When it is kicked, then the consumer gets it
+        # When the job is kicked, then the consumer gets the job
         self.backend.kick(self.queue, 1)
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
@@ -105,30 +103,30 @@ class WaitingTests(Topic):
         # Given a delayed job, and a consumer that waits
         job_id = self.given(State.DELAYED)
         waiting = self.waiting(self.another_consumer())
-        # When it is kicked, then the consumer gets it
+        # When the job is kicked, then the consumer gets the job
         self.backend.kick_job(self.queue, job_id)
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "7.3")
     @requires("management")
     def test_a_job_rescheduled_to_now_wakes_a_waiting_consumer(self) -> None:
-        # Given a job for much later, and a consumer that waits
+        # Given a job with a long delay, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
         waiting = self.waiting(self.worker)
-        # When it is rescheduled, then the consumer gets it
+        # When the job is rescheduled to now, then the consumer gets the job
         job_id = self.backend.reschedule(self.queue, job_id, 0)
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "7.3")
     @requires("management")
     def test_an_earlier_due_time_is_noticed_by_a_waiting_consumer(self) -> None:
-        # Given a job for much later, and a consumer that waits
+        # Given a job with a long delay, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
         waiting = self.waiting(self.worker)
-        # When it is rescheduled to a time soon after now, and that time comes
+        # When the job is rescheduled with a short delay, and this delay passes
         job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
         self.harness.past(self.in_(self.short_delay))
-        # Then the consumer gets it, although it began to wait when the job was due much later
+        # Then the consumer gets the job, although the job was due much later when the wait began
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "10.2")
@@ -138,18 +136,18 @@ class WaitingTests(Topic):
         job_id = self.enqueue()
         self.backend.pause(self.queue, LONG)
         waiting = self.waiting(self.worker)
-        # When the queue is resumed, then the consumer gets it
+        # When the queue is resumed, then the consumer gets the job
         self.backend.resume(self.queue)
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "10.2")
     @requires("pausing")
     def test_the_end_of_a_pause_wakes_a_waiting_consumer(self) -> None:
-        # Given a queue that has a job and is paused for a while, and a consumer that waits
+        # Given a queue that has a job and is paused for a short time, and a consumer that waits
         job_id = self.enqueue()
         self.backend.pause(self.queue, self.short_delay)
         waiting = self.waiting(self.worker)
-        # When the pause is over, then the consumer gets it
+        # When the pause is over, then the consumer gets the job
         self.harness.past(self.in_(self.short_delay))
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
@@ -159,13 +157,13 @@ class WaitingTests(Topic):
         last = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue(), last)
         waiting = self.waiting(consumer)
-        # When a job comes into the last of them, then the consumer wakes
+        # When a job is enqueued in the last of these queues, then the consumer wakes
         self.enqueue(b"last", queue=last)
         assert [lease.body for lease in self.woken(waiting)] == [b"last"]
 
     @promise("3.7", "3.3")
     def test_a_job_that_becomes_due_in_the_last_of_several_queues_wakes(self) -> None:
-        # Given a consumer that waits at two queues: the last one's job is due sooner than the first one's
+        # Given a consumer that waits at two queues, and the last queue's job is due sooner than the first queue's job
         last = self.another_queue()
         self.enqueue(delay=LONG)
         self.enqueue(b"sooner", queue=last, delay=self.short_delay)
@@ -177,12 +175,12 @@ class WaitingTests(Topic):
     @promise("3.7", "10.3")
     @requires("pausing")
     def test_a_paused_first_queue_does_not_keep_a_consumer_asleep(self) -> None:
-        # Given a consumer that waits at two queues, of which the first is paused and has jobs
+        # Given a consumer that waits at two queues, the first of which is paused and has jobs
         other = self.another_queue()
         self.enqueue()
         self.backend.pause(self.queue, LONG)
         waiting = self.waiting(self.another_consumer(self.queue, other))
-        # When a job comes into the second, then the consumer wakes
+        # When a job is enqueued in the second queue, then the consumer wakes
         self.enqueue(b"second", queue=other)
         assert [lease.body for lease in self.woken(waiting)] == [b"second"]
 
@@ -191,9 +189,9 @@ class WaitingTests(Topic):
         # Given several consumers that wait
         consumers = [self.another_consumer(backend=self.another_backend()) for _ in range(self.harness.threads)]
         waiting = [self.waiting(consumer) for consumer in consumers]
-        # When a batch with a job for each comes
+        # When a batch with one job for each consumer is enqueued
         ids = self.enqueue_all(*[b"x"] * len(consumers))
-        # Then no consumer stays asleep while a job is ready
+        # Then no consumer sleeps while a job is ready
         woken = [lease.id for thread in waiting for lease in self.woken(thread)]
         assert sorted(woken) == sorted(ids)
 
@@ -201,7 +199,7 @@ class WaitingTests(Topic):
     def test_jobs_that_come_one_by_one_wake_one_consumer_after_the_other(self) -> None:
         # Given two consumers that wait
         waiting = [self.waiting(self.another_consumer()) for _ in range(2)]
-        # When two jobs come, the second one after the first was reserved, then each consumer gets one
+        # When two jobs are enqueued, the second one after the first was reserved, then each consumer gets one job
         ids = []
         for _ in range(2):
             ids.append(self.enqueue())
@@ -212,32 +210,32 @@ class WaitingTests(Topic):
 
     @promise("3.2", "11.5")
     def test_jobs_for_others_do_not_end_a_wait(self) -> None:
-        # Given a consumer that waits a little
+        # Given a consumer that waits for a short time
         started = time.monotonic()
         waiting = self.background(lambda: self.worker.reserve(1, 4 * SLEEP_GRACE))
-        # When jobs come that it cannot have: one in another queue, and one with a delay
+        # When one job is enqueued in another queue, and one job with a delay in this queue
         self.enqueue(queue=self.another_queue())
         self.enqueue(delay=LONG)
-        # Then it waits until its time is over
+        # Then the consumer gets no job, and waits until its timeout
         assert waiting.result(4 * SLEEP_GRACE + self.harness.patience) == []
         assert time.monotonic() - started >= 4 * SLEEP_GRACE
 
     @promise("3.2")
     def test_a_waiting_consumer_sleeps(self) -> None:
-        # Given a delayed job, a held one and a buried one, so that no job is ready
+        # Given a delayed, a reserved and a buried job, so that no job is ready
         self.given(State.BURIED)
         self.given(State.RESERVED, ttr=LONG)
         self.given(State.DELAYED)
         # When a consumer waits
         started, spent = time.monotonic(), time.thread_time()
         assert self.another_consumer().reserve(1, 4 * SLEEP_GRACE) == []
-        # Then its thread does not spin
+        # Then its thread uses little CPU time
         assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
     @promise("3.2", "3.10")
     @requires("waits_in_server")
     def test_an_idle_consumer_asks_the_server_seldom(self) -> None:
-        # Given a consumer that waits, on a harness that can count what the server is asked
+        # Given a consumer that waits, and a harness that may count the requests to the server
         consumer, asked = self._counted()
         consumer.reserve(1, 0)
         seen: list[int] = []
@@ -245,15 +243,16 @@ class WaitingTests(Topic):
             assert len(seen) < IDLE_TRIES, f"at most {IDLE_REQUESTS} requests are seldom, and there were {seen}"
             before = asked()
             seconds = IDLE if before is not None else 4 * SLEEP_GRACE
-            # When it waits for a while
+            # When the consumer waits for a while
             started, spent = time.monotonic(), time.thread_time()
             assert consumer.reserve(1, seconds) == []
-            # Then it waits in the server: it sends requests when its wait begins and ends, and uses little CPU time
+            # Then it waits in the server. It sends requests when its wait begins and ends, and uses little CPU time.
             seen.append((asked() or 0) - (before or 0))
             assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
     def _counted(self) -> tuple[TrackedConsumer, Callable[[], int | None]]:
-        """A consumer, and a function that returns how many requests there were; None: this harness cannot count them.
+        """Returns a consumer, and a function that returns the number of requests. None: this harness cannot count
+        requests.
 
         The number is that of all requests to the server, or of this consumer's requests through a proxy.
         """
@@ -273,15 +272,15 @@ class WaitingTests(Topic):
     def test_an_interrupt_ends_a_wait(self) -> None:
         # Given a consumer that waits
         waiting = self.waiting(self.worker)
-        # When another thread interrupts it, then its wait ends without a job
+        # When another thread interrupts the consumer, then its wait ends without a job
         self.worker.interrupt()
         assert self.woken(waiting) == []
 
     @promise("3.8")
     def test_an_interrupt_before_the_wait_ends_the_next_one(self) -> None:
-        # Given a consumer that is interrupted just before it falls asleep
+        # Given a consumer that is interrupted before its wait begins
         self.worker.interrupt()
-        # When it begins to wait, then the call returns at once
+        # When the consumer begins to wait, then the call returns at once
         waiting = self.background(lambda: self.worker.reserve(1, 3 * self.harness.patience))
         assert self.woken(waiting) == []
 
@@ -292,7 +291,7 @@ class WaitingTests(Topic):
         assert self.worker.reserve(5, 0) == []
         job_id = self.enqueue()
         self.worker.interrupt()
-        # When it reserves, with or without a timeout, then it gets the job
+        # When the consumer reserves, with or without a timeout, then it gets the job
         reserved = self.background(lambda: self.worker.reserve(5, 3 * self.harness.patience if waits else 0))
         assert [lease.id for lease in self.woken(reserved)] == [job_id]
 
@@ -302,7 +301,7 @@ class WaitingTests(Topic):
         waiting = self.waiting(self.worker)
         self.worker.interrupt()
         assert self.woken(waiting) == []
-        # When it waits again, then it waits for a job
+        # When the consumer waits again, then it waits for a job
         waiting = self.waiting(self.worker)
         assert waiting.is_alive()
         job_id = self.enqueue()
@@ -326,7 +325,7 @@ class WaitingTests(Topic):
         for _ in range(total):
             ids.append(self.enqueue())
             consumer.interrupt()
-        # Then it gets each job exactly once
+        # Then the consumer gets each job exactly once
         self.woken(consuming)
         assert sorted(done) == sorted(ids)
 
@@ -335,7 +334,7 @@ class WaitingTests(Topic):
         # Given two consumers that wait
         one, other = self.another_consumer(), self.another_consumer()
         first, second = self.waiting(one), self.waiting(other)
-        # When one is interrupted, then the other one waits on
+        # When one consumer is interrupted, then the other one continues to wait
         one.interrupt()
         assert self.woken(first) == []
         assert second.is_alive()
@@ -344,12 +343,12 @@ class WaitingTests(Topic):
 
     @promise("5.3", "3.7")
     def test_a_job_that_is_buried_ends_no_consumers_wait(self) -> None:
-        # Given a held job, and a consumer that waits
+        # Given a reserved job, and a consumer that waits
         self.enqueue()
         holder = self.another_consumer()
         lease = self.take(by=holder)
         waiting = self.waiting(self.worker)
-        # When the held job is buried, then the waiting consumer waits on, until there is a job for it
+        # When the reserved job is buried, then the consumer continues to wait, until there is a job
         self.settle(Bury(lease), by=holder)
         time.sleep(SLEEP_GRACE)
         assert waiting.is_alive()

@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from multiq.conformance.case import TrackedConsumer
     from multiq.conformance.threads import Background
 
-WITHIN = 0.5  # seconds after a job is ready, at most, until a waiting consumer has it
-LEASE_LATE = 1.0  # seconds after a lease's end, at most, until its job is ready (4.2)
-BASELINES = 5  # times ``_baseline``, by which a consumer may be later: this machine may be slow at the moment
+WITHIN = 0.5  # seconds from the moment when a job is ready until a waiting consumer must have the job
+LEASE_LATE = 1.0  # seconds from a lease's end until the lease's job must be ready (4.2)
+BASELINES = 5  # the delay may be longer by this many times ``_baseline``, because this machine may be slow
 TRIES = 3
-GOOD = 2  # of these runs: an occasional poll may come at the right moment once
-OFFSETS = 12  # moments at which a job comes while a consumer falls asleep
-LATENCY = 0.03  # seconds by which replies are delayed meanwhile
+GOOD = 2  # the number of these runs that must be in time: an occasional poll may be in time by chance
+OFFSETS = 12  # the number of moments at which a job comes while a consumer begins to wait
+LATENCY = 0.03  # seconds by which replies are delayed in this test
 
-#: verbs that give a waiting consumer a job
+#: Operations that give a waiting consumer a job.
 VERBS = ("enqueue", "a batch", "release", "give_back", "abandon", "kick", "kick_job", "reschedule", "resume")
-#: verbs after which a waiting consumer gets a job as time passes
+#: Operations after which a waiting consumer gets a job when some time has passed.
 TIMES = ("enqueue", "release", "reschedule", "pause")
 
 
 class WakingTests(Topic):
-    """How soon a waiting ``Consumer.reserve`` returns when there is a job."""
+    """Tests of how soon a waiting ``Consumer.reserve`` returns when there is a job."""
 
     @promise("3.10", "3.7")
     @pytest.mark.parametrize("verb", VERBS)
     def test_a_waiting_consumer_has_the_job_in_time(self, verb: str) -> None:
-        # Given a consumer that waits, when another caller's verb gives it a job, then the consumer has the job in time
+        # Given a consumer that waits, when another caller gives it a job, then the consumer has the job in time
         if verb == "give_back" and not self.can.give_back:
             self.does_not_apply("this backend has no give_back")
         if verb == "abandon" and not self.can.portable_leases:
@@ -61,14 +61,14 @@ class WakingTests(Topic):
     @promise("3.10", "3.7", "5.9")
     @pytest.mark.parametrize("how", ["reserve", "exchange"])
     def test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues(self, how: str) -> None:
-        # Given a consumer of two queues that waits, in a reserve or in an exchange, and was woken before
-        # When a job comes into one or the other of them, then the consumer has the job in time
+        # Given a consumer of two queues, which was woken before and waits again in a reserve or in an exchange
+        # When a job is enqueued in one of the queues, then the consumer has the job in time
         for at in (1, 0):
             self._in_time(partial(self._wakes_again, how, at))
 
     @promise("3.10", "3.7")
     def test_two_jobs_wake_two_consumers_in_time(self) -> None:
-        # Given two consumers that wait, when two jobs come at once, then each has one in time
+        # Given two consumers that wait, when two jobs are enqueued at once, then each consumer has one job in time
         self._in_time(self._wake_two)
 
     @promise("3.10", "2.5", "7.3", "10.2")
@@ -76,16 +76,16 @@ class WakingTests(Topic):
     def test_a_waiting_consumer_has_a_job_in_time_once_it_is_due(self, what: str) -> None:
         if not self.harness.real_time:
             self.does_not_apply("its clock is moved by hand")
-        # Given a consumer that waits, when a job becomes due during its wait, then the consumer has the job in time
+        # Given a consumer that waits, when a job becomes due during the wait, then the consumer has the job in time
         delay = self.short_delay
-        later = delay + self.can.delay_resolution  # rounded up
+        later = delay + self.can.delay_resolution  # due times may be rounded up by this much
         self._in_time(lambda: self._wakes(partial(self._given_soon, what, delay), after=later), good=1)
 
     @promise("3.10", "3.7", "4.2")
     def test_a_waiting_consumer_has_a_job_in_time_once_its_lease_has_ended(self) -> None:
         if not self.harness.real_time:
             self.does_not_apply("its clock is moved by hand")
-        # Given a job that another consumer holds, and touches once while a consumer waits
+        # Given a job whose holder touches the lease once while another consumer waits
         ttr = self.short_ttr
 
         def prepared() -> Callable[[Backend], object]:
@@ -100,7 +100,7 @@ class WakingTests(Topic):
     @promise("3.10", "2.7")
     @requires("transactional_enqueue")
     def test_a_commit_is_noticed_in_time_however_late_it_comes(self) -> None:
-        # Given a consumer that waits, and a transaction that stays open for a while after an enqueue
+        # Given a consumer that waits, and a transaction that stays open for a while after its enqueue
         def prepared() -> Callable[[Backend], None]:
             return self._commit_late
 
@@ -109,7 +109,7 @@ class WakingTests(Topic):
 
     @promise("3.10", "3.7")
     def test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time(self) -> None:
-        # Given a consumer that takes a while to begin its wait: its replies are late, if the harness can delay them
+        # Given a consumer that needs some time to begin its wait. Its replies are delayed, if the harness can do that.
         far, step = self.backend, 0.001
         try:
             proxy, far = self.harness.proxied()
@@ -121,13 +121,13 @@ class WakingTests(Topic):
             far.stats(self.queue)
             proxy.mode, step = Latency(LATENCY), LATENCY / 2
         for at in range(OFFSETS):
-            # When a job comes at one of several moments of that while, then the consumer has the job in time
+            # When a job is enqueued at a moment during this time, then the consumer has the job in time
             self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
 
     # --- sources of jobs ---
 
     def _given_for(self, verb: str) -> Callable[[Backend], object]:
-        """Prepare the queue. Returns a function that gives the waiting consumer its job."""
+        """Prepare the queue. Returns a function that gives the waiting consumer a job."""
         queue = self.queue
         if verb in {"enqueue", "a batch"}:
             jobs = [self.new(b"x" * 1000) for _ in range(200 if verb == "a batch" else 1)]
@@ -153,7 +153,7 @@ class WakingTests(Topic):
         return lambda backend: backend.reschedule(queue, job_id, 0)
 
     def _given_soon(self, what: str, delay: float) -> Callable[[Backend], object]:
-        """As ``_given_for``, for a job that becomes due after *delay*."""
+        """Like ``_given_for``, but the job becomes due after *delay* seconds."""
         queue = self.queue
         if what == "enqueue":
             return lambda backend: backend.enqueue(queue, [self.new(delay=delay)])
@@ -182,13 +182,13 @@ class WakingTests(Topic):
     def _in_time(self, late: Callable[[], tuple[float, float]], good: int = GOOD) -> None:
         """Raise ``AssertionError`` unless at least *good* of ``TRIES`` runs are in time.
 
-        *late*: makes a run, and returns how late the consumer was and how late it may be.
+        *late* makes one run. It returns the delay of the consumer, and the longest delay that is allowed.
         """
         seen: list[str] = []
         for _ in range(TRIES):
             try:
                 took, most = late()
-            except BackendTimeout as exc:  # the server had no time for the call, which says nothing of waking
+            except BackendTimeout as exc:  # the server had no time for the call, which shows nothing about waking
                 took, most = 1.0, 0.0
                 seen.append(str(exc))
             else:
@@ -205,7 +205,7 @@ class WakingTests(Topic):
         return promised + BASELINES * baseline + lag.seconds
 
     def _baseline(self, consumer: TrackedConsumer) -> float:
-        """Seconds until an enqueued job has reached another thread that reserves it without waiting."""
+        """The seconds from an enqueue until another thread has reserved the job without waiting."""
         started = time.monotonic()
         self.enqueue(queue=consumer.queues[-1])
         assert self.background(lambda: consumer.reserve(1, 0)).result(self.harness.patience + WITHIN)
@@ -214,10 +214,10 @@ class WakingTests(Topic):
     def _wakes(
         self, prepare: Callable[[], Callable[[Backend], object]], *, elsewhere: bool = False, after: float = 0.0
     ) -> tuple[float, float]:
-        """How late a waiting consumer had its job, and how late it may have the job.
+        """Returns the delay until a waiting consumer had its job, and the longest delay that is allowed.
 
-        *prepare*: returns the verb to call. *elsewhere*: call the verb in another process. *after*: seconds from the
-        verb until the job is ready.
+        *prepare*: returns the operation to call. *elsewhere*: whether another process calls the operation. *after*: the
+        seconds from the operation until the job is ready.
         """
         self.queue = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue())
@@ -283,7 +283,7 @@ class WakingTests(Topic):
     def _late(
         self, consumer: TrackedConsumer, waiting: Background[Any], there_at: float, most: Callable[[], float]
     ) -> float:
-        """Seconds from *there_at*, when the job was ready, until the consumer had it.
+        """The seconds from *there_at*, when the job was ready, until the consumer had the job.
 
         Waits only a little longer than ``most()`` seconds.
         """
@@ -303,9 +303,9 @@ class WakingTests(Topic):
         return time.monotonic()
 
     def _elsewhere(self, act: Callable[[Backend], object]) -> Callable[[], float]:
-        """Start a process that waits until it may call *act*.
+        """Start a process that calls *act* when the returned function is called.
 
-        The returned function lets the process do that, and returns the moment at which *act* had returned.
+        The returned function returns the moment at which *act* had returned.
         """
         (go_read, go_write), (ready_read, ready_write) = os.pipe(), os.pipe()
 
