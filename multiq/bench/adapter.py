@@ -1,7 +1,7 @@
 """The bench's driver interface starts a server, reads its settings and counters, and measures a baseline on it.
 
 A driver registers a subclass of ``Bench`` in the entry-point group ``multiq.bench``, under the backend's name. The
-bench can also measure a driver without a ``Bench``, by a URL. Then it reports fewer figures.
+bench can also measure a driver without a ``Bench``, by a URL. For such a driver the bench reports fewer figures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Profile: TypeAlias = Literal["fast", "durable"]
 - ``fast``: no call waits for the disk, and a crash of the server or the machine may lose jobs.
 - ``durable``: every acknowledged job is on the disk.
 
-The bench sets all its own servers to the same level. It connects to them over loopback TCP, for the baselines too.
+The bench sets all its own servers to the same level. The bench and the baselines connect over loopback TCP.
 """
 
 Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
@@ -81,9 +81,9 @@ class Counters(msgspec.Struct, frozen=True):
 class Baseline(ABC):
     """The fastest loops that the store and its client library allow, with one client.
 
-    The loops write each job as durably as the server's settings say, mark the job as taken, and delete the job. They
-    check no lease token, and have no delays and no counters. They use keys or tables of their own, which ``close``
-    removes.
+    The loops write each job as durably as the server's settings say, mark the job as taken, and delete the job. The
+    loops check no lease token, and have no delays and no counters. The loops use keys or tables of their own, which
+    ``close`` removes.
     """
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Adapter(ABC):
 
 
 class Bench(ABC):
-    """The class that a driver registers for its backend. Its module may import the client library."""
+    """The class that a driver registers for its backend. The module of the class may import the client library."""
 
     @classmethod
     @abstractmethod

@@ -1,8 +1,8 @@
 """Compares two runs. A figure is worse, better, not different, or too noisy for a verdict.
 
 Each figure is compared by Welch's test on the logarithms of the repeats, because "slower" means a ratio. From ten
-repeats on, Yuen's test is used. It is Welch's test without the lowest and the highest fifth of the repeats. So a few
-repeats that other programs have disturbed do not change the verdict.
+repeats on, Yuen's test is used. Yuen's test is Welch's test without the lowest and the highest fifth of the repeats. So
+a few repeats that other programs have disturbed do not change the verdict.
 """
 
 from __future__ import annotations

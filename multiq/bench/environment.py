@@ -76,7 +76,7 @@ class Reading(NamedTuple):
 
 
 class Meter:
-    """Measures the machine's speed apart from multiq. It times a fixed piece of work before and after each repeat."""
+    """Measures the machine's speed apart from multiq, by a fixed piece of work before and after each repeat."""
 
     def __init__(self) -> None:
         self.reference = float("inf")

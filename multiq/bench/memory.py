@@ -1,4 +1,4 @@
-"""The memory backend's adapter for the bench. It shows multiq's own costs, because its store costs almost nothing."""
+"""The memory backend's adapter for the bench. The figures show multiq's own costs, because the store is cheap."""
 
 from __future__ import annotations
 

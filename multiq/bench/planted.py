@@ -1,4 +1,4 @@
-"""Backends with one planted bug each. They test that the verification finds these bugs.
+"""Backends with one planted bug each. The tests of the verification use these backends.
 
 ``planted://half-lost`` wraps the memory backend. ``planted://half-lost@sqlite:///jobs.db`` wraps the backend of that
 URL, so that several processes share the jobs. Each bug leaves the totals right. A check that only compares counts would
@@ -37,8 +37,8 @@ class PlantedBug(NamedTuple):
     def open(self, *, name: str = "", url: str = "") -> Backend:
         """A backend with this bug.
 
-        It wraps the backend of *url*. Without *url* it wraps a memory backend. Memory backends of the same *name* share
-        their jobs.
+        The bug wraps the backend of *url*, or else a memory backend. Memory backends of the same *name* share their
+        jobs.
         """
         return self.wrap(open_backend(url or f"memory://{name or new_id()}"))
 

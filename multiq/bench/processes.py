@@ -64,7 +64,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Start the fork server, unless it runs already. It imports these modules."""
+    """Start the fork server with these modules imported, unless the server runs already."""
     _processes.set_forkserver_preload([__name__, *modules])
     process = _processes.Process(target=_nothing, daemon=True)
     process.start()

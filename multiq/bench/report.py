@@ -157,7 +157,7 @@ class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
     targets: list[TargetInfo]
     results: list[Result]
     warm_ups: list[Result] = []
-    """Results without figures, from the warm-up and from idle workers. They are only verified."""
+    """Results of the warm-up and of idle workers. Such results are verified, and have no figures."""
     reference: float | None = None
     """The shortest duration in seconds of the fixed piece of work of ``Sample.calm``."""
 

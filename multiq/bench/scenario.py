@@ -195,9 +195,7 @@ class Scenario:
             time.sleep(_REST)
 
     def sweep(self) -> None:
-        """Take the ready jobs, batch by batch, in this process. Their order is verified if the backend promises an
-        order.
-        """
+        """Take the ready jobs in batches, in this process. Their order is verified if the backend promises an order."""
         most = _again_and_again(self.enqueued)
         runs = sweep(self.app, self.queue, most)
         self.evidence.in_order = self.capabilities.total_order is True

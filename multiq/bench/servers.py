@@ -34,9 +34,9 @@ _PORTS = range(11000, 20000)  # the bus of a cluster adds 10000, and the kernel'
 _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # folders of servers that are often not on a user's PATH
 _LOG_SHOWN = 3000  # characters
 
-#: The program of ``_Reaper``'s process. It reads a line for each server process and each folder. The line is "+pid" or
-#: "+folder" when it begins to exist, and "-pid" or "-folder" when it is gone. At the end of its input the program kills
-#: the processes and removes the folders that are left.
+#: The program of ``_Reaper``'s process. The program reads a line for each server process and each folder. The line is
+#: "+pid" or "+folder" when it begins to exist, and "-pid" or "-folder" when it is gone. At the end of its input the
+#: program kills the processes and removes the folders that are left.
 _REAPER = """
 import os, shutil, signal, sys
 alive = set()
@@ -74,8 +74,8 @@ def find(program: str, package: str) -> str:
 def free_port() -> int:
     """A free TCP port of this machine whose bus port (the port plus 10,000) is free, too.
 
-    The port stays reserved until this process ends, even while no server listens. This process reserves it by holding
-    the UDP port of the same number. A port whose UDP port is in use is never returned.
+    The port stays reserved until this process ends, even while no server listens. This process reserves the port by
+    holding the UDP port of the same number. A port whose UDP port is in use is never returned.
     """
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - a port is not a secret
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A temporary folder. It is removed at the end, even if this process is killed.
+    """A temporary folder, which is removed at the end even if this process is killed.
 
     The folder's name is short, because servers create UNIX sockets in it.
     """
@@ -131,8 +131,7 @@ class Server(ABC):
     """The Debian package that has the program."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``ServerMissing``. The *folder*'s name should be short, as a UNIX socket's path has at most 107 bytes.
-        """
+        """Raises ``ServerMissing``. The path of a UNIX socket in *folder* has at most 107 bytes."""
         self._program = find(self.program, self.package)
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -224,7 +223,7 @@ class Server(ABC):
 
 
 class _Reaper:
-    """an impatient Ctrl-C, too"""
+    """Ends the servers and removes the folders that this process leaves behind when SIGKILL prevents a cleanup."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -43,12 +43,12 @@ def render(report: Report) -> RenderableType:
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """The figures that are worse or better, or look worse. The worst come first. Then the verdict of the comparison."""
+    """The figures that are worse or better, or look worse, the worst first. The comparison's verdict comes last."""
     return _Compared(comparison)
 
 
 class _Run:
-    """A report to print. It is laid out when rich prints it, because the terminal's width is unknown earlier."""
+    """A report to print. The layout is made when rich prints, because the terminal's width is unknown earlier."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

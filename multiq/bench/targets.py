@@ -1,7 +1,7 @@
 """Opens the targets of a run, and cleans up afterwards. A target is a backend that the command line names.
 
 A name starts a throwaway server. A URL names a server of the user's. On a user's server a run creates queues under
-random names, and removes them at the end. It never reads any other queue.
+random names, and removes them at the end. A run never reads any other queue.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Target(msgspec.Struct):
 
 
 class UrlAdapter(Adapter):
-    """A server whose driver has no ``Bench``. It is measured through multiq only, without counters and settings."""
+    """A server whose driver has no ``Bench``. The bench reads no counters and no settings of such a server."""
 
     def __init__(self, url: str, backend: str) -> None:
         self.url = url

@@ -42,7 +42,8 @@ class Sent(NamedTuple):
     """Seconds."""
     priority: int = 0
     intended: int = 0
-    """The time at which the schedule planned the call, in ns. Latencies count from it. 0: there was no schedule."""
+    """The planned time of the call, in ns, from which latencies count. 0: there was no schedule.
+    """
 
 
 class Evidence(msgspec.Struct, kw_only=True):
@@ -53,7 +54,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     emptied: array[int] = msgspec.field(default_factory=lambda: array("q"))
     """Numbers of the jobs that were taken out after the work, without running them. Repetitions are included."""
     found_after: int = 0
-    """The number of emptied jobs that were found after the workload had finished with its queue. It should be 0."""
+    """The number of emptied jobs that were found after the workload had finished with its queue. Expected: 0.
+    """
     left: Mapping[str, int | None] = {}
     """The number of jobs that the store counted after the workload, by state. None: the store cannot count them."""
     elsewhere: Mapping[str, int | None] = {}
@@ -63,7 +65,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     fails: Mapping[int, int] = {}
     """The number of a job's runs that were to fail, by the job's number."""
     killed: Mapping[int, int] = {}
-    """The time, in ns, at which a process was killed, by the process's pid. Its jobs are run again."""
+    """The time, in ns, at which a process was killed, by the process's pid. The process's jobs are run again."""
     in_order: bool = False
     """Whether the order must be by priority, then age.
 
@@ -133,7 +135,7 @@ class _Verifier:
         """Jobs that were neither run to the end, nor handed out when the queue was emptied.
 
         A job that the store still counts but never hands out is lost, too. If the work broke off, missing jobs may
-        still be in the store. Then they count as lost only if the store is known to be empty.
+        still be in the store. Such jobs count as lost only if the store is known to be empty.
         """
         if not self.missing or (self._broke_off and self._left != 0):
             return None

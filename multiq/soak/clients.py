@@ -1,7 +1,7 @@
 """The soak's producers and plain consumers: ``python -m multiq.soak.clients ROLE NAME`` starts one.
 
-A client records each call in the history before it makes the call. It takes the URL from ``MULTIQ_URL``. It ends when
-its parent process has ended, or when the soak's folder has a file ``stop-<role>``.
+A client records each call in the history before it makes the call. The client takes the URL from ``MULTIQ_URL``. It
+ends when its parent process has ended, or when the soak's folder has a file ``stop-<role>``.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def consume(name: str) -> None:
 
 
 def lane(name: str) -> None:
-    """The only consumer of the queue ``lane``. It reserves one job at a time, in the order of the store."""
+    """The only consumer of the queue ``lane``, which reserves one job at a time in the order of the store."""
     caller = Caller("lane", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:

@@ -123,8 +123,8 @@ class Crew:
     def kill_all(self) -> bool:
         """Kill all processes. Returns whether any process was still running.
 
-        If a signal comes while a process is being started, that process is in no list. It is found by its environment
-        variables.
+        If a signal comes while a process is being started, that process is in no list. Such a process is found by its
+        environment variables.
         """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:

@@ -100,7 +100,7 @@ _FAILED = ".failed"
 class Recorder:
     """Writes the events of one process. Threads may share a recorder, because each line is one write.
 
-    A process may get the pid of an earlier process. Then it appends to the earlier process's file.
+    A process may get the pid of an earlier process, and then appends to the earlier process's file.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -147,8 +147,8 @@ class Recorder:
 def read(folder: Path) -> list[Event]:
     """All events of a folder's files, in the order of time.
 
-    A killed process may leave an incomplete line, which is left out. Its call was never made, because a call is
-    recorded first. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
+    A killed process may leave an incomplete line, which is left out. The call of that line was never made, because a
+    call is recorded first. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(

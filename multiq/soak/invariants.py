@@ -708,9 +708,9 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
 def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
     """Whether a lost client's transaction may have locked this job, so that a claim did not see the job.
 
-    A restarted server locks the rows of unfinished transactions again. It rolls these transactions back in the
-    background, while it already serves clients (InnoDB; MariaDB logs "Starting in background the rollback of recovered
-    transactions").
+    A restarted server locks the rows of unfinished transactions again. The server rolls these transactions back in the
+    background, while it already serves clients. InnoDB does so, and MariaDB logs "Starting in background the rollback
+    of recovered transactions".
     """
     faults = stories.faults_between(story.stored_at, claim.at, set())
     return setting.locks_rows and any(fault.kind in {"freeze", "restart"} for fault in faults)

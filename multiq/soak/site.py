@@ -43,9 +43,9 @@ class Site:
     driver: str
     """The backend's name."""
     url: str
-    """The URL for all processes of the load. It leads through the proxy, if there is one."""
+    """The URL for all processes of the load, through the proxy if there is one."""
     held: Callable[[], Held]
-    """Reads the jobs of the store at the end of a soak. It may remove the jobs that it reads."""
+    """Reads the jobs of the store at the end of a soak, and may remove the jobs."""
     is_left: Callable[[], bool]
     """Whether the store holds jobs that are not buried."""
     proxy: Proxy | None = None

@@ -71,7 +71,7 @@ class Harm(NamedTuple):
 
 @contextlib.contextmanager
 def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iterator[Site]:
-    """The site for the store at *url*. Its *queues* are removed at the end.
+    """The site for the store at *url*. The *queues* are removed at the end.
 
     Raises ``UrlInvalid``, ``OptionInvalid``, ``BackendNotInstalled``, ``BackendError``, and ``QueueLeftBehind``.
     """

@@ -90,7 +90,7 @@ class Story:
     """The end of the job's last enqueue. An enqueue without an answer ends at its deadline."""
     is_stored: bool = False
     is_repeated: bool = False
-    """Whether the library itself repeats an enqueue of the job whose effect is unknown. It does so for tasks."""
+    """Whether the library repeats an enqueue of unknown effect. The library does so for tasks."""
     is_refused: bool = True
     """Whether every enqueue of the job certainly had no effect."""
     runs: list[Run] = field(default_factory=list)

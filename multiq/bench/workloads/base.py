@@ -90,7 +90,7 @@ class Workload(ABC):
 
 
 def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
-    """A histogram of times in ns. It stores them in whole microseconds, to three significant digits."""
+    """A histogram of times in ns. The histogram stores whole microseconds, to three significant digits."""
     recorded = HdrHistogram(1, _LONGEST, 3)
     for value in nanoseconds:
         recorded.record_value(min(_LONGEST, max(1, round(value / 1000))))
