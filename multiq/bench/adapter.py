@@ -33,7 +33,7 @@ Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power 
 """
 
 PUT_BATCH = 1000
-"""The number of jobs that a baseline enqueues in one call. multiq enqueues as many in the same workload."""
+"""The number of jobs that a baseline enqueues in one call. multiq enqueues the same number in its workload."""
 
 TAKE_BATCH = 100
 """The number of jobs that a baseline reserves in one call."""
@@ -55,8 +55,7 @@ class Counters(msgspec.Struct, frozen=True):
     """
 
     commands: int | None = None
-    """Requests of the server's clients, without requests that read counters and settings. A script's call counts as
-    one.
+    """Requests of the server's clients, except requests that only read counters and settings. A script counts as one.
     """
     received: int | None = None
     """Bytes from the server's clients."""

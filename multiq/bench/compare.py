@@ -105,7 +105,8 @@ class Comparison(msgspec.Struct, frozen=True):
     drift: float
     """How much slower the machine itself did a fixed piece of work in the new run: 0.05 is five per cent.
 
-    Negative: the machine was faster. The absolute value is added to the threshold of all figures that depend on time.
+    A negative value means that the machine was faster. The absolute value is added to the threshold of all figures that
+    depend on time.
     """
     caveats: list[str]
     """Differences between the runs other than multiq's build."""
@@ -129,11 +130,11 @@ class Comparison(msgspec.Struct, frozen=True):
         return self.threshold + abs(self.drift)
 
     def changes(self) -> list[Row]:
-        """The figures that are worse or better. The worst come first."""
+        """The figures that are worse or better. The worst figures come first."""
         return sorted((row for row in self.rows if row.is_change), key=lambda row: row.harm, reverse=True)
 
     def suspects(self) -> list[Row]:
-        """Figures that look worse than allowed, without certainty. The worst come first."""
+        """Figures that look worse than allowed, without certainty. The worst figures come first."""
         unsure = (row for row in self.rows if row.verdict == "cannot tell" and row.harm > 1 + self.allowed)
         return sorted(unsure, key=lambda row: row.harm, reverse=True)
 
@@ -286,8 +287,8 @@ class _Pair(NamedTuple):
 class _Test(NamedTuple):
     """The result of the test of the ratio. ``low`` and ``high`` are the ends of the ratio's interval, as logarithms.
 
-    ``worse`` and ``better`` are p-values. A small ``worse`` means that such repeats are unlikely unless the figure is
-    worse by more than the allowed change. ``better`` is the same for a better figure.
+    ``worse`` and ``better`` are p-values. A small ``worse`` is evidence that the figure is worse by more than the
+    allowed change. A small ``better`` is evidence that the figure is better by more than the allowed change.
     """
 
     low: float

@@ -29,16 +29,15 @@ _FOR_GOOD = 10**8  # seconds; no run waits for such a delay
 
 
 class PlantedBug(NamedTuple):
-    """A bug's description, and a function that wraps a backend in one with the bug."""
+    """A bug's description, and the function that adds the bug to a backend."""
 
     does: str
     wrap: Callable[[Backend], Backend]
 
     def open(self, *, name: str = "", url: str = "") -> Backend:
-        """A backend with this bug.
+        """The backend of *url*, or else a memory backend, with this bug.
 
-        The bug wraps the backend of *url*, or else a memory backend. Memory backends of the same *name* share their
-        jobs.
+        Memory backends of the same *name* share their jobs.
         """
         return self.wrap(open_backend(url or f"memory://{name or new_id()}"))
 
@@ -60,7 +59,7 @@ class _BuggyBackend(Backend):
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
-        self.declared = inner.declared  # type: ignore[misc]  # elsewhere of a class; here inner backends differ
+        self.declared = inner.declared  # type: ignore[misc]  # not of the class, because inner backends differ
         self._counting = threading.Lock()
         self._count = 0
 
@@ -153,8 +152,8 @@ class _BuggyConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # Some bugs leave alone a call that asks for one job, and should still apply to every worker. A worker with slow
-        # jobs, as on a busy machine, asks for one job at a time. So a limit of 1 is raised to 2.
+        # Some bugs do not apply to calls that ask for one job. A worker with slow jobs, as on a busy machine, asks for
+        # one job at a time. Every bug should apply to every worker, so a limit of 1 is raised to 2.
         lost = self.settle(verdicts) if verdicts else []
         try:
             taken = self._inner.reserve(limit, timeout, queues)

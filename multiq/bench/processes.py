@@ -118,7 +118,8 @@ class LoadProcess(Generic[R]):
 class WorkerProcess:
     """A ``multiq.Worker`` with its supervisor, in a process of its own.
 
-    If *is_process* is false, threads of this process run the workers. Each process of the options becomes a thread.
+    If *is_process* is false, threads of this process run the workers. There are as many threads as *options* has
+    processes.
     """
 
     def __init__(self, url: str, options: WorkerOptions, *, is_process: bool) -> None:
@@ -194,7 +195,7 @@ class RunProcesses:
         return process
 
     def start_worker(self, options: WorkerOptions) -> WorkerProcess:
-        """Start a worker. The worker may not yet work when this method returns."""
+        """Start a worker. This method does not wait until the worker works."""
         worker = WorkerProcess(self._url, options, is_process=self.are_processes)
         self._all.append(worker)
         return worker

@@ -95,7 +95,7 @@ class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "basel
     workload: str
     """``drain``, ``backlog``... docs/bench.md defines them."""
     variant: str
-    """The variant of the workload: ``10k``, ``body 64 KB``. Empty if there is only one."""
+    """The variant of the workload: ``10k``, ``body 64 KB``. Empty if the workload has only one variant."""
     parameters: dict[str, str | int | float]
     samples: list[Sample]
     baseline: float | None = None

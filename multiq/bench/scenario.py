@@ -95,7 +95,7 @@ class RunningWorker:
 
 
 class Scenario:
-    """The surroundings in which a workload runs.
+    """The queue, the processes and the records of a workload.
 
     *app* inspects and cleans up the store in this process. *folder* is created here.
     """
@@ -199,7 +199,7 @@ class Scenario:
         most = _again_and_again(self.enqueued)
         runs = sweep(self.app, self.queue, most)
         self.evidence.in_order = self.capabilities.total_order is True
-        while runs:  # the store may not be empty after an empty reply, so ask again
+        while runs:  # an empty reply does not prove that the store is empty
             self.evidence.runs += runs
             most -= len(runs)
             runs = sweep(self.app, self.queue, most, _REST) if self.left() != 0 and most > 0 else []

@@ -54,18 +54,18 @@ class Evidence(msgspec.Struct, kw_only=True):
     emptied: array[int] = msgspec.field(default_factory=lambda: array("q"))
     """Numbers of the jobs that were taken out after the work, without running them. Repetitions are included."""
     found_after: int = 0
-    """The number of emptied jobs that were found after the workload had finished with its queue. Expected: 0.
+    """The number of jobs in *emptied* that were found after the workload had finished with its queue. Expected: 0.
     """
     left: Mapping[str, int | None] = {}
     """The number of jobs that the store counted after the workload, by state. None: the store cannot count them."""
     elsewhere: Mapping[str, int | None] = {}
     """The number of jobs in each queue that did not exist before the work. None: the store cannot count them."""
     purged: int = 0
-    """The number of jobs that the final purge of all jobs but reserved ones deleted, as the store reported it."""
+    """The number of deleted jobs that the store reported for the final purge. The purge spares reserved jobs."""
     fails: Mapping[int, int] = {}
-    """The number of a job's runs that were to fail, by the job's number."""
+    """The number of planned failures of each job, by the job's number."""
     killed: Mapping[int, int] = {}
-    """The time, in ns, at which a process was killed, by the process's pid. The process's jobs are run again."""
+    """The time of each kill in ns, by the pid of the killed process. The jobs of that process are run again."""
     in_order: bool = False
     """Whether the order must be by priority, then age.
 
@@ -185,7 +185,7 @@ class _Verifier:
         firsts = sorted((runs[0] for runs in self._by_number.values()), key=lambda run: run.start)
         places = [self._place(run.number) for run in firsts]
         found = []
-        next_due: tuple[int, int] | None = None  # the job that was to go first, of all that began later
+        next_due: tuple[int, int] | None = None  # of all later jobs, the job that was to go first
         for place in reversed(places):
             if next_due is not None and place > next_due:
                 found.append((place, next_due))

@@ -1,4 +1,6 @@
-"""The functions that processes of a run execute. Each gets an app, waits for the start signal, and returns records."""
+"""The functions that processes of a run execute. Each function gets an app, waits for the start signal, and returns
+records.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ _AT_ONCE = 500  # jobs that a sweep takes with one call
 
 
 def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
-    """Enqueue each job with a call, and so a round trip, of its own."""
+    """Enqueue each job with a call of its own."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()  # connects before the measurement begins
     sent = []
@@ -156,7 +158,8 @@ def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[
 
 
 class SettleTimes(NamedTuple):
-    """The durations of a raw consumer's calls, in ns per job. Each is the 10th percentile of a kind of call.
+    """The durations of a raw consumer's calls, in ns per job. Each duration is the 10th percentile of the calls of one
+    kind.
 
     The slower calls are ignored, because they measure the machine's other load more than multiq.
     """

@@ -51,8 +51,8 @@ class Crew:
     def keep_up(self, *, with_producers: bool = True) -> dict[str, str]:
         """Start each process that is not running.
 
-        Returns a description of each end that no fault explains, by the name of the process. A SIGKILL and the error of
-        an outage explain an end.
+        Returns a description for each process that ended without a fault, by the process's name. SIGKILL and the errors
+        of outages count as faults.
         """
         badly: dict[str, str] = {}
         for options in WORKERS:
@@ -83,7 +83,7 @@ class Crew:
         return {name: f"{name} ended with {process.returncode} without having been killed: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
-        """The processes that run jobs of all workers, or of the worker with these options."""
+        """The job processes of all workers, or of the worker with these options."""
         found = []
         for worker in self.workers.values() if options is None else [self.workers[options]]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -91,7 +91,7 @@ class Crew:
         return found
 
     def stop(self, *roles: str) -> dict[str, str]:
-        """End the clients of these roles. Returns a description of each bad end, by the name of the process."""
+        """End the clients of these roles. Returns a description for each bad end, by the client's name."""
         for role in roles:
             (self._folder / f"stop-{role}").touch()
         ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}

@@ -165,7 +165,8 @@ def read(folder: Path) -> list[Event]:
 def _event(path: Path, line: bytes) -> Event | None:
     """The event of a line; None if the line is incomplete.
 
-    A process was killed while it wrote an incomplete line. A later process with the same pid continued the file.
+    An incomplete line belongs to a process that was killed while it wrote. A later process with the same pid continued
+    the file.
     """
     try:
         return _decode(line)

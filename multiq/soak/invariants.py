@@ -51,12 +51,12 @@ class Setting:
     is_durable: bool = True
     """Whether an acknowledged job survives a kill of the server."""
     one_consumer: frozenset[str] = frozenset()
-    """Queues with a single consumer. Such a consumer must get the jobs in the order of the queue."""
+    """Queues with a single consumer, which must get the jobs in the order of the queue."""
     counts_exactly: bool = True
     """Whether each reservation that was not given back counts as one attempt, also across a restart.
 
     beanstalkd counts given-back reservations, too, and counts from the beginning after a restart. So on beanstalkd an
-    attempt number may be too high. Only after a restart may it be too low.
+    attempt number may be too high. After a restart the number may be too low.
     """
     reschedules_by_copy: bool = False
     """beanstalkd: a reschedule puts the job again, then deletes the old one. If a reply is lost, both may exist."""
@@ -65,7 +65,9 @@ class Setting:
     locks_rows: bool = False
     """MySQL: a transaction whose client has gone locks its rows until the server has rolled the transaction back."""
     waits_for_the_stopped: bool = False
-    """SQLite: a stopped process may hold the lock of the file. All other processes may wait until their leases end."""
+    """SQLite: a stopped process may hold the lock of the file. All other processes wait for the lock, and their leases
+    may end meanwhile.
+    """
     patience: float = 10.0
     """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one second."""
     growth: float = 1.0
@@ -73,7 +75,7 @@ class Setting:
     slack: float = 1.0
     """Seconds that a call may take beyond its deadline."""
     slack_of_waiting: float = 2.0
-    """The slack of a reserve that waits, which may first have to notice that its wakeup connection is dead."""
+    """Seconds that a waiting reserve may take beyond its deadline, because its wakeup connection may be dead."""
 
 
 # --- one job at a time -------------------------------------------------------------------------------------
@@ -559,7 +561,7 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """The refusals of verdicts whose lease lasted. A worker would report such a job as lost, although it is done."""
+    """The verdicts that were refused although their lease lasted. A worker would report such a job as lost."""
     for claim in story.claims:
         said = next((said for said in story.verdicts if said.token == claim.token), None)
         if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
@@ -617,9 +619,9 @@ def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: 
 
 
 def _may_be_given_back(stories: Stories, run: Run) -> bool:
-    """Whether a run that ended may not count, because its process was killed before the end was reported.
+    """Whether a run may be left out of the count, because its process was killed before the run's end was reported.
 
-    The kill may come up to a second after the end.
+    The kill may come up to a second after the run's end.
     """
     faults = stories.faults_between(run.at, run.ended_at + SECOND, {run.proc})
     return any(fault.kind == "kill" and fault.target == run.proc for fault in faults)
@@ -632,7 +634,7 @@ def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, 
     if is_stored_again and _more_lives(stories, setting, story):
         return True
     lease, own = story.lease_of(first), story.lease_of(second)
-    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # the first consumer does not touch
+    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # the first lease had ended
     # or the second consumer claimed the job before *first* began, was stopped, and ran the job after its own lease
     is_stale = own is not None and own.since < first.at and own.since + own.ttr <= second.at
     since = first.at - (story.ttr or setting.patience) * SECOND if lease is None else lease.since

@@ -53,5 +53,6 @@ class Site:
     acks: bytes = b""
     """Bytes that only an ack request contains."""
     own_faults: dict[str, Callable[[], object]] = field(default_factory=dict)
-    """Faults that only this kind of store has, by their names in the history. Each returns a true value if it happened.
+    """Faults that only this kind of store has, by their names in the history. Each function returns a true value if its
+    fault happened.
     """

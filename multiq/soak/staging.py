@@ -43,7 +43,7 @@ A proxy needs a store with a single address. The connection must not verify TLS.
 """
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
-"""The order of listing. A job that becomes ready meanwhile is seen twice rather than missed."""
+"""The order in which the states are listed. A job that becomes ready meanwhile is seen twice rather than missed."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100

@@ -53,7 +53,7 @@ class Claim:
     since: int = 0
     """The earliest moment at which the job may have been handed out.
 
-    An earlier claim of this consumer may have made the lease, and its reply may have been lost.
+    The lease may come from an earlier claim of this consumer whose reply was lost.
     """
 
 
@@ -156,8 +156,8 @@ class Stories:
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
         """Faults that overlap with that time, on the store, on the link or on one of these processes."""
-        # The faults are sorted by time. A fault that lasts at *begin* began at most the longest duration of a fault
-        # earlier.
+        # The faults are sorted by time. A fault that lasts at *begin* began no earlier than *begin* minus the duration
+        # of the longest fault.
         first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
         last = bisect.bisect_right(self._fault_times, end)
         for fault in self.faults[first:last]:
