@@ -1,10 +1,11 @@
-"""``multiq bench``: runs the same work on several backends, measures it, and verifies that no job was lost.
+"""``multiq bench`` runs the same work on several backends, measures it, and verifies that no job was lost.
 
-The modules:
-
-- ``adapter``: the interface that a driver implements for the bench;
-- ``workloads``: the work; ``verification`` checks its outcome, ``runner`` runs it;
-- ``report``: the results; ``table``, ``html`` and ``compare`` show them.
+- ``adapter`` is the interface that a driver implements for the bench.
+- ``workloads`` defines the work.
+- ``runner`` runs the workloads.
+- ``verification`` checks the jobs of a workload.
+- ``report`` defines the results.
+- ``table``, ``html`` and ``compare`` show the results.
 
 The bench needs the extra ``bench``.
 """
@@ -15,7 +16,7 @@ from multiq.errors import MultiqError
 
 
 class BenchNotInstalled(MultiqError, ImportError):
-    """The bench needs packages that multiq itself does not need, and one of them is not installed."""
+    """A package of the extra ``bench`` is not installed."""
 
 
 def need_extra() -> None:

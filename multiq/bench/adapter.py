@@ -1,7 +1,7 @@
-"""The bench's driver interface: start a server, read its settings and counters, and measure a baseline on it.
+"""The bench's driver interface starts a server, reads its settings and counters, and measures a baseline on it.
 
 A driver registers a subclass of ``Bench`` in the entry-point group ``multiq.bench``, under the backend's name. The
-bench can also measure a driver without a ``Bench``, by a URL, but then reports fewer figures.
+bench can also measure a driver without a ``Bench``, by a URL. For such a driver the bench reports fewer figures.
 """
 
 from __future__ import annotations
@@ -20,47 +20,54 @@ GROUP = "multiq.bench"
 _Number = TypeVar("_Number", int, float)
 
 Profile: TypeAlias = Literal["fast", "durable"]
-"""``fast``: no call waits for the disk, and a crash of the server or the machine may lose jobs; ``durable``: every
-acknowledged job is on the disk. The bench sets its own servers to the same level, whatever their defaults, and
-connects to them over loopback TCP, for the baselines too."""
+"""How durable acknowledged jobs are.
+
+- ``fast``: no call waits for the disk, and a crash of the server or the machine may lose jobs.
+- ``durable``: every acknowledged job is on the disk.
+
+The bench sets all its own servers to the same level. The bench and the baselines connect over loopback TCP.
+"""
 
 Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
-"""The worst failure that an acknowledged job survives. Without a server, ``server crash``: all processes die."""
+"""The worst failure that an acknowledged job survives. Without a server, ``server crash`` means that all processes die.
+"""
 
 PUT_BATCH = 1000
-"""Jobs that a baseline enqueues in one call, as many as multiq in the same workload."""
+"""The number of jobs that a baseline enqueues in one call. multiq enqueues the same number in its workload."""
 
 TAKE_BATCH = 100
-"""Jobs that it reserves in one call."""
+"""The number of jobs that a baseline reserves in one call."""
 
 
 class Durability(msgspec.Struct, frozen=True):
-    """Which failures a server's jobs survive with the server's current settings."""
+    """The failures that a server's jobs survive with the server's current settings."""
 
     survives: Survives
     settings: dict[str, str]
-    """The settings that decide it, under their names in the server's manual: ``{"appendfsync": "always"}``."""
+    """The settings that decide the durability, under their names in the server's manual: ``{"appendfsync": "always"}``.
+    """
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What a server has counted since its start. The difference of two readings is the cost of the work in between.
+    """A server's counts since its start. The difference of two readings is the cost of the work in between.
 
-    A count is None if this server does not count that.
+    A count is None if this server does not count the quantity.
     """
 
     commands: int | None = None
-    """Requests of its clients, without those that only read counters and settings; a script's call counts as one."""
+    """Requests of the server's clients, except requests that only read counters and settings. A script counts as one.
+    """
     received: int | None = None
-    """Bytes from its clients."""
+    """Bytes from the server's clients."""
     sent: int | None = None
-    """Bytes to its clients."""
+    """Bytes to the server's clients."""
     memory: int | None = None
-    """Bytes that it uses now."""
+    """Bytes that the server uses now."""
     cpu: float | None = None
-    """Seconds of the server's processes, user and system."""
+    """CPU seconds of the server's processes, user and system."""
 
     def since(self, before: Counters) -> Counters:
-        """The difference from an earlier reading. Only ``memory`` stays as it is: the bytes that are used now."""
+        """The difference from an earlier reading. Only ``memory`` is the current number of bytes."""
         return Counters(
             commands=_difference(self.commands, before.commands),
             received=_difference(self.received, before.received),
@@ -73,9 +80,9 @@ class Counters(msgspec.Struct, frozen=True):
 class Baseline(ABC):
     """The fastest loops that the store and its client library allow, with one client.
 
-    The loops do only what cannot be left out: they write a job as durably as the server's settings say, mark the job
-    as taken, and delete it. They check no lease token, and have no delays and no counters. The loops use keys or tables
-    of their own, which ``close`` removes.
+    The loops write each job as durably as the server's settings say, mark the job as taken, and delete the job. The
+    loops check no lease token, and have no delays and no counters. The loops use keys or tables of their own, which
+    ``close`` removes.
     """
 
     @abstractmethod
@@ -88,7 +95,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def take_in_batches(self) -> float:
-        """Until no job is left: in one call, delete the jobs taken last, and take the next ``TAKE_BATCH``.
+        """Take jobs until no job is left. One call deletes the jobs taken last, and takes the next ``TAKE_BATCH``.
 
         Returns jobs per second.
         """
@@ -99,10 +106,10 @@ class Baseline(ABC):
 
 
 class Adapter(ABC):
-    """A server or file that a run measures: its URL, and what the driver can read of it."""
+    """A server or file that a run measures, with the data that the driver can read from it."""
 
     url: str
-    """What ``multiq.App`` takes. Shown masked."""
+    """The URL for ``multiq.App``. Shown masked."""
 
     @abstractmethod
     def version(self) -> str:
@@ -110,29 +117,31 @@ class Adapter(ABC):
 
     @abstractmethod
     def durability(self) -> Durability:
-        """Which failures the server's jobs survive, by the server's current settings."""
+        """The failures that the server's jobs survive with the server's current settings."""
 
     def counters(self) -> Counters:
-        """The counts now. This must be fast, because it is called before and after every measured part."""
+        """The current counts. This method must be fast, because it is called before and after every measured part."""
         return Counters()
 
     def baseline(self, body: bytes) -> Baseline | None:  # noqa: ARG002 - a hook
-        """The baseline on this server for jobs of this *body*, or None if the driver has no baseline."""
+        """The baseline on this server for jobs of this *body*. None if the driver has no baseline."""
         return None
 
     def sweep(self, queue: str) -> None:  # noqa: B027 - a hook
-        """Remove what an empty *queue* leaves in the store, unless the store removes it by itself."""
+        """Remove what an empty *queue* leaves in the store. A store that removes everything by itself needs no such
+        method.
+        """
 
 
 class Bench(ABC):
-    """The class that a driver registers for its backend. Its module may import the client library."""
+    """The class that a driver registers for its backend. The module of the class may import the client library."""
 
     @classmethod
     @abstractmethod
     def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Adapter]:
         """Run a server in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with``.
 
-        Raises ``ServerMissing``, which names the program and how to install it.
+        Raises ``ServerMissing``. The message names the missing program and its installation.
         """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The app that the bench works with. Its tasks are ordinary tasks that write each of their runs into a run log."""
+"""The app of the bench. Its tasks are ordinary tasks that write each of their runs into a run log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 PLANTED = "planted://"
-"""The scheme of backends with a planted bug, ``planted://early``. They show that the bench detects the bug."""
+"""The scheme of backends with a planted bug, as in ``planted://early``. Such backends test that the bench finds bugs.
+"""
 
 
 class BenchApp(App):
-    """An app with the bench's tasks. Its workers write run logs, each with room for *capacity* runs, into *folder*."""
+    """An app with the bench's tasks. Its workers write run logs into *folder*. Each run log has room for *capacity*
+    runs.
+    """
 
     def __init__(self, url: str, folder: Path | None = None, capacity: int = 0) -> None:
         super().__init__(url, settings=Settings(max_body=2**26))
@@ -43,7 +46,7 @@ class BenchApp(App):
 
     @property
     def run_log(self) -> RunLog:
-        """This process's run log. Raises ``ArgumentsInvalid`` if the app was constructed without a folder."""
+        """The run log of this process. Raises ``ArgumentsInvalid`` if the app was constructed without a folder."""
         if self._run_log is None:
             if self._folder is None:
                 raise ArgumentsInvalid("this app only enqueues: it was given no folder for a run log")
@@ -74,8 +77,8 @@ class BenchApp(App):
     # --- the run log ---
 
     def _open(self, _event: WorkerStarted) -> None:
-        self._run_log = None  # a forked child opens one of its own
-        self.run_log  # noqa: B018 - made before the first job, so that its CPU time counts from here
+        self._run_log = None  # a forked child opens a run log of its own
+        self.run_log  # noqa: B018 - created before the first job, because the CPU time counts from here
 
     def _close(self, _event: WorkerStopped) -> None:
         self.run_log.close()
@@ -89,7 +92,7 @@ class PlannedFailure(Exception):
 
 
 def _open_planted(url: str) -> Backend:
-    """Open a backend with a planted bug: a deliberate fault that the bench must find.
+    """Open a backend with a planted bug, which the bench must find.
 
     ``planted://NAME``: a planted bug of the conformance suite or of the bench. ``planted://BUG@URL``: a planted bug of
     the bench, in front of the backend of that URL.

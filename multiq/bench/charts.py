@@ -1,6 +1,6 @@
-"""Charts as inline SVG, drawn by Vega-Lite, in the colours of the page's CSS variables: light, dark and paper.
+"""Charts as inline SVG, drawn by Vega-Lite. The page's CSS variables set their colours for light, dark and paper.
 
-Every bar, and every point of a percentile curve, has a title, which browsers show and screen readers read out.
+Every bar, and every point of a percentile curve, has a title. Browsers show it, and screen readers read it out.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 Spec: TypeAlias = dict[str, Any]
 
 COLOURS = 8
-"""How many targets have a colour of their own, ``--c1`` to ``--c8``; further targets reuse them in order."""
+"""The number of distinct colours of targets, ``--c1`` to ``--c8``. Further targets use the same colours again."""
 
-_WIDTH = 330  # of a plot in CSS pixels: with its axis it fits a phone, and two or three stand beside each other
-_PLOT = _WIDTH - 110  # of bars, with figures beside them
-_BAR = 30  # of a target's row
-_OUTLIER = 2  # times the longest bar: a repeat beyond it would leave the bars no room
-_BAND = 46  # of a target's strip in a time line
-_MARKS = {"bar", "point"}  # as Vega calls those that have a description
+_WIDTH = 330  # CSS pixels of a plot; with its axis it fits a phone, and two or three fit beside each other
+_PLOT = _WIDTH - 110  # width of bars, with room for figures beside them
+_BAR = 30  # height of a target's row
+_OUTLIER = 2  # times the longest bar; repeats beyond it are not shown, so that the bars have room
+_BAND = 46  # height of a target's strip in a time line
+_MARKS = {"bar", "point"}  # Vega's names of the marks that have a description
 _SVG = "http://www.w3.org/2000/svg"
 _PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
-_SHORT = "datum.value < 1000 ? format(datum.value, '~g') : format(datum.value, '~s')"  # 0, 0.5, 10k, one by one
-#: breaks a long URL into two lines, and cuts off what does not fit on them
+_SHORT = "datum.value < 1000 ? format(datum.value, '~g') : format(datum.value, '~s')"  # 0, 0.5, 10k
+#: breaks a long URL into two lines, and cuts off the rest
 _NAME = "length(datum.label) > 18 ? [slice(datum.label, 0, 18), slice(datum.label, 18, 37)] : datum.label"
-_DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])  # distinct on paper and by the colour-blind
+_DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])  # distinct on paper and for colour-blind readers
 
 _INK, _FAINT, _GRID = "var(--ink)", "var(--faint)", "var(--grid)"
 _CONFIG: Spec = {
@@ -63,7 +63,7 @@ _CONFIG: Spec = {
 def bars(
     results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_baseline: bool = False
 ) -> str | None:
-    """A bar for each target, with its repeats as dots and its baseline as a mark; None if no target has a figure."""
+    """A bar for each target, with its repeats as dots and its baseline as a mark. None if no target has a figure."""
     rows: list[dict[str, Any]] = []
     for result in results:
         found = summary(result, metric)
@@ -128,7 +128,7 @@ def bars(
 
 
 def curves(results: Sequence[Result], histogram: str, names: Sequence[str], title: str) -> str | None:
-    """A curve of milliseconds over the percentiles for each target, on a logarithmic axis; None without histograms."""
+    """A curve of milliseconds over the percentiles for each target, on a logarithmic axis. None without histograms."""
     rows = []
     for result in results:
         merged = _merged(result, histogram)
@@ -175,7 +175,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
 
 
 def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> str | None:
-    """Jobs per second from start to end: a strip for each target, in it a line for each repeat.
+    """Jobs per second over time. Each target has a strip, with a line for each repeat.
 
     None if no repeat has a timeline of five points.
     """
@@ -210,7 +210,7 @@ def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> st
 
 
 def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> str | None:
-    """A bar for each target, made of several figures of one unit; None if no target has such a figure."""
+    """A bar for each target, made of several figures of one unit. None if no target has such a figure."""
     rows = []
     for result in results:
         for order, metric in enumerate(metrics):
@@ -243,7 +243,7 @@ def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) ->
 
 
 def calm(report: Report, title: str) -> str | None:
-    """How long a fixed piece of work took around each repeat, in the order of the run; None without samples."""
+    """The durations of a fixed piece of work around each repeat, in the order of the run. None without samples."""
     rows = [
         {
             "second": sample.started,
@@ -270,7 +270,7 @@ def calm(report: Report, title: str) -> str | None:
 
 
 def dash(names: Sequence[str], name: str) -> str:
-    """The stroke of this target's curves, as ``stroke-dasharray`` takes it."""
+    """The stroke of this target's curves, in the format of ``stroke-dasharray``."""
     return " ".join(map(str, _DASHES[names.index(name) % len(_DASHES)]))
 
 
@@ -293,7 +293,7 @@ def _decades(values: Sequence[float]) -> list[float]:
 
 
 def _rows_axis(shown: Sequence[str]) -> Spec:
-    """Targets from top to bottom, in the run's order."""
+    """An axis of the targets from top to bottom, in the run's order."""
     is_long = any(len(name) > 18 for name in shown)
     axis = {
         "title": None,
@@ -340,9 +340,9 @@ def _draw(spec: Mapping[str, Any], title: str) -> str:
 
 
 def _titled(svg: str, title: str) -> str:
-    """The drawing with a name, and with each mark's description as its title, which browsers show."""
+    """The drawing with a title. Each mark's description becomes the mark's title, which browsers show."""
     ET.register_namespace("", _SVG)
-    root = ET.fromstring(svg)  # noqa: S314 - drawn here, a line ago
+    root = ET.fromstring(svg)  # noqa: S314 - drawn by this program
     for mark in list(root.iter()):
         caption = mark.get("aria-label")
         if caption and mark.get("aria-roledescription") in _MARKS:

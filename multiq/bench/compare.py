@@ -1,8 +1,8 @@
-"""Two runs side by side: which figures are worse, which are not, and which are too noisy for a verdict.
+"""Compares two runs. A figure is worse, better, not different, or too noisy for a verdict.
 
-Each figure is compared by Welch's test. The test takes the logarithms of the repeats, because "slower" means a ratio.
-With ten repeats or more it is Yuen's test, which is Welch's test without the lowest and the highest fifth of the
-repeats. So the verdict does not depend on a few repeats that other programs on the machine have disturbed.
+Each figure is compared by Welch's test on the logarithms of the repeats, because "slower" means a ratio. From ten
+repeats on, Yuen's test is used. Yuen's test is Welch's test without the lowest and the highest fifth of the repeats. So
+a few repeats that other programs have disturbed do not change the verdict.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from .report import Report, Result, TargetInfo
 
 THRESHOLD = 0.10
-"""How much worse a figure may be and still be called the same."""
+"""The largest change for the worse that still counts as no difference."""
 
 ENOUGH = 5
-"""Repeats. With fewer, hardly any change can be distinguished from chance."""
+"""The number of repeats for a verdict. With fewer repeats, hardly any change can be distinguished from chance."""
 
 _CONFIDENCE = 0.95  # of the intervals that are shown
-_FALSE_ALARM = 0.05  # chance that a comparison of two equal builds calls anything worse, over all its figures together
-_TRIM = 0.2  # of the repeats, at each end
+_FALSE_ALARM = 0.05  # chance that a comparison of two equal builds calls any figure worse
+_TRIM = 0.2  # share of the repeats, at each end
 _ENOUGH_TO_TRIM = 10  # repeats; with fewer, trimming leaves too few for a verdict
-_SAME_MACHINE = ("CPU", "cores", "disk")  # what must be equal in the environments before figures mean the same
+_SAME_MACHINE = ("CPU", "cores", "disk")  # entries of the environment that must be equal in two runs
 _PASSING = ("load",)  # entries of the environment that describe one moment only
 
 _COUNTED = frozenset({"commands/job", "bytes/job", "jobs", "MB"})  # units that a slower machine does not change
@@ -64,17 +64,17 @@ class Row(msgspec.Struct, frozen=True):
     target: str
     metric: Metric
     old: float
-    """The median of its repeats."""
+    """The median of the old repeats."""
     new: float
     ratio: float | None
-    """New divided by old, of the middle repeats; None if one of them is zero."""
+    """New divided by old, of the medians. None if the old median is zero."""
     low: float | None
-    """The lower end of the ratio's 95 % confidence interval; None with fewer than two repeats."""
+    """The lower end of the ratio's 95 % confidence interval. None with fewer than two repeats."""
     high: float | None
-    """The upper end of that interval."""
+    """The upper end of the interval."""
     verdict: Verdict
     why: str = ""
-    """Why there is no verdict, in a few words."""
+    """The reason why there is no verdict, in a few words."""
 
     @property
     def title(self) -> str:
@@ -89,7 +89,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def harm(self) -> float:
-        """The ratio, inverted for figures of which more is better. So for every figure, above 1 means worse."""
+        """The ratio, inverted for figures of which more is better. A value above 1 always means worse."""
         ratio = self.ratio or 1.0
         return 1 / ratio if self.metric.better == "higher" else ratio
 
@@ -98,18 +98,21 @@ class Comparison(msgspec.Struct, frozen=True):
     """The verdicts on all figures that two runs share."""
 
     old: str
-    """Which run it was: multiq's version, and when it began."""
+    """The old run's multiq version and its time."""
     new: str
     threshold: float
     """The threshold that the caller set: 0.1 is ten per cent."""
     drift: float
-    """How much slower the machine itself did a fixed piece of work in the new run (0.05: five per cent); negative for
-    faster. Its size is added to the threshold of all that takes time."""
+    """How much slower the machine itself did a fixed piece of work in the new run: 0.05 is five per cent.
+
+    A negative value means that the machine was faster. The absolute value is added to the threshold of all figures that
+    depend on time.
+    """
     caveats: list[str]
-    """How the runs differ apart from multiq's build."""
+    """Differences between the runs other than multiq's build."""
     rows: list[Row]
     missing: list[str] = []
-    """Figures that the old run has and the new one lacks, of workloads that both ran."""
+    """Figures that only the old run has, although both runs ran the workload."""
 
     @property
     def regressed(self) -> bool:
@@ -123,15 +126,15 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def allowed(self) -> float:
-        """The threshold plus the size of the machine's drift."""
+        """The threshold plus the absolute value of the machine's drift."""
         return self.threshold + abs(self.drift)
 
     def changes(self) -> list[Row]:
-        """The figures that are worse or better, the worst first."""
+        """The figures that are worse or better. The worst figures come first."""
         return sorted((row for row in self.rows if row.is_change), key=lambda row: row.harm, reverse=True)
 
     def suspects(self) -> list[Row]:
-        """Figures that look worse than allowed, although their repeats do not confirm it; the worst first."""
+        """Figures that look worse than allowed, without certainty. The worst figures come first."""
         unsure = (row for row in self.rows if row.verdict == "cannot tell" and row.harm > 1 + self.allowed)
         return sorted(unsure, key=lambda row: row.harm, reverse=True)
 
@@ -155,8 +158,10 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: bool = False) -> Comparison:
     """Compare the figures that both runs have and that count (``Metric.counts``).
 
-    *threshold*: the share by which a figure may be worse. *anyway*: whether to compare runs of different work or of
-    different machines, and to list these differences among the caveats; if not, such runs raise ``ReportsDiffer``.
+    - *threshold*: the share by which a figure may be worse.
+    - *anyway*: whether to compare runs of different work or of different machines. The differences are then caveats.
+
+    Raises ``ReportsDiffer`` if the runs differ and *anyway* is false, or if the runs have no figure in common.
     """
     obstacles = list(_obstacles(old, new))
     if obstacles and not anyway:
@@ -190,7 +195,7 @@ def _name(report: Report) -> str:
 
 
 def _obstacles(old: Report, new: Report) -> Iterator[str]:
-    """Why the figures of the two runs cannot be compared."""
+    """The reasons why the figures of the two runs cannot be compared."""
     if old.profile != new.profile:
         yield f"profile {old.profile} against {new.profile}"
     if old.is_quick != new.is_quick:
@@ -229,7 +234,7 @@ def _only(one: Result, other: Result) -> str:
 
 
 def _caveats(old: Report, new: Report, drift: float) -> Iterator[str]:
-    """Differences that the reader should know of, although the figures can be compared."""
+    """Differences that readers of the comparison should know."""
     for key in {**old.environment, **new.environment}:
         mine, theirs = old.environment.get(key), new.environment.get(key)
         if mine != theirs and key not in _SAME_MACHINE and not key.startswith(_PASSING):
@@ -282,8 +287,8 @@ class _Pair(NamedTuple):
 class _Test(NamedTuple):
     """The result of the test of the ratio. ``low`` and ``high`` are the ends of the ratio's interval, as logarithms.
 
-    ``worse`` and ``better`` are p-values. ``worse``: how likely such repeats are if the figure is not worse by more
-    than the allowed change. ``better``: the same for a figure that is not better by more than that.
+    ``worse`` and ``better`` are p-values. A small ``worse`` is evidence that the figure is worse by more than the
+    allowed change. A small ``better`` is evidence that the figure is better by more than the allowed change.
     """
 
     low: float
@@ -318,7 +323,7 @@ def _pairs(old: Report, new: Report) -> Iterator[_Pair]:
 
 
 def _missing(old: Report, new: Report) -> Iterator[str]:
-    """Figures of the old run that the new run lacks, although it did the same work. They are reported, not ignored."""
+    """Figures of the old run that the new run lacks, although it did the same work."""
     defined = {workload.name: workload.metrics for workload in new.workloads}
     for before, after in _shared(old, new):
         for metric in defined.get(after.workload, ()):
@@ -346,7 +351,7 @@ def _judged(pairs: Sequence[_Pair], threshold: float, drift: float) -> list[Row]
 
 
 def _margin(metric: Metric, threshold: float, drift: float) -> float:
-    """The allowed change: how much worse a figure may be, as the logarithm of a ratio."""
+    """The allowed change for the worse, as the logarithm of a ratio."""
     return math.log1p(threshold if metric.unit in _COUNTED else threshold + abs(drift))
 
 
@@ -399,11 +404,11 @@ def _exact(change: float, metric: Metric, allowed: float) -> _Test:
 
 
 def _holm(chances: Sequence[float]) -> list[bool]:
-    """Which p-values are significant when all are tested together, by Holm's method.
+    """The p-values that are significant when all are tested together, by Holm's method.
 
-    The method keeps the chance that there is any false alarm at ``_FALSE_ALARM``, however many tests there are. Of n
-    p-values, the smallest must be at most ``_FALSE_ALARM`` / n, the next at most ``_FALSE_ALARM`` / (n - 1), and so on.
-    The first p-value that is larger than its limit is not significant, and the p-values after it are not either.
+    The method limits the chance of any false alarm to ``_FALSE_ALARM``, whatever the number of tests. Of n p-values,
+    the smallest must be at most ``_FALSE_ALARM`` / n, the next at most ``_FALSE_ALARM`` / (n - 1), and so on. The first
+    p-value above its limit and all larger p-values are not significant.
     """
     held = [False] * len(chances)
     for rank, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):

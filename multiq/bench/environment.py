@@ -1,4 +1,4 @@
-"""What a run's figures depend on besides multiq: the machine, the versions, and the machine's other load."""
+"""The conditions of a run besides multiq: the machine, the versions, and the machine's other load."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 
-_PIECES = 5  # of work in one reading, of which the median counts
+_PIECES = 5  # pieces of work in one reading, of which the median counts
 _WARMING = 8  # readings, until the first pieces are no slower than the others
-_SLOWED = 1.25  # times as long as at its fastest: an idle machine stays below it
+_SLOWED = 1.25  # times as long as at its fastest; an idle machine stays below this ratio
 _OFTEN = 0.2  # of all repeats
-_STOLEN = 0.02  # of the CPU time that there was
+_STOLEN = 0.02  # of the CPU time of all cores
 _BUSY = 0.5  # of the cores, in the minute before the run
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """The machine and the versions, as text that a reader can compare; *folder* is where the servers write."""
+    """The machine and the versions, as text. *folder* is the folder of the servers."""
     return {
         "CPU": _cpu(),
         "cores": _cores(),
@@ -49,7 +49,7 @@ def describe(folder: Path) -> dict[str, str]:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """The type of the file system that holds a folder, ``ext4`` for example; None if the system does not report it."""
+    """The type of the file system that holds a folder, as in ``ext4``. None if the system does not report the type."""
     real, found, kind = folder.resolve(), "", None
     with suppress(OSError, psutil.Error):
         for partition in psutil.disk_partitions(all=True):
@@ -65,18 +65,18 @@ def is_volatile(folder: Path) -> bool:
 
 
 class Reading(NamedTuple):
-    """One measurement of how fast the machine is at this moment."""
+    """One measurement of the machine's current speed."""
 
     seconds: float
-    """What a fixed piece of work took: some computing, some system calls."""
+    """The duration of a fixed piece of work with some computing and some system calls."""
     stolen: float
-    """Steal time: CPU seconds, over all cores since the start, that the host gave to other machines; 0 if unknown."""
+    """Steal time: CPU seconds, over all cores since the start, that the host gave to other machines. 0 if unknown."""
     passed: float
     """CPU seconds of all cores since the machine started."""
 
 
 class Meter:
-    """Measures how slow the machine is, apart from multiq: times the same small work before and after repeats."""
+    """Measures the machine's speed apart from multiq, by a fixed piece of work before and after each repeat."""
 
     def __init__(self) -> None:
         self.reference = float("inf")
@@ -86,7 +86,7 @@ class Meter:
         self._first = self._last = min(self.read() for _ in range(_WARMING))
 
     def read(self) -> Reading:
-        """Measure now. This takes some 20 ms, and no process of the run may be working meanwhile."""
+        """Measure now. A measurement takes some 20 ms. No process of the run may be working meanwhile."""
         times = psutil.cpu_times()
         reading = Reading(
             statistics.median(_timed() for _ in range(_PIECES)), float(getattr(times, "steal", 0.0)), float(sum(times))
@@ -96,13 +96,13 @@ class Meter:
         return reading
 
     def calm(self, readings: Sequence[Reading]) -> float:
-        """How slow the machine was around a repeat: 1.0 is as fast as its fastest so far, 2.0 is half as fast."""
+        """The slowness of the machine around a repeat: 1.0 is as fast as its fastest so far, 2.0 is half as fast."""
         calm = max(reading.seconds for reading in readings) / self.reference
         self._calms.append(calm)
         return calm
 
     def verdict(self) -> str | None:
-        """Why the figures of this run may be unreliable, in a sentence or two; None: no reason was found."""
+        """The reasons why the figures of this run may be unreliable, in a sentence or two. None: no reason is known."""
         return "; ".join(self._reasons()) or None
 
     def _reasons(self) -> Iterator[str]:
@@ -121,7 +121,7 @@ class Meter:
 
 
 def _timed() -> float:
-    """Do the fixed piece of work, and return the seconds that it took. As in a queue, half of it is in the kernel."""
+    """Do the fixed piece of work, and return its duration in seconds. As in a queue, half of it is in the kernel."""
     start = time.perf_counter()
     data = b"multiq"
     for _ in range(2000):
@@ -141,7 +141,7 @@ def _cpu() -> str:
 
 
 def _cores() -> str:
-    """The cores that this process may use, and how much of them a container's quota allows."""
+    """The number of cores that this process may use, and the part of them that a container's quota allows."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with suppress(OSError, ValueError):
         quota, period = _QUOTA.read_text().split()

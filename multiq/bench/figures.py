@@ -1,4 +1,4 @@
-"""Summarises the repeats of a workload and formats figures, for the table and the page alike."""
+"""Summarises the repeats of a workload, and formats figures for the table and the page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Summary(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """The largest distance of a repeat from the median, as a share of the median; 0 for a median of 0."""
+        """The largest distance of a repeat from the median, as a share of the median. 0 for a median of 0."""
         if not self.median:
             return 0.0
         return max(self.highest - self.median, self.median - self.lowest) / abs(self.median)
@@ -40,19 +40,19 @@ class VerificationSummary(NamedTuple):
 
     enqueued: int
     explained: int
-    """Runs beyond the first that a crash, a failure or a lease's end explains."""
+    """Repeated runs of a job that a crash, a failure or the end of a lease explains."""
     checked: list[str]
-    """What was checked in at least one repeat."""
+    """The checks that were made in at least one repeat."""
 
 
 def summary(result: Result, metric: Metric) -> Summary | None:
-    """The figure's median and range, or None if no repeat has it."""
+    """The figure's median and range. None if no repeat has the figure."""
     values = result.figures(metric.name)
     return Summary(median(values), min(values), max(values)) if values else None
 
 
 def number(value: float) -> str:
-    """``41,003``, ``31.5``, ``0.93``, ``0.0041``: about three significant digits, and no decimals from 100 on."""
+    """The number with about three significant digits, and without decimals from 100 on: ``41,003``, ``31.5``."""
     size = abs(value)
     if size >= 100 or size == 0:
         return f"{value:,.0f}"
@@ -65,7 +65,7 @@ def label(metric: Metric) -> str:
 
 
 def share_of_baseline(result: Result, headline: Metric) -> float | None:
-    """The headline as a share of the baseline: 0.48 is 48 %. None without a baseline."""
+    """The headline figure as a share of the baseline: 0.48 is 48 %. None without a baseline."""
     found = summary(result, headline)
     if found is None or not result.baseline or not found.median:
         return None
@@ -78,18 +78,18 @@ def is_cost(metric: Metric) -> bool:
 
 
 def speeds(workload: Workload) -> list[Metric]:
-    """The metrics of speed, and before them the headline metric, which may itself be a time per job."""
+    """The headline metric, and then the metrics of speed. The headline metric may be a time per job."""
     headline, *others = workload.metrics
     return [headline, *(metric for metric in others if not is_cost(metric) or metric.unit == headline.unit)]
 
 
 def costs(workload: Workload) -> list[Metric]:
-    """The other metrics."""
+    """The metrics that are not in ``speeds``."""
     return [metric for metric in workload.metrics if metric not in speeds(workload)]
 
 
 def best(results: Sequence[Result], metric: Metric) -> str | None:
-    """The target with the best median, or None if fewer than two have one."""
+    """The target with the best median. None if fewer than two targets have the figure."""
     medians = {result.target: found.median for result in results if (found := summary(result, metric))}
     if len(medians) < 2:
         return None
@@ -117,7 +117,7 @@ def proof(report: Report) -> VerificationSummary:
 
 
 def when(report: Report) -> str:
-    """When the run began: ``21 November 2026, 12:30 UTC``."""
+    """The time at which the run began: ``21 November 2026, 12:30 UTC``."""
     return f"{datetime.fromisoformat(report.started_at):%-d %B %Y, %H:%M %Z}"
 
 

@@ -1,4 +1,4 @@
-"""A run as one page of HTML: charts first, then what each backend promises beside its speeds.
+"""A run as one page of HTML, with charts, and with the promises of each backend beside its speeds.
 
 The page loads nothing from elsewhere.
 """
@@ -43,7 +43,7 @@ class _Chart(NamedTuple):
     caption: str
     svg: Markup
     has_legend: bool = False
-    """Whether it needs a legend for its lines."""
+    """Whether the chart needs a legend for its lines."""
 
 
 class _Line(NamedTuple):
@@ -54,11 +54,11 @@ class _Line(NamedTuple):
     best: int | None = None
     """The index of the cell to highlight."""
     kind: str = ""
-    """``variant``, ``cost``, or nothing."""
+    """``variant``, ``cost``, or empty."""
 
 
 class _Section(NamedTuple):
-    """All that the page shows about one workload."""
+    """The page's content for one workload."""
 
     workload: Workload
     charts: list[_Chart]
@@ -69,7 +69,7 @@ class _Section(NamedTuple):
 
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
-    """The page. *comparison*: this run beside an older one; None: the page shows this run alone."""
+    """The page of this run. *comparison* adds a comparison with an older run."""
     suspects = comparison.suspects() if comparison else []
     names = [target.name for target in report.targets]
     environment = Environment(
@@ -105,20 +105,20 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """A value that may come from a server or a URL, with invisible and direction-changing characters escaped."""
+    """The value, with invisible and direction-changing characters escaped. A value may come from a server or a URL."""
     return safe(value, keep="\n") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _svg(drawn: str | None) -> Markup | None:
-    """The SVG as markup, which the template does not escape again: all text in the SVG is escaped already."""
-    return Markup(drawn) if drawn else None  # noqa: S704 - Vega and ElementTree have escaped all text in it
+    """The SVG as markup, which the template does not escape again."""
+    return Markup(drawn) if drawn else None  # noqa: S704 - Vega and ElementTree have escaped all its text
 
 
 # --- speeds and promises ----------------------------------------------------------------------------------
 
 
 def _glance(report: Report, workload: Workload) -> _Line:
-    """A workload's headline figure on each target. If the workload has several variants, the first one's figure."""
+    """A workload's headline figure on each target. Of several variants, the first one's figure is used."""
     variant, results = next(iter(variants(report, workload).items()), ("", []))
     title = ", ".join(filter(None, (workload.title, variant)))
     return _line(f"{title}: {label(workload.metrics[0])}", results, workload.metrics[0], _names(report))
@@ -170,7 +170,7 @@ def _charts(workload: Workload, by_variant: dict[str, list[Result]], names: Sequ
         )
         for metric in speeds(workload):
             if histograms and metric.unit in {"ms", "us"}:
-                continue  # a point of the curve
+                continue  # the metric is a point of the curve
             has_baseline = metric is workload.metrics[0]
             caption = _caption(label(metric), variant)
             yield from _chart(caption, charts.bars(results, metric, names, caption, has_baseline=has_baseline))
@@ -233,5 +233,5 @@ def _plain(value: str | float) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """A sentence of a definition, as markup: text between backticks becomes code."""
+    """A sentence of a definition, as markup. Text between backticks becomes code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(safe(text)))))  # noqa: S704 - escaped just before

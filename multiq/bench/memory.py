@@ -1,4 +1,4 @@
-"""The memory backend's adapter for the bench. It shows multiq's own costs, because this store costs almost nothing."""
+"""The memory backend's adapter for the bench. The figures show multiq's own costs, because the store is cheap."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryAdapter(Adapter):
 
 
 class MemoryBench(Bench):
-    """``memory://``: no server is started. Jobs end with the process, whatever the profile."""
+    """``memory://``. No server is started. Jobs end with the process in every profile."""
 
     @classmethod
     @contextmanager

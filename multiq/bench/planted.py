@@ -1,8 +1,8 @@
-"""Backends with one planted bug each: they show that the verification finds these bugs.
+"""Backends with one planted bug each. The tests of the verification use these backends.
 
 ``planted://half-lost`` wraps the memory backend. ``planted://half-lost@sqlite:///jobs.db`` wraps the backend of that
-URL, so that several processes share the jobs. Each bug leaves the totals right, so a check that only compares counts
-would not find the bug.
+URL, so that several processes share the jobs. Each bug leaves the totals right. A check that only compares counts would
+not find such a bug.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
 _KEPT_BACK = 10  # one of this many jobs is handed out
-_FOR_GOOD = 10**8  # seconds: no run waits for such a delay
+_FOR_GOOD = 10**8  # seconds; no run waits for such a delay
 
 
 class PlantedBug(NamedTuple):
-    """A bug, and how to open a backend that has it."""
+    """A bug's description, and the function that adds the bug to a backend."""
 
     does: str
     wrap: Callable[[Backend], Backend]
 
     def open(self, *, name: str = "", url: str = "") -> Backend:
-        """A backend with this bug.
+        """The backend of *url*, or else a memory backend, with this bug.
 
-        It wraps the backend of *url*. Without *url* it wraps a memory backend, and all with the same *name* share
-        their jobs.
+        Memory backends of the same *name* share their jobs.
         """
         return self.wrap(open_backend(url or f"memory://{name or new_id()}"))
 
@@ -56,11 +55,11 @@ def _plant(name: str, does: str) -> Callable[[type[_BuggyBackend]], type[_BuggyB
 
 
 class _BuggyBackend(Backend):
-    """Passes every call on to another backend; a subclass changes some of them."""
+    """Passes every call on to another backend. A subclass changes some of the calls."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
-        self.declared = inner.declared  # type: ignore[misc]  # elsewhere of a class; here inner backends differ
+        self.declared = inner.declared  # type: ignore[misc]  # not of the class, because inner backends differ
         self._counting = threading.Lock()
         self._count = 0
 
@@ -75,21 +74,21 @@ class _BuggyBackend(Backend):
         )
 
     def next(self) -> int:
-        """The next number of a count (0, 1, 2...), by which a bug picks every second or every tenth job."""
+        """The next number of a count (0, 1, 2...). A bug uses the number to pick every second or every tenth job."""
         with self._counting:
             self._count += 1
             return self._count - 1
 
     def stored(self, job: NewJob) -> list[NewJob]:  # a hook
-        """The jobs that the store really adds for this one."""
+        """The jobs that the store adds instead of this job."""
         return [job]
 
     def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:  # noqa: ARG002 - a hook
-        """What a consumer gets when it asks for *limit* jobs; *leases* is what the store has handed out."""
+        """The leases that a consumer gets when it asks for *limit* jobs. The wrapped store has handed out *leases*."""
         return leases
 
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:  # a hook
-        """The verdicts that the store really carries out."""
+        """The verdicts that the store carries out instead of *verdicts*."""
         return verdicts
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
@@ -153,8 +152,8 @@ class _BuggyConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # a worker with slow jobs, as on a busy machine, asks for one job at a time. Its limit of 1 is raised to 2,
-        # because some bugs spare calls that ask for one job, and should apply to every worker
+        # Some bugs do not apply to calls that ask for one job. A worker with slow jobs, as on a busy machine, asks for
+        # one job at a time. Every bug should apply to every worker, so a limit of 1 is raised to 2.
         lost = self.settle(verdicts) if verdicts else []
         try:
             taken = self._inner.reserve(limit, timeout, queues)

@@ -1,7 +1,7 @@
 """The processes of a run: producers and workers.
 
-A fork server that has imported everything starts each process in milliseconds. For a backend whose jobs only one
-process can see (memory), producers and workers are threads of this process instead.
+A fork server that has imported everything starts each process in milliseconds. If only one process can see a backend's
+jobs (memory), producers and workers are threads of this process instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _processes = multiprocessing.get_context("forkserver")
 
 
 class ProcessFailed(MultiqError, RuntimeError):
-    """A process or thread of the bench failed. The message says how, for a worker with the last line of its log."""
+    """A process or thread of the bench failed. The message for a worker has the last line of its log."""
 
 
 class Done(msgspec.Struct, Generic[R], frozen=True):
@@ -49,22 +49,22 @@ class Done(msgspec.Struct, Generic[R], frozen=True):
 
     result: R
     cpu: float
-    """CPU seconds from the start signal on."""
+    """CPU seconds since the start signal."""
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
-    """A worker to start."""
+    """The options of a worker."""
 
     queue: str
     folder: Path
-    """Where its run logs and its log file go."""
+    """The folder of the worker's run logs and log file."""
     capacity: int
-    """How many runs the run log of one process has room for."""
+    """The number of runs for which the run log of one process has room."""
     processes: int = 2
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Start the fork server and have it import these modules, unless it already runs."""
+    """Start the fork server with these modules imported, unless the server runs already."""
     _processes.set_forkserver_preload([__name__, *modules])
     process = _processes.Process(target=_nothing, daemon=True)
     process.start()
@@ -72,7 +72,7 @@ def preload(modules: Sequence[str]) -> None:
 
 
 class LoadProcess(Generic[R]):
-    """Runs one function: gets ready, waits for the start signal, returns the result."""
+    """Runs one function. The process gets ready, waits for the start signal, and returns the function's result."""
 
     def __init__(self, url: str, function: Callable[..., R], arguments: tuple[Any, ...], *, is_process: bool) -> None:
         self._line, far_end = _processes.Pipe()
@@ -87,7 +87,6 @@ class LoadProcess(Generic[R]):
         self._receive(_PATIENCE)
 
     def go(self) -> None:
-        """Give the start signal."""
         self._line.send(None)
 
     def result(self, patience: float) -> Done[R]:
@@ -98,7 +97,7 @@ class LoadProcess(Generic[R]):
         return done
 
     def end(self) -> None:
-        """End the process, even if it is busy. A thread is left to run to its end, because all its waits are short."""
+        """End the process, even if it is busy. A thread is left to end by itself, because all its waits are short."""
         self._line.close()
         if not isinstance(self._runner, threading.Thread) and self._runner.is_alive():
             self._runner.kill()
@@ -119,7 +118,8 @@ class LoadProcess(Generic[R]):
 class WorkerProcess:
     """A ``multiq.Worker`` with its supervisor, in a process of its own.
 
-    If *is_process* is false, it is as many workers as the options have processes, in threads of this process.
+    If *is_process* is false, threads of this process run the workers. There are as many threads as *options* has
+    processes.
     """
 
     def __init__(self, url: str, options: WorkerOptions, *, is_process: bool) -> None:
@@ -159,7 +159,7 @@ class WorkerProcess:
     def end(self) -> None:
         """End the process, even if it is busy.
 
-        First ask it to stop, and wait briefly: a worker that ends cleanly leaves no folder and no sidecar process.
+        The worker is first asked to stop, because a worker that ends cleanly leaves no folder and no sidecar process.
         """
         for worker in self._workers:
             worker.stop()
@@ -185,17 +185,17 @@ class RunProcesses:
         self._all: list[LoadProcess[Any] | WorkerProcess] = []
 
     def take(self, function: Callable[..., R], *arguments: Any) -> LoadProcess[R]:
-        """Start a process for *function*. It calls the function with an app, a callable that waits for the start
-        signal, and *arguments*.
+        """Start a process for *function*.
 
-        Raises ``ProcessFailed``.
+        The process calls the function with an app, a callable that waits for the start signal, and *arguments*. Raises
+        ``ProcessFailed``.
         """
         process: LoadProcess[R] = LoadProcess(self._url, function, arguments, is_process=self.are_processes)
         self._all.append(process)
         return process
 
     def start_worker(self, options: WorkerOptions) -> WorkerProcess:
-        """Start a worker. It may not have begun to work when this returns."""
+        """Start a worker. This method does not wait until the worker works."""
         worker = WorkerProcess(self._url, options, is_process=self.are_processes)
         self._all.append(worker)
         return worker
@@ -212,7 +212,7 @@ class RunProcesses:
 
 
 def _nothing() -> None:
-    """Run by the first process, whose end shows that the fork server runs and has imported everything."""
+    """Runs in the first process. The end of that process shows that the fork server has imported everything."""
 
 
 def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -249,7 +249,7 @@ def _do(
 
 def _work(url: str, options: WorkerOptions) -> None:
     _leave_terminal()
-    # failures are part of the work, and their log lines would break up the progress bar
+    # Failures are part of the work, and their log lines would break up the progress bar.
     handler = logging.FileHandler(options.folder / "worker.log")
     logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
     with BenchApp(url, options.folder, options.capacity) as app:
@@ -257,9 +257,9 @@ def _work(url: str, options: WorkerOptions) -> None:
 
 
 def _leave_terminal() -> None:
-    """Leave the terminal's session, so that Ctrl-C does not reach this process: the bench ends its processes itself.
+    """Leave the terminal's session, so that Ctrl-C does not reach this process. The bench ends its processes itself.
 
-    If the bench is killed, no process stays behind: the fork server ends by itself. On Linux the kernel then sends
+    If the bench is killed, no process stays behind. The fork server ends by itself. On Linux the kernel then sends
     SIGTERM to the processes that the fork server has forked (``PR_SET_PDEATHSIG``).
     """
     os.setsid()

@@ -1,4 +1,4 @@
-"""The results of a run as one document: ``--json`` writes it; the table, the page and the comparison read it."""
+"""The results of a run as one document. ``--json`` writes it. The table, the page and the comparison read it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Better = Literal["higher", "lower"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One figure of a workload, with its unit and which way is better.
+    """One figure of a workload, with its unit and its better direction.
 
-    ``workloads`` defines the metrics; ``docs/bench.md`` explains them.
+    ``workloads`` defines the metrics. ``docs/bench.md`` explains them.
     """
 
     name: str
@@ -28,22 +28,22 @@ class Metric(msgspec.Struct, frozen=True):
     """``jobs/s``, ``ms``, ``us/job``, ``commands/job``, ``MB``..."""
     better: Better
     counts: bool = True
-    """Whether a comparison of two runs judges this metric; False: the metric only informs (memory)."""
+    """Whether a comparison of two runs judges this metric."""
 
 
 class Violation(msgspec.Struct, frozen=True):
     """A broken promise. One violation makes the whole run fail."""
 
     kind: Literal["lost", "doubled", "early", "out of order", "overlap", "invented", "left over", "failed"]
-    """What happened to the job:
+    """The kind of the violation:
 
-    - ``lost``: it was enqueued, but never run to its end, and not handed out when the queue was emptied;
-    - ``doubled``: it was handed out again, and no crash, lease end, release or kick explains that;
-    - ``early``: it was begun before its due time;
-    - ``out of order``: it was begun before a job that was to go first, although there was only one consumer;
-    - ``overlap``: two runs of it were under way at the same time;
-    - ``invented``: it was run, but never enqueued;
-    - ``left over``: it was in the store when all work was done;
+    - ``lost``: the job was enqueued, but neither run to its end nor handed out when the queue was emptied.
+    - ``doubled``: the job was handed out again. No crash, lease end, release or kick explains the repetition.
+    - ``early``: the job was begun before its due time.
+    - ``out of order``: the job was begun before a job that was to go first, although there was only one consumer.
+    - ``overlap``: two runs of the job were under way at the same time.
+    - ``invented``: the job was run, but never enqueued.
+    - ``left over``: the job was in the store when all work was done.
     - ``failed``: the workload itself could not be carried out.
     """
     count: int
@@ -52,36 +52,40 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """What happened to the jobs of one repeat."""
+    """The verification of the jobs of one repeat."""
 
     enqueued: int
     finished: int
-    """How many of the enqueued jobs ran to their end at least once, or were handed out when the queue was emptied."""
+    """The number of jobs that ran to their end at least once, or were handed out when the queue was emptied."""
     runs: int
     explained: int
-    """Repeated runs of a job that a crash, a failure or a lease's end explains. "At least once" allows them, so they
-    are no violation."""
+    """Repeated runs of a job that a crash, a failure or the end of a lease explains.
+
+    "At least once" allows such runs, so they are no violation.
+    """
     violations: list[Violation]
     checked: list[str]
-    """What was checked. The order is only checked if the backend promises one."""
+    """The checks that were made. The order is checked only if the backend promises an order."""
 
 
 class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"}):
     """One repeat of one workload on one target."""
 
     started: float
-    """Seconds since the run began: repeats are interleaved, and this shows how."""
+    """Seconds from the beginning of the run. Shows how repeats are interleaved."""
     seconds: float
     metrics: dict[str, float | None]
-    """By the metric's name; None: this server does not report it."""
+    """The figures by the metric's name. None: this server does not report the figure."""
     verification: Verification
     histograms: dict[str, str]
-    """By name (``latency``, ``lateness``): HdrHistogram, V2 encoding, base64; values in microseconds."""
+    """Histograms by name (``latency``, ``lateness``): HdrHistogram, V2 encoding, base64. Values are microseconds."""
     timeline: list[tuple[float, float]]
     """Seconds since the repeat began, and jobs finished per second from then on. Shows stalls and recovery."""
     calm: float
-    """How long a fixed piece of work took before and after this repeat, relative to its shortest time in the whole run:
-    1.0 is a machine at rest."""
+    """The duration of a fixed piece of work around this repeat, relative to its shortest duration in the whole run.
+
+    1.0 is a machine at rest.
+    """
 
 
 class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "baseline": "limit"}):
@@ -89,15 +93,15 @@ class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "basel
 
     target: str
     workload: str
-    """``drain``, ``backlog``...: docs/bench.md defines them."""
+    """``drain``, ``backlog``... docs/bench.md defines them."""
     variant: str
-    """What varies within a workload: ``10k``, ``body 64 KB``; empty if nothing does."""
+    """The variant of the workload: ``10k``, ``body 64 KB``. Empty if the workload has only one variant."""
     parameters: dict[str, str | int | float]
     samples: list[Sample]
     baseline: float | None = None
-    """What the baseline reached, in the unit of the workload's first metric; None: no baseline was measured."""
+    """The baseline's figure, in the unit of the workload's first metric. None: no baseline was measured."""
     skipped: str | None = None
-    """Why there are no samples: a power that this backend lacks, with the reason."""
+    """The reason why there are no samples, such as a capability that this backend lacks."""
 
     def figures(self, metric: str) -> list[float]:
         """The metric's values in the order of the repeats. Repeats without a value are left out."""
@@ -109,8 +113,7 @@ class TargetInfo(msgspec.Struct, frozen=True):
     """A backend in a run."""
 
     name: str
-    """As the user gave it, but with the password of a URL masked, and with a number if the run has the same name twice.
-    """
+    """The name that the user gave. The password of a URL is masked. A repeated name gets a number."""
     backend: str
     server: str
     """``redis 7.0.15``."""
@@ -118,7 +121,7 @@ class TargetInfo(msgspec.Struct, frozen=True):
     """Whether the bench started the server."""
     durability: Durability
     promises: dict[str, str]
-    """What docs/durability.md and the capabilities promise, in a few words each: shown beside the speeds."""
+    """The promises of docs/durability.md and of the capabilities, in a few words each. Shown beside the speeds."""
     idle_commands: float | None
     """Requests per second of one idle worker."""
 
@@ -129,9 +132,9 @@ class Workload(msgspec.Struct, frozen=True):
     name: str
     title: str
     about: str
-    """A sentence or two: what the workload does, and what its figures mean."""
+    """What the workload does, and what its figures mean."""
     metrics: list[Metric]
-    """The first one is the headline."""
+    """The first metric is the headline."""
 
 
 class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
@@ -143,24 +146,24 @@ class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
     """ISO 8601, with a zone."""
     seconds: float
     profile: str
-    """``fast``, ``durable``, or ``as set`` if all servers are the user's."""
+    """``fast`` or ``durable``. ``as set`` if all servers are the user's."""
     is_quick: bool
     repeats: int
     environment: dict[str, str]
     """CPU, cores, memory, kernel, Python, client libraries and their versions, load at the start."""
     noise: str | None
-    """Why the figures may be unreliable; None: the machine was calm."""
+    """The reason why the figures may be unreliable. None: the machine was calm."""
     workloads: list[Workload]
     targets: list[TargetInfo]
     results: list[Result]
     warm_ups: list[Result] = []
-    """Results without figures, which are verified only: the warm-up before the workloads, and idle workers."""
+    """Results of the warm-up and of idle workers. Such results are verified, and have no figures."""
     reference: float | None = None
-    """Seconds that the fixed piece of work of ``Sample.calm`` took at its fastest: the machine's own speed."""
+    """The shortest duration in seconds of the fixed piece of work of ``Sample.calm``."""
 
     @property
     def violations(self) -> list[tuple[Result, Violation]]:
-        """All violations, each with the result that it belongs to."""
+        """All violations, each with its result."""
         return [
             (result, violation)
             for result in [*self.warm_ups, *self.results]
@@ -175,6 +178,8 @@ def write(report: Report, path: Path) -> None:
 
 
 def read(path: Path) -> Report:
-    """Read what ``write`` wrote. Raises ``OSError``, and ``msgspec.MsgspecError`` if the file is not such a
-    report."""
+    """Read a report from a file of ``write``.
+
+    Raises ``OSError``. Raises ``msgspec.MsgspecError`` if the file is not a report.
+    """
     return msgspec.json.decode(path.read_bytes(), type=Report)

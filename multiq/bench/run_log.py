@@ -1,7 +1,7 @@
-"""The run log: a record of each run of a job. Each process has a file of its own, mapped into its memory.
+"""The run log records each run of a job. Each process has a file of its own, mapped into its memory.
 
-Writing a record takes no system call, and a written record survives a SIGKILL of its process. Times are
-CLOCK_MONOTONIC in nanoseconds, which is the same clock for all processes of a machine.
+Writing a record takes no system call. A written record survives a SIGKILL of its process. Times are CLOCK_MONOTONIC in
+nanoseconds, which is the same clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Run(NamedTuple):
     number: int
     start: int
     end: int
-    """0: the run has not ended, or never did."""
+    """0: the run has not ended."""
     attempt: int
     pid: int
     failed: bool = False
@@ -44,16 +44,16 @@ class Run(NamedTuple):
 
 
 class RunLogFull(RuntimeError):
-    """More runs than the log has room for: the store hands out the same jobs again and again."""
+    """The runs exceed the log's capacity, because the store hands out the same jobs again and again."""
 
 
 class RunLog:
-    """The log into which one worker process writes its runs. Threads may share it. It has room for *capacity* runs."""
+    """The log of one worker process's runs, with room for *capacity* runs. Threads may share it."""
 
     def __init__(self, folder: Path, capacity: int) -> None:
         handle, name = tempfile.mkstemp(_UNFINISHED, f"{os.getpid()}-", folder)
         try:
-            os.ftruncate(handle, _HEAD.size + capacity * _RECORD.size)  # sparse: takes room as it is written
+            os.ftruncate(handle, _HEAD.size + capacity * _RECORD.size)  # sparse: takes disk space only as it is written
             self._map = mmap.mmap(handle, 0)
         finally:
             os.close(handle)
@@ -65,10 +65,10 @@ class RunLog:
         is_alone = threading.current_thread() is threading.main_thread()
         self._cpu = time.process_time if is_alone else time.thread_time
         _HEAD.pack_into(self._map, 0, 0, self._cpu(), 0.0, os.getpid(), 0)
-        Path(name).rename(self.path)  # renamed last: no reader sees a file without its head
+        Path(name).rename(self.path)  # renamed last, so that no reader sees a file without its head
 
     def begin(self, number: int, attempt: int, *, fails: bool = False) -> int:
-        """Record that a run starts now. Returns the offset to pass to ``end``. Raises ``RunLogFull``."""
+        """Record that a run starts now. Returns the offset for ``end``. Raises ``RunLogFull``."""
         index = next(self._next)
         if index >= self._capacity:
             raise RunLogFull(f"at most {self._capacity} runs were expected, but job {number} begins one more")
@@ -77,12 +77,12 @@ class RunLog:
         return offset
 
     def end(self, offset: int) -> None:
-        """Record that the run at this *offset*, from ``begin``, ends now."""
+        """Record that the run at this *offset* ends now."""
         _COUNT.pack_into(self._map, offset + 16, time.monotonic_ns())
         _COUNT.pack_into(self._map, 0, next(self._finished))
 
     def close(self) -> None:
-        """Record the worker's CPU time. Called when the worker ends."""
+        """Record the worker's CPU time, at the end of the worker."""
         struct.pack_into("<d", self._map, 16, self._cpu())
 
 
@@ -96,13 +96,13 @@ class RunLogReader:
 
     @property
     def ended(self) -> int:
-        """How many runs have ended, failed ones included."""
+        """The number of ended runs, including failed runs."""
         count: int = _COUNT.unpack_from(self._map)[0]
         return count
 
     @property
     def cpu(self) -> float | None:
-        """CPU seconds that the process used while it was a worker; None: the process still runs, or was killed."""
+        """CPU seconds of the worker. None if its process still runs, or was killed."""
         began, ended = struct.unpack_from("<dd", self._map, 8)
         return ended - began if ended else None
 
@@ -120,8 +120,6 @@ class RunLogReader:
 
 
 class RunLogs:
-    """All run logs of a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._readers: dict[Path, RunLogReader] = {}
@@ -134,11 +132,11 @@ class RunLogs:
         return list(self._readers.values())
 
     def ended(self) -> int:
-        """How many runs have ended so far."""
+        """The number of ended runs."""
         return sum(reader.ended for reader in self.look())
 
     def cpu(self) -> float | None:
-        """CPU seconds of all workers once they have ended; None if the CPU time of one of them is unknown."""
+        """CPU seconds of all ended workers. None if the CPU time of one worker is unknown."""
         parts = [reader.cpu for reader in self.look()]
         return None if None in parts else sum(part for part in parts if part is not None)
 

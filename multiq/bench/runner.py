@@ -1,6 +1,6 @@
-"""Runs a bench: warm-up, baselines, then the workloads.
+"""Runs a bench: a warm-up, baselines, and the workloads.
 
-The targets take turns in each workload, so that the machine's noise meets all of them alike.
+The targets take turns in each workload, so that the machine's noise is alike for all targets.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1, "ms": 1000, "us": 1_000_000}
 _WARM_UP = 200  # jobs
-_IDLE = 20.0  # seconds for which idle workers are watched: an idle worker asks for jobs every five
+_IDLE = 20.0  # seconds for which idle workers are measured; an idle worker asks for jobs every five seconds
 
 
 class Options(msgspec.Struct, frozen=True):
-    """Which workloads to run, and how often."""
+    """The workloads to run, and the number of their repeats."""
 
     profile: Profile = "durable"
     is_quick: bool = False
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
 
     targets: Sequence[Target]
     folder: Path
-    """For run logs: on a file system in memory, if there is one."""
+    """The folder of the run logs, on a file system in memory if there is one."""
     meter: Meter
     environment: dict[str, str]
 
@@ -73,7 +73,7 @@ class Step(NamedTuple):
 
 
 class OnProgress(Protocol):
-    """Called with the current work, its target, and how many of the estimated seconds have passed."""
+    """Called with the current work, its target, and the estimated seconds that have passed."""
 
     def __call__(self, what: str, target: str, seconds: float, /) -> object: ...
 
@@ -91,7 +91,7 @@ def steps(options: Options) -> list[Step]:
 
 
 def estimate(options: Options, targets: int) -> float:
-    """About how many seconds a run takes, not counting the start of its servers."""
+    """The estimated seconds of a run, without the start of its servers."""
     return _idle(options) + targets * (1.0 + sum(step.variant.seconds for step in steps(options)))
 
 
@@ -122,13 +122,11 @@ def run(setting: Setting, options: Options, on_progress: OnProgress) -> Report:
 
 
 class _RunInProgress:
-    """A run in progress."""
-
     def __init__(self, setting: Setting, options: Options, on_progress: OnProgress, stack: ExitStack) -> None:
         self._targets = targets = setting.targets
         self._options = options
         self._meter = setting.meter
-        self._reading = setting.meter.read()  # one reading between two repeats belongs to both
+        self._reading = setting.meter.read()  # the reading between two repeats belongs to both
         self._folder = setting.folder
         self._on_progress = on_progress
         self._began = time.monotonic()
@@ -150,7 +148,7 @@ class _RunInProgress:
         """Measure the baselines, then run all repeats. A full run measures the baselines again at its end."""
         self._measure_baselines()
         for index, step in enumerate(steps(self._options)):
-            start = index % len(self._targets)  # rotated: no target always comes first
+            start = index % len(self._targets)  # rotated, so that no target always comes first
             for target in [*self._targets[start:], *self._targets[:start]]:
                 self._take(step, target)
         if not self._options.is_quick:
@@ -198,10 +196,10 @@ class _RunInProgress:
         try:
             outcome = step.workload.run(scenario, step.variant.parameters)
         except Infeasible:
-            scenario.empty()  # of the jobs that were enqueued until then
+            scenario.empty()  # removes the jobs that were enqueued until then
             self._record_aside(target, step.workload.name, verify(scenario.close()))
             raise
-        except Exception as exc:  # noqa: BLE001 - any error: the report says why this figure is missing
+        except Exception as exc:  # noqa: BLE001 - the report has the error
             scenario.evidence.complaint = describe(exc)
         return outcome, verify(scenario.close())
 
@@ -233,7 +231,7 @@ class _RunInProgress:
         self._record_aside(target, "warm-up", verify(evidence))
 
     def _record_aside(self, target: Target, what: str, verification: Verification) -> None:
-        """Record the verification of jobs that are not measured: they are verified like all others."""
+        """Record the verification of jobs that are not measured."""
         sample = Sample(
             started=time.monotonic() - self._began,
             seconds=0.0,
@@ -248,7 +246,7 @@ class _RunInProgress:
     def _watch_idle(self) -> dict[str, float | None]:
         """Requests per second of one idle worker on each target.
 
-        All targets are measured at the same time, so this takes no longer than one target would.
+        All targets are measured at the same time. So the measurement takes no longer than on one target.
         """
         seconds = _idle(self._options)
         if not seconds:
@@ -273,7 +271,7 @@ class _RunInProgress:
         self._record_aside(target, "idle", verify(scenario.close()))
 
     def _measure_baselines(self) -> None:
-        """On each target, measure the baselines with which the workloads of this run are compared."""
+        """On each target, measure the baselines that the workloads of this run are compared with."""
         wanted = [workload.baseline for workload in self._options.workloads if workload.baseline is not None]
         for target in self._targets if wanted else ():
             if target.backend == PLANTED:
@@ -314,7 +312,7 @@ def _step(seconds: float) -> str:
 
 
 def _idle(options: Options) -> float:
-    """Seconds for which idle workers are watched. 0 in a quick run, because two seconds would show nothing."""
+    """Seconds for which idle workers are measured. 0 in a quick run, because two seconds would show nothing."""
     is_wanted = any(workload.wants_idle for workload in options.workloads)
     return _IDLE if is_wanted and not options.is_quick else 0.0
 

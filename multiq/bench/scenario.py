@@ -1,4 +1,4 @@
-"""One repeat of one workload on one target: its queue, its processes, its timing, and what is known of its jobs."""
+"""One repeat of one workload on one target: its queue, its processes, its timing, and its jobs."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ PATIENCE = 60.0
 """Seconds without progress after which the wait ends. Jobs that are missing then are a violation."""
 
 _START = 60.0  # seconds that a worker may take until its processes have begun
-_QUIET = 1.5  # seconds: if no run has ended for so long and the store is empty, missing jobs are lost
-_LOOK = 0.002  # seconds between looks at the run logs
-_REST = 0.01  # seconds between looks at the store
+_QUIET = 1.5  # seconds; if no run has ended for this time and the store is empty, missing jobs are lost
+_LOOK = 0.002  # seconds between two readings of the run logs
+_REST = 0.01  # seconds between two requests for the store's counts
 
 _STORED = (State.READY, State.DELAYED, State.BURIED)
 
 
 class Cost(msgspec.Struct):
-    """What the measured part of a repeat cost."""
+    """The cost of the measured part of a repeat."""
 
     seconds: float = 0.0
     cpu: float | None = 0.0
@@ -52,7 +52,7 @@ class Cost(msgspec.Struct):
     after: Counters = Counters()
 
     def metrics(self, jobs: int) -> dict[str, float | None]:
-        """The figures, by the names in ``COSTS``. Those whose unit is per job are divided by *jobs*."""
+        """The figures, by the names in ``COSTS``. A figure whose unit is per job is divided by *jobs*."""
         spent = self.after.since(self.before)
 
         def each(amount: float | None, scale: float = 1.0) -> float | None:
@@ -68,8 +68,6 @@ class Cost(msgspec.Struct):
 
 
 class RunningWorker:
-    """A worker and its run logs."""
-
     def __init__(self, worker: WorkerProcess, run_logs: RunLogs) -> None:
         self.worker = worker
         self.run_logs = run_logs
@@ -97,7 +95,10 @@ class RunningWorker:
 
 
 class Scenario:
-    """What a workload works with. *app* is for this process's inspection and cleanup; *folder* is created here."""
+    """The queue, the processes and the records of a workload.
+
+    *app* inspects and cleans up the store in this process. *folder* is created here.
+    """
 
     def __init__(self, app: BenchApp, adapter: Adapter, queue: str, folder: Path, *, own: str = "") -> None:
         """*own* is the prefix of queue names that only this run can have created."""
@@ -118,7 +119,7 @@ class Scenario:
 
     @property
     def enqueued(self) -> int:
-        """Jobs whose enqueue was acknowledged."""
+        """The number of jobs whose enqueue was acknowledged."""
         return sum(sent.jobs for sent in self.evidence.sent)
 
     # --- doing ---
@@ -128,7 +129,7 @@ class Scenario:
         return self._processes.take(function, self.queue, *arguments)
 
     def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
-        """Have one process enqueue, and record what it sent. The cost counts from that process's start signal."""
+        """Enqueue in one process, and record the sent jobs. The cost counts from that process's start signal."""
         process = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
@@ -152,7 +153,7 @@ class Scenario:
     def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
         """Run a worker of *processes* processes, stop it at the end, and record its runs and its CPU time.
 
-        *runs* is how many runs to expect. Default: one for each job that was enqueued already.
+        *runs* is the number of expected runs. Default: one for each job that was enqueued already.
         """
         folder = self._folder / f"run-logs-{len(self._run_logs)}"
         folder.mkdir()
@@ -172,7 +173,7 @@ class Scenario:
             cost.cpu = None if cpu is None else cost.cpu + cpu
 
     def drain(self, running: RunningWorker, runs: int | None = None) -> None:
-        """Wait until *runs* runs (default: one for each job) have ended and the store holds no job."""
+        """Wait until *runs* runs have ended and the store holds no job. Default: one run for each job."""
         expected = self.enqueued if runs is None else runs
         running.wait_until_begun()
         ended, changed_at = -1, time.monotonic()
@@ -186,19 +187,19 @@ class Scenario:
                 continue
             left = self.left()
             if left == 0 and (ended >= expected or now - changed_at >= _QUIET):
-                return  # what is missing now is lost, and the verification says so
+                return  # the verification reports the missing jobs as lost
             if left is None and now - changed_at >= _QUIET:
                 return
             if now - changed_at >= PATIENCE:
-                return  # what the store keeps is left over, and the verification says so
+                return  # the verification reports the remaining jobs as left over
             time.sleep(_REST)
 
     def sweep(self) -> None:
-        """Take the ready jobs, batch by batch, in this process. Their order is verified if the backend promises one."""
+        """Take the ready jobs in batches, in this process. Their order is verified if the backend promises an order."""
         most = _again_and_again(self.enqueued)
         runs = sweep(self.app, self.queue, most)
         self.evidence.in_order = self.capabilities.total_order is True
-        while runs:  # an empty reply does not prove that the store is empty: ask again
+        while runs:  # an empty reply does not prove that the store is empty
             self.evidence.runs += runs
             most -= len(runs)
             runs = sweep(self.app, self.queue, most, _REST) if self.left() != 0 and most > 0 else []
@@ -206,7 +207,7 @@ class Scenario:
     # --- looking, and tidying up ---
 
     def left(self) -> int | None:
-        """How many jobs the store holds, in any state; None if it cannot count them."""
+        """The number of jobs in the store, in any state. None if the store cannot count them."""
         counts = self._counts().values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -215,7 +216,7 @@ class Scenario:
         self.evidence.emptied += self._numbers()
 
     def close(self) -> Evidence:
-        """End all processes, record which jobs the store still holds, and remove these jobs. Returns the evidence."""
+        """End all processes, record which jobs the store still holds, and remove these jobs."""
         self._processes.__exit__()
         for run_logs in self._run_logs:
             run_logs.close()
@@ -229,9 +230,7 @@ class Scenario:
         return self.evidence
 
     def _removed_elsewhere(self) -> Iterator[tuple[str, int | None]]:
-        """Empty the queues that appeared during the repeat. Yields each queue, and how many jobs the store
-        counted in it.
-        """
+        """Empty the queues that appeared during the repeat. Yields each queue with the store's count of its jobs."""
         for name in sorted(set(self.app.backend.queues()) - self._there_before - {self.queue}):
             if name.startswith(self._own):
                 counts = self._counts(name).values()
@@ -247,7 +246,7 @@ class Scenario:
 
 
 def _again_and_again(jobs: int) -> int:
-    """An upper limit for the runs of *jobs* jobs: only a store that hands out jobs again and again exceeds it."""
+    """An upper limit for the runs of *jobs* jobs. Only a store that hands out jobs again and again exceeds it."""
     return 2 * jobs + 1000
 
 

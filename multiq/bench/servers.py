@@ -1,6 +1,6 @@
 """A throwaway server's process, with a folder and a port of its own. The server ends when this process ends.
 
-It shares nothing with other servers on the machine, and never uses the usual ports.
+The server shares nothing with other servers on the machine, and never uses the usual ports.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     from typing import Self
 
 HOST = "127.0.0.1"
-PATIENCE = 60.0  # seconds; guards against a hang, and is never reached otherwise
-_PORTS = range(11000, 20000)  # with a cluster's bus (+10000), below the kernel's ephemeral ports (from 32768)
-_ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed that are often not on a user's PATH
+PATIENCE = 60.0  # seconds; a longer wait is taken for a hang
+_PORTS = range(11000, 20000)  # the bus of a cluster adds 10000, and the kernel's ephemeral ports begin at 32768
+_ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # folders of servers that are often not on a user's PATH
 _LOG_SHOWN = 3000  # characters
 
-#: the program of ``_Reaper``'s process. It reads a line for each server process and each folder: "+pid" or "+folder"
-#: when it begins to exist, "-pid" or "-folder" when it is gone. At the end of its input it removes what is left
+#: The program of ``_Reaper``'s process. The program reads a line for each server process and each folder. The line is
+#: "+pid" or "+folder" when it begins to exist, and "-pid" or "-folder" when it is gone. At the end of its input the
+#: program kills the processes and removes the folders that are left.
 _REAPER = """
 import os, shutil, signal, sys
 alive = set()
@@ -56,7 +57,7 @@ class ServerMissing(MultiqError, LookupError):
 
 
 class ServerFailed(MultiqError):
-    """A throwaway server did not start; the message has the end of its log."""
+    """A throwaway server did not start. The message has the end of its log."""
 
 
 def find(program: str, package: str) -> str:
@@ -71,10 +72,10 @@ def find(program: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that is free, as is its bus port (the port plus 10,000).
+    """A free TCP port of this machine whose bus port (the port plus 10,000) is free, too.
 
-    The port stays reserved until this process ends, also before the server listens and while it restarts. To reserve
-    it, this process keeps the UDP port of the same number bound; a port whose UDP port is bound is never returned.
+    The port stays reserved until this process ends, even while no server listens. This process reserves the port by
+    holding the UDP port of the same number. A port whose UDP port is in use is never returned.
     """
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - a port is not a secret
@@ -93,8 +94,10 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A temporary folder. The folder's name is short, because servers create UNIX sockets in it. It is removed at
-    the end, even if this process is killed."""
+    """A temporary folder, which is removed at the end even if this process is killed.
+
+    The folder's name is short, because servers create UNIX sockets in it.
+    """
     with tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=parent, ignore_cleanup_errors=True) as name:
         _shepherd.tell(f"+{name}")
         yield Path(name)
@@ -102,7 +105,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU seconds that a process of this machine has used, user and system; None if it cannot be read."""
+    """CPU seconds that a process of this machine has used, user and system. None if they cannot be read."""
     with contextlib.suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)
@@ -110,17 +113,17 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """The resident memory of a process of this machine; None if it cannot be read."""
+    """The resident memory of a process of this machine. None if it cannot be read."""
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return None
 
 
 class Server(ABC):
-    """A server's process: started, waited for, ended, and started again.
+    """The process of a server, with its start and its end.
 
-    It runs in a session of its own, so that Ctrl-C reaches only this process, which then ends the server. The server
-    does not outlive this process, even if this process is killed.
+    The server runs in a session of its own, so that Ctrl-C reaches only this process, which then ends the server. The
+    server does not outlive this process, even if this process is killed.
     """
 
     program: ClassVar[str]
@@ -128,13 +131,12 @@ class Server(ABC):
     """The Debian package that has the program."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises ``ServerMissing``. Keep the *folder*'s name short: the path of a UNIX socket has at most 107 bytes."""
+        """Raises ``ServerMissing``. The path of a UNIX socket in *folder* has at most 107 bytes."""
         self._program = find(self.program, self.package)
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> Sequence[str]:
-        """The command line."""
         return [self._program, *self.arguments()]
 
     @abstractmethod
@@ -143,7 +145,7 @@ class Server(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether it answers requests."""
+        """Whether the server answers requests."""
 
     @property
     def pid(self) -> int:
@@ -160,7 +162,7 @@ class Server(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, wait: bool = True) -> Self:
-        """Start, and wait until it answers. Raises ``ServerFailed``."""
+        """Start the server, and wait until it answers. Raises ``ServerFailed``."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - found on the PATH, with arguments of our own
                 self.command(),
@@ -181,7 +183,7 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """Shut it down cleanly, as the system's service manager does."""
+        """Shut the server down cleanly, as the system's service manager does."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -191,7 +193,7 @@ class Server(ABC):
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server; its data may be lost."""
+        """End the server. Its data may be lost."""
         self.kill()
 
     def __enter__(self) -> Self:
@@ -221,7 +223,7 @@ class Server(ABC):
 
 
 class _Reaper:
-    """Ends the servers and removes the folders that this process leaves if it dies without cleanup, as by SIGKILL."""
+    """Ends the servers and removes the folders that this process leaves behind when SIGKILL prevents a cleanup."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -236,7 +238,7 @@ class _Reaper:
                 command, stdin=subprocess.PIPE, text=True, start_new_session=True
             )
             atexit.register(self._end, self._process)
-        assert self._process.stdin is not None  # noqa: S101 - it was asked for
+        assert self._process.stdin is not None  # noqa: S101 - stdin is a pipe
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
 

@@ -1,4 +1,4 @@
-"""A run, or a comparison of two, as text that fits the width of the terminal."""
+"""Shows a run, or a comparison of two runs, as text that fits the width of the terminal."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from .compare import Comparison, Row
     from .report import Metric, Report, Result, TargetInfo, Workload
 
-_GAP = 2  # columns between columns
-_SUSPECTS = 10  # figures that look worse and may not be: the worst of them are shown
+_GAP = 2  # width of the space between two columns
+_SUSPECTS = 10  # figures that look worse without certainty; only the worst of them are shown
 _VERDICT_STYLES = {"worse": "bold red", "better": "green", "cannot tell": "yellow"}
 
 
 def render(report: Report) -> RenderableType:
-    """The whole run: its targets, a table for each workload, and last the result of the verification."""
+    """The whole run: its targets, a table for each workload, and the result of the verification."""
     return _Run(report)
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """The figures that are worse or better, or look worse, the worst first; then the verdict of the comparison."""
+    """The figures that are worse or better, or look worse, the worst first. The comparison's verdict comes last."""
     return _Compared(comparison)
 
 
 class _Run:
-    """A report to print. It is laid out only when rich prints it, because only then is the terminal's width known."""
+    """A report to print. The layout is made when rich prints, because the terminal's width is unknown earlier."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -95,7 +95,7 @@ def _durability(target: TargetInfo) -> Text:
 
 
 def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int) -> Iterator[RenderableType]:
-    """The workload's table, split into several, one below the other, if the targets do not fit the width."""
+    """The workload's table. If the targets do not fit the width, the table is split into several tables."""
     rows = _rows(workload, by_variant)
     first = max(row[0].cell_len for row in rows)
     names = list(dict.fromkeys(result.target for results in by_variant.values() for result in results))
@@ -109,7 +109,7 @@ def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int
 
 
 def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """Which columns each table has: as many as fit, and at least one."""
+    """The columns of each table. A table has as many columns as fit, and at least one."""
     start, used = 0, first
     for index, cell in enumerate(cells):
         if index > start and used + _GAP + cell > width:
@@ -120,7 +120,7 @@ def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int,
 
 
 def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple[Text, dict[str, Text]]]:
-    """Title and cells by target. Only the first variant has the rows of costs, so that they are not repeated."""
+    """Titles, and cells by target. Only the first variant has the rows of costs, so that they are not repeated."""
     rows: list[tuple[Text, dict[str, Text]]] = []
     for index, (variant, results) in enumerate(by_variant.items()):
         if variant:
@@ -204,7 +204,7 @@ class _Compared:
 
 
 def _changes(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
-    """A line for each row, or two if the terminal is narrow."""
+    """A line for each row. A narrow terminal gets fewer columns."""
     is_narrow = width < 90
     grid = _grid("FIGURE", *(() if is_narrow else ("OLD", "NEW")), "RATIO", "95% INTERVAL", "VERDICT", right=True)
     for row in rows:
@@ -219,7 +219,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _grid(first: str, *others: str, right: bool = False) -> Table:
-    """A table without lines. The first column and the last may wrap; the others do so only if they must."""
+    """A table without lines. Long cells wrap."""
     grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     grid.add_column(first, overflow="fold")
     for title in others:

@@ -1,7 +1,7 @@
-"""The targets of a run: opens what the command line names, and cleans up afterwards.
+"""Opens the targets of a run, and cleans up afterwards. A target is a backend that the command line names.
 
-A name starts a throwaway server; a URL names a server of the user's. On a user's server a run creates queues under
-random names and removes them again; it never reads any other queue.
+A name starts a throwaway server. A URL names a server of the user's. On a user's server a run creates queues under
+random names, and removes them at the end. A run never reads any other queue.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 PLANTED = "planted"
 """Backends with a bug each, for the bench's own tests: ``planted:early``, ``planted:half-lost@sqlite:///jobs.db``."""
 
-_PATIENCE = 15.0  # seconds that a queue may take to become empty: leases of killed workers must end first
+_PATIENCE = 15.0  # seconds that a queue may take to become empty, because leases of killed workers must end first
 _REMOVED = (State.READY, State.DELAYED, State.BURIED)
 
 
 class FolderVolatile(MultiqError):
-    """The folder for throwaway servers is on a file system in memory, so nothing in it can be durable."""
+    """The folder for throwaway servers is on a file system in memory, so its files cannot be durable."""
 
 
 class QueueInUse(MultiqError):
@@ -52,13 +52,12 @@ class Target(msgspec.Struct):
     """A backend in a run, and the queues that the run creates there."""
 
     name: str
-    """As the user gave it, but with the password of a URL masked, and with a number if the run has the same name twice.
-    """
+    """The name that the user gave. The password of a URL is masked. A repeated name gets a number."""
     backend: str
     """The driver's name: ``redis``."""
     adapter: Adapter
     is_ours: bool
-    """Whether the server holds no other jobs than the run's."""
+    """Whether the server holds only the run's jobs."""
     run_id: str
     """The part of queue names that distinguishes this run's queues from all others."""
     queues: list[str] = msgspec.field(default_factory=list)
@@ -102,7 +101,7 @@ class Target(msgspec.Struct):
 
 
 class UrlAdapter(Adapter):
-    """A server whose driver has no ``Bench``: it is measured through multiq only, without counters and settings."""
+    """A server whose driver has no ``Bench``. The bench reads no counters and no settings of such a server."""
 
     def __init__(self, url: str, backend: str) -> None:
         self.url = url
@@ -119,7 +118,7 @@ class UrlAdapter(Adapter):
 def open_targets(
     given: Sequence[str], profile: Profile, folder: Path, *, run_id: str | None = None
 ) -> Iterator[list[Target]]:
-    """The targets, open until the end of the ``with``; *folder* is for the servers that this starts.
+    """The targets, open until the end of the ``with``. *folder* is for the servers that are started.
 
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
     ``BackendError``.
@@ -140,7 +139,7 @@ def open_targets(
 
 
 def load_bench(backend: str) -> type[Bench] | None:
-    """The driver's ``Bench``; None if it has none. Raises ``BackendNotInstalled``."""
+    """The driver's ``Bench``, or None. Raises ``BackendNotInstalled``."""
     if backend not in installed(GROUP):
         load_driver(backend)  # a missing driver raises the usual error
         return None
@@ -155,7 +154,7 @@ def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tup
         scheme = split(text).scheme.partition("+")[0]
         backend = ALIASES.get(scheme, scheme)
         bench = load_bench(backend)
-        for power in ("purging", "exact_counts"):  # for a run to find out what jobs are left, and to remove them
+        for power in ("purging", "exact_counts"):  # a run counts the jobs that are left, and removes them
             if not load_driver(backend).declared.claim(power):
                 raise open_backend(text).unsupported(power)
         return stack.enter_context(bench.at(text)) if bench else UrlAdapter(text, backend), backend
@@ -163,12 +162,12 @@ def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tup
 
 
 def _is_ours(text: str) -> bool:
-    """Whether the server holds only the run's jobs: it is a throwaway server, or a planted backend."""
+    """Whether the server holds only the run's jobs. Throwaway servers and planted backends hold no other jobs."""
     return "://" not in text or text.startswith(f"{PLANTED}:")
 
 
 def _startable(name: str) -> type[Bench]:
-    """The ``Bench`` of a backend. Raises ``BackendNotInstalled`` if it is unknown, or has no ``Bench``."""
+    """The ``Bench`` of a backend. Raises ``BackendNotInstalled`` if the backend is unknown, or has no ``Bench``."""
     bench = load_bench(name)
     if bench is None:
         raise BackendNotInstalled(
@@ -194,7 +193,7 @@ def _shown(given: Sequence[str]) -> list[str]:
 
 
 def _remove(backend: Backend, queue: str, server: str) -> None:
-    """Delete all jobs of a queue. Waits until the leases of killed workers have ended, to delete their jobs too."""
+    """Delete all jobs of a queue. The jobs of killed workers are deleted when their leases have ended."""
     give_up_at = time.monotonic() + _PATIENCE
     if backend.capabilities.pausing:
         backend.resume(queue)

@@ -1,7 +1,7 @@
-"""Verification: compares what was enqueued, what was run, and what the store still has. Any mismatch is a violation.
+"""Verification compares the enqueued jobs, the runs, and the jobs that the store still has.
 
-Each job is identified by the number that it carries as its argument. No count makes up for another: a missing
-job is lost even if another job came twice, and whatever count the store reports.
+Any mismatch is a violation. Each job is identified by the number that it carries as its argument. No count makes up for
+another: a missing job is lost even if another job came twice, and whatever count the store reports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .run_log import Run
 
 TOLERANCE = 2_000_000
-"""Nanoseconds that a job may start early: the client's and the server's clocks tick at slightly different rates."""
+"""Nanoseconds that a job may start early, because the client's and the server's clocks tick at different rates."""
 
 _MS = 1e6
 
@@ -35,39 +35,44 @@ class Sent(NamedTuple):
     first: int
     jobs: int
     called: int
-    """When the call began: CLOCK_MONOTONIC, ns."""
+    """The beginning of the call: CLOCK_MONOTONIC, ns."""
     returned: int
-    """When the enqueue was acknowledged."""
+    """The time of the acknowledgement."""
     delay: float = 0.0
     """Seconds."""
     priority: int = 0
     intended: int = 0
-    """When the schedule planned the call, in ns. Latencies count from it. 0: there was no schedule."""
+    """The planned time of the call, in ns, from which latencies count. 0: there was no schedule.
+    """
 
 
 class Evidence(msgspec.Struct, kw_only=True):
-    """Everything that is known of the jobs of one repeat."""
+    """All records about the jobs of one repeat."""
 
     sent: list[Sent]
     runs: list[Run]
     emptied: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    """Numbers of the jobs that were taken out, without running them, after the work; each as often as it came."""
+    """Numbers of the jobs that were taken out after the work, without running them. Repetitions are included."""
     found_after: int = 0
-    """How many of those were found after the workload had finished with its queue, which should have been empty."""
+    """The number of jobs in *emptied* that were found after the workload had finished with its queue. Expected: 0.
+    """
     left: Mapping[str, int | None] = {}
-    """State -> jobs that the store counted in it after the workload; None: it cannot count them."""
+    """The number of jobs that the store counted after the workload, by state. None: the store cannot count them."""
     elsewhere: Mapping[str, int | None] = {}
-    """Queue that did not exist before the work -> jobs that the store counts in it afterwards; None: it cannot."""
+    """The number of jobs in each queue that did not exist before the work. None: the store cannot count them."""
     purged: int = 0
-    """How many jobs the store reported as deleted when it then purged all but reserved ones."""
+    """The number of deleted jobs that the store reported for the final purge. The purge spares reserved jobs."""
     fails: Mapping[int, int] = {}
-    """Job number -> how many of its runs were to fail."""
+    """The number of planned failures of each job, by the job's number."""
     killed: Mapping[int, int] = {}
-    """Pid of a killed process -> when, in ns: the jobs that it held are run again."""
+    """The time of each kill in ns, by the pid of the killed process. The jobs of that process are run again."""
     in_order: bool = False
-    """Whether the order must be by priority, then age: one consumer, and all jobs were enqueued before it began."""
+    """Whether the order must be by priority, then age.
+
+    The order is certain if there was one consumer, and all jobs were enqueued before it began.
+    """
     complaint: str | None = None
-    """Why the work could not be completed, or its figure is missing."""
+    """The reason why the work could not be completed, or its figure is missing."""
     is_through: bool = False
     """With a complaint: all jobs were run, and only the figure is missing."""
 
@@ -99,7 +104,7 @@ def verify(evidence: Evidence) -> Verification:
 
 
 class _Verifier:
-    """Checks the evidence job by job. Each check is a method that returns a violation, or None."""
+    """Checks the evidence job by job. Each check is a method that returns a violation or None."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -116,10 +121,10 @@ class _Verifier:
         finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
         self._emptied = bytearray(
             self.enqueued
-        )  # how often each job was taken out, up to 255: a megabyte for a million jobs
+        )  # how often each job was taken out, up to 255; takes a megabyte for a million jobs
         self._unknown += self._note_emptied()
         self.missing = [number for number, taken in self._jobs() if not taken and number not in finished]
-        """Neither run to the end nor taken out of the queue."""
+        """The jobs that were neither run to the end nor taken out of the queue."""
         self.explained = sum(min(len(runs) - 1, self._may_rerun(runs)) for runs in self._by_number.values())
 
     def failed(self) -> Violation | None:
@@ -130,7 +135,7 @@ class _Verifier:
         """Jobs that were neither run to the end, nor handed out when the queue was emptied.
 
         A job that the store still counts but never hands out is lost, too. If the work broke off, missing jobs may
-        still be in the store: they count as lost only if the store is known to be empty.
+        still be in the store. Such jobs count as lost only if the store is known to be empty.
         """
         if not self.missing or (self._broke_off and self._left != 0):
             return None
@@ -157,7 +162,7 @@ class _Verifier:
         return Violation("doubled", len(found), example)
 
     def early(self) -> Violation | None:
-        """Runs that were begun before the job was due, or before it was enqueued at all."""
+        """Runs that were begun before the job was due or was enqueued."""
         found = []
         for number, runs in self._by_number.items():
             sent = self._sent_with(number)
@@ -171,15 +176,16 @@ class _Verifier:
         return Violation("early", len(found), example)
 
     def out_of_order(self) -> Violation | None:
-        """Jobs that were begun before a job that was to go first: one with a lower priority number, or an older one
-        with the same number.
+        """Jobs that were begun before a job that was to go first.
+
+        A job goes first if it has a lower priority number, or the same number and a greater age.
         """
         if not self._evidence.in_order:
             return None
         firsts = sorted((runs[0] for runs in self._by_number.values()), key=lambda run: run.start)
         places = [self._place(run.number) for run in firsts]
         found = []
-        next_due: tuple[int, int] | None = None  # the job that was to go first, of all that began later
+        next_due: tuple[int, int] | None = None  # of all later jobs, the job that was to go first
         for place in reversed(places):
             if next_due is not None and place > next_due:
                 found.append((place, next_due))
@@ -214,7 +220,7 @@ class _Verifier:
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and was never enqueued")
 
     def left_over(self) -> Violation | None:
-        """Jobs in the store although all work is done. Not checked if the work broke off: jobs are left then."""
+        """Jobs that are in the store after all work is done. If the work broke off, such jobs are no violation."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
         if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
             return None
@@ -242,19 +248,19 @@ class _Verifier:
 
     @property
     def _left(self) -> int | None:
-        """Jobs that the store counted at the end, in any state; None: it cannot count them."""
+        """The number of jobs that the store counted at the end, in any state. None: the store cannot count them."""
         counts = self._evidence.left.values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def _jobs(self) -> Iterator[tuple[int, int]]:
-        """The number of each job that was enqueued, and how often it was taken out when the queue was emptied."""
+        """The number of each enqueued job, and how often it was taken out when the queue was emptied."""
         numbers = chain.from_iterable(range(sent.first, sent.first + sent.jobs) for sent in self._sent)
         return zip(numbers, self._emptied, strict=True)
 
     def _note_emptied(self) -> list[int]:
-        """Count the jobs that were taken out; returns the numbers of those that were never enqueued.
+        """Count the jobs that were taken out. Returns the numbers of jobs that were never enqueued.
 
-        None are returned if the work broke off, because it is not known then which jobs were enqueued.
+        If the work broke off, the enqueued jobs are not known, and no numbers are returned.
         """
         strangers = []
         before = list(accumulate((sent.jobs for sent in self._sent), initial=0))
@@ -282,15 +288,16 @@ class _Verifier:
         return (0 if sent is None else sent.priority), number
 
     def _may_rerun(self, runs: Sequence[Run]) -> int:
-        """How many runs beyond the first are explained: one for each that failed, or whose process was killed.
+        """The number of runs beyond the first that are explained.
 
-        A killed process may have finished jobs without having settled them: such jobs run again, too.
+        A failure explains one more run. A kill of the run's process explains one more run, even if the process had
+        finished the job without settling it.
         """
         killed: Collection[int] = self._evidence.killed
         return self._evidence.fails.get(runs[0].number, 0) + sum(run.pid in killed for run in runs)
 
     def _ended(self, run: Run) -> int:
-        """When a run ended; an unfinished one ended with its process."""
+        """The end of a run. An unfinished run ended with its process."""
         return run.end or self._evidence.killed.get(run.pid, run.start)
 
 

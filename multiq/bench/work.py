@@ -1,4 +1,6 @@
-"""The functions that processes of a run execute. Each gets an app, waits for the start signal, and returns evidence."""
+"""The functions that processes of a run execute. Each function gets an app, waits for the start signal, and returns
+records.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
     from .app import BenchApp
 
 Go: TypeAlias = Callable[[], None]
-"""Waits for the start signal, and returns when it has come."""
+"""Waits for the start signal."""
 
 _MAX_BODY = 2**27  # bytes
 _AT_ONCE = 500  # jobs that a sweep takes with one call
 
 
 def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
-    """Enqueue each job with a call, and so a round trip, of its own."""
+    """Enqueue each job with a call of its own."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()  # connects before the measurement begins
     sent = []
@@ -46,7 +48,7 @@ def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) ->
 
 
 def enqueue_in_bulk(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
-    """Enqueue a thousand jobs with each call."""
+    """Enqueue ``PUT_BATCH`` jobs with each call."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()
     sent = []
@@ -74,7 +76,7 @@ def enqueue_padded(app: BenchApp, go: Go, queue: str, count: int, size: int) -> 
 
 
 def enqueue_on_schedule(app: BenchApp, go: Go, queue: str, count: int, rate: float) -> list[Sent]:
-    """Enqueue a job every 1/*rate* seconds by the clock. A call that is late starts at once, without a pause."""
+    """Enqueue a job every 1/*rate* seconds by the clock. A call that is late starts at once."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()
     sent = []
@@ -103,7 +105,7 @@ def enqueue_delayed(app: BenchApp, go: Go, queue: str, delays: Sequence[float]) 
 
 
 def enqueue_by_priority(app: BenchApp, go: Go, queue: str, priorities: Sequence[int], batch: int) -> list[Sent]:
-    """Enqueue *batch* jobs with one call for each priority, one after the other."""
+    """Enqueue *batch* jobs with one call for each priority."""
     app.queue(queue).stats()
     sent = []
     go()
@@ -117,7 +119,7 @@ def enqueue_by_priority(app: BenchApp, go: Go, queue: str, priorities: Sequence[
 
 
 def enqueue_flaky(app: BenchApp, go: Go, queue: str, failures: Sequence[int]) -> list[Sent]:
-    """Enqueue a job for each of *failures*: the number of times that it fails before it succeeds."""
+    """Enqueue a job for each of *failures*, the number of times that the job fails before it succeeds."""
     flaky = app.flaky.options(queue=queue)
     app.queue(queue).stats()
     go()
@@ -137,8 +139,10 @@ def enqueue_naps(app: BenchApp, go: Go, queue: str, count: int, seconds: float) 
 
 
 def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[Run, int]]:
-    """Take and ack one job after the other with ``queue.reserve()``. Returns each run, and the ns that
-    its reserve and ack took together."""
+    """Take and ack one job after the other with ``queue.reserve()``.
+
+    Returns each run, with the ns that its reserve and ack took together.
+    """
     jobs = app.queue(queue)
     jobs.stats()
     taken = []
@@ -154,7 +158,8 @@ def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[
 
 
 class SettleTimes(NamedTuple):
-    """What a raw consumer's calls took, in ns per job: the 10th percentile of each kind of call.
+    """The durations of a raw consumer's calls, in ns per job. Each duration is the 10th percentile of the calls of one
+    kind.
 
     The slower calls are ignored, because they measure the machine's other load more than multiq.
     """
@@ -166,7 +171,7 @@ class SettleTimes(NamedTuple):
 
 
 def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) -> SettleTimes:
-    """With a raw consumer, take and ack *batches* batches of *batch* jobs; then ack *batches* jobs one by one."""
+    """Take and ack *batches* batches of *batch* jobs with a raw consumer. Then ack *batches* jobs one by one."""
     runs: list[Run] = []
     reserving, acking, acking_one = [], [], []
     with app.backend.consumer([queue]) as consumer:
@@ -196,9 +201,9 @@ def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) 
 
 
 def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -> dict[str, float]:
-    """The baseline's rates on this server, by the names of ``Baseline``'s methods; empty without a baseline.
+    """The baseline's rates on this server, by the names of ``Baseline``'s methods. Empty without a baseline.
 
-    Its jobs have the same body as those of the workloads.
+    The jobs have the same body as the workloads' jobs.
     """
     bench = load_bench(backend)
     go()
@@ -222,7 +227,7 @@ def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Ru
     """Take and ack due jobs in batches, until none is left or more than *most* were taken.
 
     - *most*: ends the sweep of a store that hands out the same jobs again and again.
-    - *timeout*: how many seconds to wait for the first job.
+    - *timeout*: the seconds to wait for the first job.
     """
     return [
         _run(lease, now + index)
@@ -232,7 +237,7 @@ def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Ru
 
 
 def numbers_of(app: BenchApp, queue: str, most: int) -> array[int]:
-    """Take jobs as ``sweep`` does, but return only their numbers: a million of them take eight megabytes."""
+    """Take jobs as ``sweep`` does, but return only their numbers. A million numbers take eight megabytes."""
     numbers = array("q")
     for leases, _ in _taken(app, queue, most, 0.0):
         numbers.extend(_number(lease) for lease in leases)
@@ -240,7 +245,7 @@ def numbers_of(app: BenchApp, queue: str, most: int) -> array[int]:
 
 
 def _taken(app: BenchApp, queue: str, most: int, timeout: float) -> Iterator[tuple[list[Lease], int]]:
-    """Batches of leases, each with the time at which it came, in ns.
+    """Batches of leases, each with the time of its arrival in ns.
 
     The call for the next batch acks the previous batch.
     """

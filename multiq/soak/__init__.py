@@ -1,11 +1,17 @@
-"""The soak: load, faults, and a checker that relies only on the records that the jobs and clients write themselves.
+"""The soak runs load and faults on a store, and checks the records that the jobs and clients write themselves.
 
-``history`` writes and reads the record, ``stories`` groups it by job, ``invariants`` are the properties that every
-history must have, and ``checking`` gives the verdict. Of multiq, these modules import only the errors, so that the code
-under test has no part in the check.
+- ``history`` writes and reads the records.
+- ``stories`` groups the records by job.
+- ``invariants`` holds the properties that every history must have.
+- ``checking`` checks a history by all invariants.
 
-``tasks`` and ``clients`` are the load, ``crew`` starts its processes, ``nemesis`` makes the faults, ``site`` describes
-the store, and ``campaign`` runs the phases of a soak in order.
+These four modules import only the errors of multiq, so that the tested code has no part in the check.
+
+- ``tasks`` and ``clients`` are the load.
+- ``crew`` starts the processes of the load.
+- ``nemesis`` makes the faults.
+- ``site`` describes the store.
+- ``campaign`` runs the phases of a soak in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Run one soak: load with faults, healing, load without faults, draining, the audit, and the check of the history."""
+"""Runs one soak.
+
+The phases are load with faults, load without faults, draining, an audit of the store, and the check of the history.
+"""
 
 from __future__ import annotations
 
@@ -30,22 +33,22 @@ _WITHOUT_FAULTS = 5.0  # seconds of load after all faults are healed
 _DRAIN = 60.0  # seconds, at most, until nothing but buried jobs is left
 _BETWEEN = 0.7  # seconds from one fault to the next
 _LOOK_EVERY = 2.0  # seconds between two checks of a soak that ends with the first violation
-_UNWRITTEN = 500_000_000  # ns: an event of this age is in its file
+_UNWRITTEN = 500_000_000  # ns; an older event has been written to its file
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a soak lasts, and which faults it makes."""
+    """The duration of a soak, and its faults."""
 
     seconds: float
-    """How long the load with faults lasts."""
+    """The duration of the load with faults."""
     faults: Collection[str] | None = None
-    """The names of the faults to make; None: all faults that the site allows."""
+    """The names of the faults to make. None: all faults that the site allows."""
     drain: float = _DRAIN
-    """Seconds that draining may take, at most."""
+    """The time limit of draining, in seconds."""
     until: str = ""
-    """The name of an invariant: the soak ends as soon as this invariant is violated."""
+    """The name of an invariant. The soak ends as soon as this invariant is violated."""
     plant: str = ""
     """A module that every process of the soak imports first."""
 
@@ -59,7 +62,7 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
     recorder = Recorder(folder, "nemesis")
     recorder.note("begun", kind=site.driver, value=float(load.seed))
     crew = Crew(load, site, plan.seconds, plant=plan.plant)
-    nemesis = Nemesis(crew, site, recorder, random.Random(load.seed), plan.faults)  # noqa: S311 - to be run again
+    nemesis = Nemesis(crew, site, recorder, random.Random(load.seed), plan.faults)  # noqa: S311 - repeatable
     setting = setting_for(site.driver, load)
     try:
         verdict = _load(crew, nemesis, recorder, plan, folder, setting, tell)
@@ -81,7 +84,7 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
         for child in outlived:
             recorder.note("residue", kind="process", target=f"{child.pid}")
         if crew.kill_all() or outlived or not is_drained:
-            time.sleep(TTR + 1)  # until the last leases are over: the audit needs a store at rest
+            time.sleep(TTR + 1)  # the audit needs a store without leases
         tell("checking", plan.seconds, nemesis.count)
         ended |= _audit(site, recorder, crew)
         for name, how in ended.items():
@@ -95,7 +98,7 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
 
 
 def setting_for(driver: str, load: Load) -> Setting:
-    """What the invariants need to know about a backend."""
+    """The facts about a backend that the invariants need."""
     return Setting(
         ends_leases_with_connection=driver == "beanstalk",
         one_consumer=frozenset({load.lane}),
@@ -117,7 +120,7 @@ def _load(  # noqa: PLR0917 - the parts of one soak
     setting: Setting,
     tell: Callable[[str, float, int], object],
 ) -> Verdict | None:
-    """Run the load with faults. Returns a verdict if the invariant ``plan.until`` is violated: then the soak ends."""
+    """Run the load with faults. Ends with a verdict as soon as the invariant ``plan.until`` is violated."""
     begin = time.monotonic()
     look_at = begin + _LOOK_EVERY
     while (now := time.monotonic()) < begin + plan.seconds:
@@ -141,13 +144,13 @@ def _measure(crew: Crew, recorder: Recorder) -> None:
         try:
             memory, files = child.memory_info().rss / _MIB, child.num_fds()
         except psutil.Error:
-            continue  # it has just ended
+            continue  # the process has just ended
         recorder.note("memory", target=name_of(child.pid), value=memory)
         recorder.note("files", target=name_of(child.pid), value=float(files))
 
 
 def _keep_up(crew: Crew, recorder: Recorder, *, with_producers: bool = True) -> None:
-    """Start each process that is not running, and record those that ended by themselves."""
+    """Start each process that is not running. Record processes that ended without a fault."""
     for how in crew.keep_up(with_producers=with_producers).values():
         recorder.note("untyped", kind="process", err=how)
 

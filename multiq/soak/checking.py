@@ -1,4 +1,4 @@
-"""Check a history by every invariant, cut out the smallest piece of it for each violation, and count the figures."""
+"""Checks a history by every invariant, and cuts out the smallest part that shows each violation."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ if TYPE_CHECKING:
 
     from .history import Event
 
-_SHOWN = 3  # violations of each invariant that are shown with their history
-_LINES = 20  # lines of a job's history that are shown
+_SHOWN = 3  # violations of each invariant that are printed with their history
+_LINES = 20  # printed lines of a job's history
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the check of one history."""
+    """The violations and the counts of one history."""
 
     violations: dict[str, list[Violation]]
-    """By the invariant's name; invariants that hold are left out."""
+    """The violations by the invariant's name. Invariants that hold are left out."""
     figures: dict[str, int]
     events: Sequence[Event]
 
     def smallest(self, name: str) -> list[Event]:
-        """The piece of the history that shows the first violations of an invariant, for a test that checks it again."""
+        """The part of the history that shows the first violations of an invariant.
+
+        A test can check this part again.
+        """
         found = self.violations[name]
         if name == "I18":
             return [event for event in self.events if event.f in {"memory", "files"}]
         jobs = {number for one in found[:_SHOWN] for number in (one.number, *one.others) if number is not None}
-        if any(one.number is None for one in found):  # a violation of counts needs every job that the audit found
+        if any(one.number is None for one in found):  # a violation of counts concerns every job that the audit found
             jobs |= {number for event in self.events if event.f == "audit" for number in event.jobs}
         return cut(self.events, jobs)
 
@@ -43,7 +46,7 @@ class Verdict:
         return not self.violations
 
     def report(self) -> str:
-        """The figures as text, then for each violated invariant its first violations with their history."""
+        """The counts, then the first violations of each invariant with their history."""
         lines = ["  ".join(f"{name} {value:,}" for name, value in self.figures.items())]
         if self.is_clean:
             lines.append(f"{len(INVARIANTS)} invariants hold")
@@ -84,7 +87,7 @@ def _figures(stories: Stories) -> dict[str, int]:
         figures["left undone"] = sum(any(state != "buried" for state in story.at_rest) for story in stories)
     kinds = Counter(event.kind for event in stories.notes["struck"])
     figures["faults"] = sum(kinds.values())
-    if stories.notes["missed"]:  # faults that were tried, and not seen to happen
+    if stories.notes["missed"]:  # faults that were tried and not observed
         figures["faults missed"] = len(stories.notes["missed"])
     kinds.update(f"{fault.kind} by a job" for fault in stories.faults if fault.proc.startswith("job."))
     return {**figures, **dict(sorted(kinds.items()))}

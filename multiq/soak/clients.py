@@ -1,7 +1,7 @@
-"""The soak's producers and plain consumers, one process each: ``python -m multiq.soak.clients ROLE NAME``.
+"""The soak's producers and plain consumers: ``python -m multiq.soak.clients ROLE NAME`` starts one.
 
-Each call is written into the history before it is made. A client takes the URL from ``MULTIQ_URL``, and goes on until
-there is a file ``stop-<role>`` in the soak's folder, or until its parent process has ended.
+A client records each call in the history before it makes the call. The client takes the URL from ``MULTIQ_URL``. It
+ends when its parent process has ended, or when the soak's folder has a file ``stop-<role>``.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 _load = of_this_process()
 _folder = Path(_load.folder)
 _parent = os.getppid()
-_OF_LANE = 3  # jobs at most in one enqueue to the lane: its single consumer takes them one by one
+_OF_LANE = 3  # jobs at most in one enqueue to the lane, because its single consumer takes them one by one
 _VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
 
 
 class Caller:
-    """Makes calls, and records each with its arguments and its answer."""
+    """Makes calls, and records each call with its arguments and its result."""
 
     def __init__(self, role: str, name: str) -> None:
         self.recorder = Recorder(_folder, f"{role}-{name}")
-        self.chance = random.Random(f"{_load.seed} {role} {name}")  # noqa: S311 - of a test
+        self.chance = random.Random(f"{_load.seed} {role} {name}")  # noqa: S311 - random choices of a test
         self._role = role
 
     @property
@@ -61,23 +61,24 @@ class Caller:
     def call(
         self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any
     ) -> Any:
-        """Return what *work* returns; None if it raised, after the error is written into the history."""
+        """Return the result of *work*. If *work* raises, record the error and return None."""
         op = self.recorder.invoke(f, **asked)
         try:
             result = work()
-        except Exception as exc:  # noqa: BLE001 - the history says what it was
+        except Exception as exc:  # noqa: BLE001 - the history records the exception
             type_, fields = _failure(exc)
             self.recorder.answer(type_, f, op, **fields)  # type: ignore[arg-type]
-            time.sleep(0.05)  # so that an outage does not fill the history with a million lines
+            time.sleep(0.05)  # keeps the history small during an outage
             return None
         self.recorder.answer("ok", f, op, **(told(result) if told else {}))
         return result
 
 
 def _failure(exc: Exception) -> tuple[str, dict[str, Any]]:
-    """The event type and fields for a call that raised. The type is always ``info``: the effect is unknown.
+    """The event type and the fields for a call that raised.
 
-    A ``BackendError`` about verdicts leaves open whether the server has carried them out.
+    The type is always ``info``, because the effect is unknown. After a ``BackendError`` of a settle, the server may or
+    may not have carried out the verdicts.
     """
     fields = {"err": f"{type(exc).__name__}: {exc}"[:300], "is_typed": isinstance(exc, MultiqError)}
     return "info", fields
@@ -141,7 +142,7 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
     except multiq.MultiqError as exc:  # after any other documented error none of the call's jobs is stored
         caller.recorder.answer("fail", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
-    except Exception as exc:  # noqa: BLE001 - the history says what it was
+    except Exception as exc:  # noqa: BLE001 - the history records the exception
         caller.recorder.answer("info", "enqueue", op, err=repr(exc)[:300], is_typed=False)
     else:
         caller.recorder.answer("ok", "enqueue", op)
@@ -150,7 +151,7 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
 
 
 def consume(name: str) -> None:
-    """Reserve, run and settle jobs of the raw queue with all kinds of verdicts, sometimes too late."""
+    """Reserve jobs of the raw queue, run them, and settle them with all kinds of verdicts. Some verdicts are late."""
     caller = Caller("consume", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.raw]) as consumer:
         while caller.goes_on:
@@ -165,7 +166,7 @@ def consume(name: str) -> None:
 
 
 def lane(name: str) -> None:
-    """The single consumer of the queue ``lane``: takes one job after the other, as the store orders them."""
+    """The only consumer of the queue ``lane``, which reserves one job at a time in the order of the store."""
     caller = Caller("lane", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:
@@ -209,7 +210,7 @@ def _verdict(caller: Caller, lease: Lease) -> Verdict:
 
 
 def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> None:
-    """Settle in one call, with a beginning and an answer in the history for each verdict."""
+    """Settle in one call. The history gets an ``invoke`` and an answer for each verdict."""
     if not verdicts:
         return
     ops = []
@@ -220,7 +221,7 @@ def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> 
         ops.append((_VERBS[type(verdict)], caller.recorder.invoke(_VERBS[type(verdict)], **asked)))
     try:
         lost: Sequence[LeaseLost | None] = consumer.settle(verdicts)
-    except Exception as exc:  # noqa: BLE001 - the history says what it was
+    except Exception as exc:  # noqa: BLE001 - the history records the exception
         _, fields = _failure(exc)
         for f, op in ops:
             caller.recorder.answer("info", f, op, **fields)
@@ -231,7 +232,7 @@ def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> 
 
 
 def manage(name: str) -> None:
-    """Delete, reschedule or kick jobs that this client enqueued itself, while consumers may take the same jobs.
+    """Enqueue jobs, and delete, reschedule or kick them while consumers may reserve the same jobs.
 
     After every tenth job, the client also kicks buried jobs.
     """
@@ -271,7 +272,7 @@ def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
             backend.kick_job(_load.raw, job_id)
     except (JobNotFound, JobReserved):
         caller.recorder.answer("fail", f, op)
-    except Exception as exc:  # noqa: BLE001 - the history says what it was
+    except Exception as exc:  # noqa: BLE001 - the history records the exception
         _, fields = _failure(exc)
         caller.recorder.answer("info", f, op, **fields)
     else:
@@ -279,12 +280,12 @@ def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
 
 
 def count(name: str) -> None:
-    """Record once what the library counts in each queue."""
+    """Record once the library's counts of each queue."""
     recorder = Recorder(_folder, f"count-{name}")
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
         for queue in _load.queues:
             with contextlib.suppress(Unsupported):
-                backend.jobs(queue, State.READY, limit=1)  # makes stores move due jobs that they move only on demand
+                backend.jobs(queue, State.READY, limit=1)  # some stores make due jobs ready only when they are asked
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)
@@ -294,7 +295,7 @@ def count(name: str) -> None:
 
 def _number(lease: Lease) -> int:
     number = _number_in(lease.body)
-    assert number is not None  # noqa: S101 - all jobs have one
+    assert number is not None  # noqa: S101 - every job has a number
     return number
 
 

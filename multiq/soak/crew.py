@@ -1,4 +1,4 @@
-"""The worker and client processes of one soak: start them, and start them again when they have ended."""
+"""The worker and client processes of one soak."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ CLIENTS = (("produce", "1"), ("produce", "2"), ("consume", "3"), ("consume", "4"
 _PRODUCERS = {"produce", "manage"}
 _OF_AN_OUTAGE = ("error: ", "multiq.errors.Backend")
 _NEVER = "this should not happen"
-_PATIENCE = 60.0  # seconds; guards against a hang
-_LAST = 300.0  # seconds that a worker may run beyond the load: if the soak is killed, workers then end by themselves
+_PATIENCE = 60.0  # seconds; a longer wait is taken for a hang
+_LAST = 300.0  # seconds that a worker may run beyond the load; ends the workers of a killed soak
 
 
 class Crew:
-    """All processes of one soak. *plant*: a module that each process imports first, so that a test can plant bugs."""
+    """All processes of one soak.
+
+    *plant* names a module that each process imports first. A test uses it to plant bugs.
+    """
 
     def __init__(self, load: Load, site: Site, seconds: float, *, plant: str = "") -> None:
         self._folder = Path(load.folder)
         self._max_time = seconds + _LAST
         self._plant = plant
         settings = self._folder / "multiq.toml"
-        settings.touch()  # an empty settings file, so that settings of the machine do not change the load
-        path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109 - as Python puts it there
+        settings.touch()  # an empty settings file, so that the settings of the machine do not change the load
+        path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109 - a str, as in sys.path
         own = {"MULTIQ_URL": site.url, "MULTIQ_CONFIG": str(settings), "PYTHONPATH": path}
         self._environment = {**os.environ, **load.environment(), **own}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
@@ -46,9 +49,10 @@ class Crew:
         self._logs: dict[int, Path] = {}
 
     def keep_up(self, *, with_producers: bool = True) -> dict[str, str]:
-        """Start each process that is not running. Returns by name how processes ended, if no fault explains it.
+        """Start each process that is not running.
 
-        Processes that were killed by SIGKILL, or that ended with the error of an outage, are left out.
+        Returns a description for each process that ended without a fault, by the process's name. SIGKILL and the errors
+        of outages count as faults.
         """
         badly: dict[str, str] = {}
         for options in WORKERS:
@@ -62,7 +66,7 @@ class Crew:
                 continue
             if with_producers or role not in _PRODUCERS:
                 badly |= self._end_of(f"{role} {name}", self.clients.get((role, name)))
-                # a producer that is started again takes new job numbers: the old ones are used up
+                # a producer that is started again takes new job numbers, because the old numbers are used up
                 begins_again = role in _PRODUCERS and (role, name) in self.clients
                 number = int(name) + (10 * self._rounds if begins_again else 0)
                 self.clients[role, name] = self._client(role, str(number))
@@ -79,7 +83,7 @@ class Crew:
         return {name: f"{name} ended with {process.returncode} without having been killed: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
-        """The processes that run jobs: those of all workers, or of the worker with these options."""
+        """The job processes of all workers, or of the worker with these options."""
         found = []
         for worker in self.workers.values() if options is None else [self.workers[options]]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -87,14 +91,14 @@ class Crew:
         return found
 
     def stop(self, *roles: str) -> dict[str, str]:
-        """End the clients of these roles. Returns those that did not end well, and how they ended."""
+        """End the clients of these roles. Returns a description for each bad end, by the client's name."""
         for role in roles:
             (self._folder / f"stop-{role}").touch()
         ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}
         return self._ends(ended)
 
     def count(self) -> dict[str, str]:
-        """Write the library's own counts into the history. Returns the same as ``stop``."""
+        """Record the library's own counts in the history. Returns the same as ``stop``."""
         return self._ends({"count": self._client("count", "0")})
 
     def end_workers(self) -> dict[str, str]:
@@ -117,9 +121,10 @@ class Crew:
         return badly
 
     def kill_all(self) -> bool:
-        """Kill all processes. Returns whether any was still running.
+        """Kill all processes. Returns whether any process was still running.
 
-        A process that was being started when a signal came is in no list: it is found by its environment variables.
+        If a signal comes while a process is being started, that process is in no list. Such a process is found by its
+        environment variables.
         """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:

@@ -1,10 +1,10 @@
-"""The history of a soak: each process appends its events to a file of its own, with one write for each event.
+"""The history of a soak. Each process appends events to a file of its own, with one write for each event.
 
-A written line stays, whatever happens to the process. All processes run on one machine, so that their times of
+A written line stays when its process is killed. All processes run on one machine, so their times of
 ``time.monotonic_ns`` can be compared.
 
-A line that could not be written, for instance because the disk was full, makes the history useless: the missing event
-would look like a fault of the system under test. ``read`` raises an error then.
+A missing event would look like a fault of the tested system. So ``read`` raises an error if a process could not write a
+line, for instance on a full disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INFO: Literal["info"] = "info"
 
 
 class HistoryDamaged(MultiqError):
-    """A history lacks events, so that its jobs cannot be judged."""
+    """A history lacks events, so its jobs cannot be judged."""
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
@@ -42,41 +42,45 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     t: int
     """``time.monotonic_ns()``."""
     proc: str
-    """The process that writes the event: a name and a pid. A file has one writer."""
+    """The process that writes the event: its name and its pid."""
     type: Literal["invoke", "ok", "fail", "info"]
-    """``invoke``: a call begins. ``ok``: it answered. ``fail``: it certainly had no effect. ``info``: its effect is
-    unknown.
+    """The event's place in a call:
+
+    - ``invoke``: the call begins.
+    - ``ok``: the call succeeded.
+    - ``fail``: the call certainly had no effect.
+    - ``info``: the effect of the call is unknown.
     """
     f: str
-    """The call: enqueue, claim, a verdict, an order, start, end; or else what happens: fault, audit, healed, ..."""
+    """The name of the call, such as enqueue, claim, a verdict, start or end; or of an event, such as fault or audit."""
     op: int = 0
-    """Joins a call's answer to its beginning, and the end of a run to its start; unique in a process."""
+    """The number of a call or a run. An answer or an end has the number of its beginning. Unique in a process."""
     jobs: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
-    """The attempt numbers, 1-based, as the claim or the run got them."""
+    """The attempt numbers that the claim or the run got. The first is 1."""
     digests: tuple[str, ...] = ()
-    """Digests of the payloads: as they were enqueued, or as they were received."""
+    """Digests of the payloads that were enqueued or received."""
     queue: str = ""
     priority: int = 0
     delay: float = 0.0
-    """Seconds that an enqueue, a release or a reschedule asks for."""
+    """The delay of an enqueue, a release or a reschedule, in seconds."""
     ttr: float = 0.0
-    """Seconds that a lease lasts."""
+    """The duration of a lease, in seconds."""
     max_attempts: int = 0
     max_crashes: int = 0
     deadline: float = 0.0
-    """Seconds that the call may take; 0.0: no deadline."""
+    """The time limit of the call, in seconds. 0.0: no limit."""
     outcome: str = ""
-    """How a run ended: done, raised."""
+    """The end of a run: done or raised."""
     err: str = ""
-    """The exception that was raised: class and text."""
+    """The exception's class and text."""
     is_typed: bool = True
     """Whether *err* is one of the errors that the library documents."""
     kind: str = ""
-    """For a fault: kill, stop, cut, freeze, restart, ...; for a measurement: what was measured."""
+    """For a fault: kill, stop, cut, freeze, restart, ... For a measurement: the measured quantity."""
     target: str = ""
-    """What a fault was made on: a process by its name in the history, ``store``, or ``link``."""
+    """The target of a fault: the name of a process in the history, ``store`` or ``link``."""
     value: float = 0.0
     states: tuple[str, ...] = ()
     """For an audit: the states of its jobs."""
@@ -94,10 +98,9 @@ _FAILED = ".failed"
 
 
 class Recorder:
-    """Writes one process's events. Threads may share a recorder, because each line is one write.
+    """Writes the events of one process. Threads may share a recorder, because each line is one write.
 
-    A process may get the pid of an earlier process that has ended. Then its lines follow the earlier ones in the same
-    file.
+    A process may get the pid of an earlier process, and then appends to the earlier process's file.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -109,7 +112,7 @@ class Recorder:
             self._append(b"\n")  # the earlier process was killed in the middle of a line
 
     def invoke(self, f: str, **fields: Any) -> int:
-        """Record that a call begins. Returns the number that its answer is recorded with."""
+        """Record that a call begins. Returns the number for its answer."""
         op = time.monotonic_ns()
         self._write(Event(t=op, proc=self.proc, type=INVOKE, f=f, op=op, **fields))
         return op
@@ -144,8 +147,8 @@ class Recorder:
 def read(folder: Path) -> list[Event]:
     """All events of a folder's files, in the order of time.
 
-    An incomplete line of a process that was killed is left out: a call is recorded before it is made, so a call with an
-    incomplete line was never made. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
+    A killed process may leave an incomplete line, which is left out. The call of that line was never made, because a
+    call is recorded first. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
@@ -160,9 +163,10 @@ def read(folder: Path) -> list[Event]:
 
 
 def _event(path: Path, line: bytes) -> Event | None:
-    """The event of a line.
+    """The event of a line; None if the line is incomplete.
 
-    None: the line is incomplete, because its process was killed, and a later process with the same pid wrote on.
+    An incomplete line belongs to a process that was killed while it wrote. A later process with the same pid continued
+    the file.
     """
     try:
         return _decode(line)
@@ -183,8 +187,9 @@ def replay(path: Path) -> list[Event]:
 
 
 def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
-    """The events about these jobs, cut down to these jobs, and the events about no single job: faults, measurements,
-    counts.
+    """The events about these jobs, without the data of other jobs.
+
+    Events that concern no single job, such as faults, measurements and counts, are included.
     """
     calls = {(event.proc, event.op) for event in events if event.op and not numbers.isdisjoint(event.jobs)}
     kept = []
@@ -197,7 +202,7 @@ def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
 
 
 def _of(event: Event, places: Sequence[int]) -> Event:
-    """An event cut down to the jobs at these positions."""
+    """An event with only the jobs at these positions."""
     fields = {}
     for field in ("jobs", "tokens", "attempts", "digests", "states"):
         values = getattr(event, field)
@@ -206,7 +211,7 @@ def _of(event: Event, places: Sequence[int]) -> Event:
 
 
 def about(events: Sequence[Event], number: int) -> list[Event]:
-    """The events about one job, cut down to that job, with the answers to calls about it."""
+    """The events about one job, without the data of other jobs. Answers to its calls are included."""
     found = []
     calls: set[tuple[str, int]] = set()
     for event in events:

@@ -1,9 +1,10 @@
-"""The invariants that every history must meet. Each is independent, and names the jobs that violate it.
+"""The invariants that every history must meet. Each invariant is checked alone, and names the jobs that violate it.
 
-An invariant reports only what is certain: where a reply was lost, or a fault could be the cause, it assumes the case in
-which the system under test is right.
+An invariant reports only certain violations. If a reply was lost, or a fault could be the cause, the invariant assumes
+that the tested system is right.
 
-A *verdict* settles a reservation. An *order* is a delete, reschedule or kick.
+A *verdict* settles a reservation. An *order* is a delete, reschedule or kick. A *claim* is a reservation that a
+consumer recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from .history import Event
     from .stories import Claim, Fault, Run, Said, Stories, Story
 
-_LEAST_GROWTH = 8.0  # MiB: less growth proves nothing, whatever the number of jobs
+_LEAST_GROWTH = 8.0  # MiB; less growth is no evidence, whatever the number of jobs
 _LEAST_FILES = 20.0
 _GRACE = 0.05 * SECOND  # between a process's end and the record of the fault that ended it
 
@@ -38,33 +39,35 @@ class Violation:
     """The job, if the violation is about one job."""
     text: str
     others: tuple[int, ...] = ()
-    """Other jobs whose history is needed to see the violation."""
+    """Other jobs whose history shows the violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Facts about the system under test, from the soak that made the history."""
+    """Facts about the tested system, from the soak that made the history."""
 
     ends_leases_with_connection: bool = False
     """Whether a lease ends with its connection, as on beanstalkd."""
     is_durable: bool = True
-    """Whether a job whose enqueue was acknowledged survives a kill of the server."""
+    """Whether an acknowledged job survives a kill of the server."""
     one_consumer: frozenset[str] = frozenset()
-    """Queues with a single consumer: there the order of claims is the order of the queue."""
+    """Queues with a single consumer, which must get the jobs in the order of the queue."""
     counts_exactly: bool = True
     """Whether each reservation that was not given back counts as one attempt, also across a restart.
 
     beanstalkd counts given-back reservations, too, and counts from the beginning after a restart. So on beanstalkd an
-    attempt may be too high, and is too low only after a restart.
+    attempt number may be too high. After a restart the number may be too low.
     """
     reschedules_by_copy: bool = False
-    """beanstalkd: reschedule puts the job again, then deletes the old one; if a reply is lost, both may exist."""
+    """beanstalkd: a reschedule puts the job again, then deletes the old one. If a reply is lost, both may exist."""
     repeats_enqueues: bool = False
-    """MySQL: the backend repeats an enqueue whose reply was lost, and cannot know whether the job is already done."""
+    """MySQL: the backend repeats an enqueue whose reply was lost. The job may have been done by then."""
     locks_rows: bool = False
-    """MySQL: a transaction whose client has gone keeps its rows locked until the server has rolled it back."""
+    """MySQL: a transaction whose client has gone locks its rows until the server has rolled the transaction back."""
     waits_for_the_stopped: bool = False
-    """SQLite: a stopped process may hold the lock that all other processes wait for, until their leases end."""
+    """SQLite: a stopped process may hold the lock of the file. All other processes wait for the lock, and their leases
+    may end meanwhile.
+    """
     patience: float = 10.0
     """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one second."""
     growth: float = 1.0
@@ -72,7 +75,7 @@ class Setting:
     slack: float = 1.0
     """Seconds that a call may take beyond its deadline."""
     slack_of_waiting: float = 2.0
-    """The same for a reserve that waits: it may first have to notice that its wakeup connection is dead."""
+    """Seconds that a waiting reserve may take beyond its deadline, because its wakeup connection may be dead."""
 
 
 # --- one job at a time -------------------------------------------------------------------------------------
@@ -102,7 +105,7 @@ def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]
 
 
 def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I3: only one reservation's ack counts; after that ack the job is not handed out again, nor is it in the store."""
+    """I3: only one reservation's ack counts. After that ack the job is neither handed out again nor in the store."""
     for story in stories:
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
         if not acked:
@@ -136,7 +139,7 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I5: a verdict counts only for the newest reservation; while that reservation's lease lasts, it always counts."""
+    """I5: a verdict counts only for the newest reservation. During that reservation's lease, its verdict counts."""
     for story in stories:
         if _may_be_copied(setting, story):
             continue
@@ -154,7 +157,7 @@ def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
-    """I8: no job is handed out before it is due; after a release or a reschedule, not before the delay is over."""
+    """I8: no job is handed out before it is due. A release or a reschedule with a delay makes the job due later."""
     for story in stories:
         handed_out = sorted([claim.at for claim in story.claims] + [run.at for run in story.runs])
         if not handed_out:
@@ -224,7 +227,10 @@ def explained_duplicates(stories: Stories, setting: Setting) -> Iterator[Violati
 
 
 def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I6: with equal priority, if job A was stored before the enqueue of job B began, A is claimed before B."""
+    """I6: with equal priority, jobs are handed out in the order of their enqueues.
+
+    The order of two jobs is certain if one job was stored before the enqueue of the other job began.
+    """
     latest: dict[tuple[str, int], tuple[int, int]] = {}
     for claim, story in _first_claims(stories, setting.one_consumer):
         if story.delay or story.orders or len(story.claims) > 1:
@@ -245,7 +251,7 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
 
 
 def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I7: no job is claimed while a more urgent job of its queue is ready."""
+    """I7: no job is handed out while a more urgent job of its queue is ready."""
     claims = _first_claims(stories, setting.one_consumer)
     waiting: dict[str, list[tuple[int, float, int]]] = {}
     ready = sorted(
@@ -264,7 +270,7 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
             place += 1
         heap = waiting.get(story.queue, [])
         while heap and stories.jobs[heap[0][2]].claims[0].asked <= claim.asked:
-            heapq.heappop(heap)  # it was claimed earlier, or in the same call
+            heapq.heappop(heap)  # the other job was claimed earlier, or in the same call
         is_less_urgent = bool(heap) and heap[0][0] < story.priority
         if is_less_urgent and not _may_have_been_locked(stories, setting, stories.jobs[heap[0][2]], claim):
             text = f"claimed with priority {story.priority} while job {heap[0][2]} with {heap[0][0]} was ready"
@@ -272,9 +278,9 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I12: the library's counts are those of the jobs in the store, and each job is in the store once."""
+    """I12: the library's counts are those of the jobs in the store. Each job is in the store once."""
     for story in stories:
-        if len(story.at_rest) > 1 + _copies(setting, story):  # one id is stored once, however often it is enqueued
+        if len(story.at_rest) > 1 + _copies(setting, story):  # repeated enqueues of one id store one job
             yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
     held: Counter[tuple[str, str]] = Counter()
     for story in stories:
@@ -289,7 +295,7 @@ def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
-    """I13: at the end nothing is left over: no lease, no process, no key."""
+    """I13: at the end no lease, no process and no key is left."""
     for story in stories:
         if "reserved" in story.at_rest:
             yield Violation("I13 no residue", story.number, "it is still reserved")
@@ -318,7 +324,7 @@ def _waited_in_vain(found: Sequence[Story], since: int, stopped: float, patience
     waits = [wait for story in found if not story.orders for wait in _waits(story)]
     for begin, end in _gaps(runs, since, stopped, patience):
         if not runs or runs[-1][0] < end:
-            continue  # no job began afterwards: _left_waiting judges the jobs that are left
+            continue  # no job began afterwards, so _left_waiting judges the jobs that are left
         for story, due_at, begun_at in waits:
             if begun_at >= end and begun_at - max(due_at, begin) > patience:
                 waited = (min(begun_at, end) - max(due_at, begin)) / SECOND
@@ -332,7 +338,7 @@ def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
         (*(run.at for run in story.runs), *(claim.at for claim in story.claims)) for story in found
     )
     if any(at > latest for at in busy_at):
-        return  # its consumers were busy to the end, and had too little time for all jobs
+        return  # the queue's consumers were busy to the end, and had too little time for all jobs
     for story in found:
         is_waiting = "ready" in story.at_rest or "delayed" in story.at_rest
         if is_waiting and _last_touched(story) < latest:
@@ -340,7 +346,7 @@ def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
 
 
 def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I15: calls raise only documented errors, and end within their deadline plus the slack that the setting allows."""
+    """I15: calls raise only documented errors. Calls end within their deadline plus the setting's slack."""
     for begun, answer in stories.calls:
         number = begun.jobs[0] if len(begun.jobs) == 1 else None
         if answer is None:
@@ -372,10 +378,10 @@ def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
         for event in stories.notes[what]:
             samples.setdefault(event.target, []).append(event)
         for target, taken in samples.items():
-            some = taken[len(taken) // 5 :]  # modules that a process loads in its first moments do not count as growth
+            some = taken[len(taken) // 5 :]  # modules that a process loads in its first moments are not growth
             done = runs.get(target, [])
             jobs = bisect.bisect(done, some[-1].t) - bisect.bisect(done, some[0].t)
-            # minima are compared, because a single sample may be of a moment with much work in progress
+            # A single sample may be of a moment with much work in progress, so minima are compared.
             half = max(1, len(some) // 2)
             grown = min(event.value for event in some[-half:]) - min(event.value for event in some[:half])
             if grown > max(least, rate * jobs / 100_000):
@@ -400,16 +406,17 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
     "I15": typed,
     "I18": flat,
 }
-"""By their names in the specification. I16 and I17 are missing, because they need unique jobs and schedules."""
+"""The invariants by their names in the specification. I16 and I17 need unique jobs and schedules, and are missing."""
 
 
 # --- readings ----------------------------------------------------------------------------------------------
 
 
 def _counted_as(stories: Stories, state: str) -> str:
-    """The state under which the invariant on counts (I12) counts a job.
+    """The state under which I12 counts a job.
 
-    If jobs were left undone, delays may end between the count and the audit: then all unfinished states count as one.
+    If jobs were left undone, delays may end between the count and the audit. Then I12 does not distinguish the
+    unfinished states.
     """
     return "unfinished" if stories.left_undone and state != "buried" else state
 
@@ -421,7 +428,7 @@ def _has_ended(stories: Stories, setting: Setting, story: Story) -> bool:
     if any(said.type in {OK, INFO} or _may_have_counted(stories, setting, said) for said in acks):
         return True
     if story.claims:
-        return False  # a consumer that records claims records verdicts, too: a job that ran may have been released
+        return False  # a consumer that records claims records verdicts, too, so a job that ran may have been released
     return any(run.outcome == "done" for run in story.runs)
 
 
@@ -436,7 +443,10 @@ def _may_have_counted(stories: Stories, setting: Setting, said: Said) -> bool:
 
 
 def _copies(setting: Setting, story: Story) -> int:
-    """How many additional copies of the job may exist: a reschedule of unknown effect may have left old and new job."""
+    """The number of additional copies of the job that may exist.
+
+    A reschedule of unknown effect may have left the old job and the new job.
+    """
     orders = (order.f == "reschedule" and order.type == INFO for order in story.orders)
     return sum(orders) if setting.reschedules_by_copy else 0
 
@@ -446,10 +456,11 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """How often the job may be done beyond the first time: as a copy, or because its enqueue was sent again.
+    """How often the job may be done beyond the first time, as a copy or because its enqueue was repeated.
 
-    The store forgets a job that is done. An enqueue that got no answer is sent again with the same id. If the job was
-    done in between, this stores the job once more: at most once for each run that was done before the enqueue ended.
+    The store forgets a job that is done. An enqueue without an answer is repeated with the same id. If the job was done
+    in between, the repeated enqueue stores the job once more. Each run that was done before the last enqueue ended
+    allows one more run.
     """
     copies = _copies(setting, story)
     if not (story.is_repeated or setting.repeats_enqueues):
@@ -464,13 +475,13 @@ def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
 def _last_effect_at(setting: Setting, story: Story) -> float:
     """The last moment at which an enqueue of the job may take effect.
 
-    After its caller has stopped waiting, a request may still be on its way to the server.
+    A request may still be on its way to the server after its caller has stopped waiting.
     """
     return story.stored_at if story.is_stored else story.over_at + setting.patience * SECOND
 
 
 def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether the job's attempts may be counted from the beginning, because the server was restarted meanwhile."""
+    """Whether a restart of the server may have made the store count the job's attempts from the beginning."""
     if setting.counts_exactly:
         return False
     last = max([*(run.at for run in story.runs), *(claim.at for claim in story.claims)], default=story.asked)
@@ -478,7 +489,7 @@ def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
 
 
 def _is_given_up_early(stories: Stories, story: Story) -> bool:
-    """Whether the job was buried too early: neither failures nor attempts that a fault used up explain it."""
+    """Whether the job was buried too early. Failures, and attempts that a fault used up, may explain a burial."""
     if "buried" not in story.at_rest or story.verdicts or not stories.audited:
         return False
     if max((run.attempt for run in story.runs), default=0) >= story.max_attempts:
@@ -497,7 +508,7 @@ def _were_workers_hurt(stories: Stories, begin: float, end: float) -> bool:
 
 
 def stored_again(stories: Stories, setting: Setting) -> int:
-    """How many jobs were done more than once because their enqueue was repeated after they were done."""
+    """The number of jobs that were done more than once because their enqueue was repeated after they were done."""
     return sum(
         sum(run.outcome == "done" for run in story.runs) > 1
         and _more_lives(stories, setting, story) > _copies(setting, story)
@@ -510,7 +521,7 @@ def _ran(story: Story) -> str:
 
 
 def _came_after(claim: Claim, said: Said) -> bool:
-    """Whether a job was certainly handed out after a verdict, or a delete, reschedule or kick, had taken effect.
+    """Whether a job was certainly handed out after a verdict or an order had taken effect.
 
     A consumer that was stopped for longer than a lease may record a lease only after that lease has ended.
     """
@@ -550,7 +561,7 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """Verdicts that were refused though their lease lasted: a worker would report a job as lost that it has done."""
+    """The verdicts that were refused although their lease lasted. A worker would report such a job as lost."""
     for claim in story.claims:
         said = next((said for said in story.verdicts if said.token == claim.token), None)
         if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
@@ -564,7 +575,7 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
     given_back = {said.token for said in story.verdicts if said.f == "give_back" and said.type != FAIL}
     claims = sorted(story.claims, key=_asked)
     if any(second.asked < first.at for first, second in itertools.pairwise(claims)):
-        return  # two claims overlap: their order is unknown
+        return  # two claims overlap, so their order is unknown
     kicked = any(order.f in {"kick", "reschedule"} and order.type != FAIL for order in story.orders)
     for number, claim in enumerate(claims):
         before = sum(other.token not in given_back for other in claims[:number])
@@ -575,7 +586,10 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 
 
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """I9 where only runs are known: each run counts, except those that a worker gave back in a fault or at its end."""
+    """I9 for a job of which only the runs are known.
+
+    Each run counts, except a run that a worker gave back in a fault or at the worker's end.
+    """
     counted: list[Run] = []  # runs that certainly count
     last = len(story.runs) - 1
     for place, run in enumerate(sorted(story.runs, key=_run_at)):
@@ -596,15 +610,19 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
 
 
 def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: Run, other: Run) -> bool:
-    """Whether *run*, which began after *other*, may have been handed out before *other*: a fault delayed *run* beyond
-    its lease.
+    """Whether *run* began after *other*, but may have been handed out before *other*.
+
+    A fault may delay *run* beyond its lease.
     """
     since = run.at - (story.ttr or setting.patience) * SECOND
     return run.attempt < other.attempt and any(True for _ in stories.faults_between(since, run.at, {run.proc}))
 
 
 def _may_be_given_back(stories: Stories, run: Run) -> bool:
-    """Whether a run that ended may not count: its process was killed within a second, before the end was reported."""
+    """Whether a run may be left out of the count, because its process was killed before the run's end was reported.
+
+    The kill may come up to a second after the run's end.
+    """
     faults = stories.faults_between(run.at, run.ended_at + SECOND, {run.proc})
     return any(fault.kind == "kill" and fault.target == run.proc for fault in faults)
 
@@ -616,8 +634,8 @@ def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, 
     if is_stored_again and _more_lives(stories, setting, story):
         return True
     lease, own = story.lease_of(first), story.lease_of(second)
-    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # the first holder does not touch
-    # or the second holder claimed before *first* began, was stopped, and ran the job after the end of its own lease
+    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # the first lease had ended
+    # or the second consumer claimed the job before *first* began, was stopped, and ran the job after its own lease
     is_stale = own is not None and own.since < first.at and own.since + own.ttr <= second.at
     since = first.at - (story.ttr or setting.patience) * SECOND if lease is None else lease.since
     if is_over or is_stale or _were_all_stopped(stories, setting, since, second.at):
@@ -659,7 +677,7 @@ def _is_put_back(stories: Stories, story: Story, first: Run, second: Run, since:
 
 
 def _is_kicked(stories: Stories, after: float, before: float) -> bool:
-    """Whether buried jobs were kicked in that time."""
+    """Whether buried jobs were kicked between *after* and *before*."""
     return any(
         begun.t <= before and (answer is None or answer.type != OK or answer.t >= after)
         for begun, answer in stories.calls
@@ -681,7 +699,7 @@ def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim,
 
 
 def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether this job may have been claimed before its first known claim, by a claim whose reply was lost."""
+    """Whether an earlier claim, whose reply was lost, may have taken this job before its first known claim."""
     claim = story.claims[0]
     if claim.attempt <= 1 and setting.counts_exactly:
         return False
@@ -690,18 +708,18 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
 
 
 def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
-    """Whether a claim may not have seen this job, because a transaction whose client was lost still had it locked.
+    """Whether a lost client's transaction may have locked this job, so that a claim did not see the job.
 
-    When a killed server starts again, it locks the rows of unfinished transactions again. It rolls these transactions
-    back in the background, while it already serves clients (InnoDB; MariaDB logs "Starting in background the rollback
-    of recovered transactions").
+    A restarted server locks the rows of unfinished transactions again. The server rolls these transactions back in the
+    background, while it already serves clients. InnoDB does so, and MariaDB logs "Starting in background the rollback
+    of recovered transactions".
     """
     faults = stories.faults_between(story.stored_at, claim.at, set())
     return setting.locks_rows and any(fault.kind in {"freeze", "restart"} for fault in faults)
 
 
 def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:
-    """Periods after *begin* in which no job ran, each longer than *shortest* nanoseconds."""
+    """Periods after *begin* in which no job ran. Each is longer than *shortest* nanoseconds."""
     free_from: float = begin
     for at, ended_at in runs:
         if at - free_from > shortest:
@@ -712,7 +730,7 @@ def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: f
 
 
 def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
-    """The job's waits, from when it was due until it began: the first one, and one after each release."""
+    """The job's first wait, and its wait after each release. A wait lasts from when the job was due until it began."""
     starts = sorted(run.at for run in story.runs)
     if story.is_stored:
         yield story, max(story.due_at, story.stored_at), starts[0] if starts else NEVER
@@ -723,8 +741,9 @@ def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
 
 
 def _last_touched(story: Story) -> float:
-    """The last moment at which the job was run, claimed, settled, deleted, rescheduled or kicked, or became due by a
-    delay."""
+    """The last moment at which something happened to the job: a run, a lease, a verdict, an order or the end of a
+    delay.
+    """
     moments = [story.due_at, story.over_at]
     moments += [run.at if run.ended_at == NEVER else run.ended_at for run in story.runs]
     moments += [claim.extended + claim.ttr for claim in story.claims]

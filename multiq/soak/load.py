@@ -1,4 +1,4 @@
-"""What the processes of one soak share: its settings, passed in the environment, and the names that it uses."""
+"""The settings and names that all processes of one soak share. The environment passes the settings on."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import os
 import msgspec
 
 VARIABLE = "SOAK_LOAD"
-"""The environment variable that holds the settings for each process under test."""
+"""The environment variable with the settings."""
 
-TTR = 3.0  # seconds that a lease lasts: as short as is safe on a store that counts in whole seconds
-TIMEOUT = 1.0  # seconds: the time limit of tasks that have one
+TTR = 3.0  # seconds of a lease; the shortest safe time on a store that counts in whole seconds
+TIMEOUT = 1.0  # seconds; the time limit of tasks that have a time limit
 MAX_ATTEMPTS = 4
-MAX_CRASHES = 50  # more than usual, because a soak kills often
+MAX_CRASHES = 50  # higher than usual, because a soak kills often
 MARK = "soak#{}#"
-"""The text by which a job with this number is found in a store's raw data."""
+"""A pattern that identifies a job's number in a store's raw data."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one soak."""
 
     folder: str
-    """Where the history is written."""
+    """The folder of the history."""
     seed: int
     timeout: float
-    """Seconds that a call may take: the URL's ``timeout``."""
+    """The time limit of a call, in seconds: the URL's ``timeout``."""
     prefix: str = ""
-    """What the names of all queues begin with."""
+    """The beginning of the names of all queues."""
     pace: float = 0.02
-    """Seconds between two calls of a producer, on average."""
+    """The average time between two calls of a producer, in seconds."""
     late: float = 0.03
-    """The share of batches, 0 to 1, that a plain consumer keeps until about the end of their leases."""
+    """The share of batches, 0 to 1, that a plain consumer holds until about the end of their leases."""
     oversleep: float = 1.3
-    """How long the consumer keeps such a batch at most, in multiples of the ttr."""
+    """The longest time that the consumer holds such a batch, in multiples of the ttr."""
     released: float = 0.04
     """The share of jobs, 0 to 1, that a plain consumer releases instead of acking."""
     weights: dict[str, int] = {}
-    """How many of a hundred jobs are of a kind, where this differs from ``tasks.KINDS``."""
+    """The number of jobs of a kind among a hundred jobs. Replaces the number in ``tasks.KINDS``."""
 
     @property
     def tasks(self) -> str:
@@ -50,7 +50,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lane(self) -> str:
-        """The queue that has a single consumer, so that the order of its jobs can be judged."""
+        """The queue with a single consumer, so that the order of its jobs can be judged."""
         return f"{self.prefix}lane"
 
     @property
@@ -58,7 +58,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         return self.tasks, self.raw, self.lane
 
     def environment(self) -> dict[str, str]:
-        """The environment variables for the processes under test."""
+        """The environment variables for the processes of the load."""
         return {VARIABLE: msgspec.json.encode(self).decode()}
 
 
@@ -68,5 +68,5 @@ def of_this_process() -> Load:
 
 
 def name_of(pid: int) -> str:
-    """The name that the history uses for the job process with this pid."""
+    """The name in the history of the job process with this pid."""
     return f"job.{pid}"

@@ -1,7 +1,12 @@
-"""The faults of a soak, on processes, links and stores: each has a name, and is recorded before it is made.
+"""The faults of a soak, on processes, links and stores. Each fault is recorded before it is made.
 
-A fault counts only if it was seen to happen: the process ended by the signal or was stopped, the proxy cut or held
-something, the server stood still or has a new run id. A fault that was not seen to happen is recorded as ``missed``.
+A fault counts only if its effect was observed:
+
+- The process ended by the signal, or was stopped.
+- The proxy cut or held data.
+- The server stood still, or has a new run id.
+
+A fault without an observed effect is recorded as ``missed``.
 """
 
 from __future__ import annotations
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 _STALLS = (0.5, 1.5, TTR + 1)  # seconds
 _LATENCIES = (0.02, 0.1, 0.3)  # seconds
 _CUT_FOR = 0.5  # seconds that a fault of the proxy stays armed
-_SEEN_WITHIN = 5.0  # seconds within which the effect of a signal must be seen
+_SEEN_WITHIN = 5.0  # seconds within which the effect of a signal must be observed
 
 OF_WORKERS = ("kill job process", "stop job process", "kill consumer", "stop consumer", "kill worker")
 OF_LINKS = ("cut", "freeze links", "swallow", "slow down", "lose replies", "lose requests", "lose acks")
@@ -50,11 +55,14 @@ def available(site: Site) -> list[str]:
 
 
 class Missed(Exception):
-    """A fault has not happened, or was not seen to happen."""
+    """A fault has not happened, or was not observed."""
 
 
 class Nemesis:
-    """Makes faults, and records each with its target. *only*: the names of the faults to make; None: all available."""
+    """Makes faults, and records each with its target.
+
+    *only* holds the names of the faults to make. None: all available faults.
+    """
 
     def __init__(
         self, crew: Crew, site: Site, recorder: Recorder, chance: random.Random, only: Collection[str] | None = None
@@ -64,7 +72,7 @@ class Nemesis:
         self._recorder = recorder
         self._chance = chance
         self.count = 0
-        """Faults that were seen to happen."""
+        """The number of observed faults."""
         mine: dict[str, Callable[[], object]] = {
             "kill job process": self._kill_child,
             "stop job process": self._stop_child,
@@ -86,7 +94,7 @@ class Nemesis:
         self._faults = {name: mine[name] for name in available(site) if only is None or name in only}
 
     def strike(self) -> None:
-        """Make one random fault. The history gets when it began and when it was over, or why it did not happen."""
+        """Make one random fault. Record its beginning and its end, or the reason why it did not happen."""
         if not self._faults:
             return
         name = self._chance.choice(list(self._faults))
@@ -143,7 +151,7 @@ class Nemesis:
 
     def _kill_worker(self) -> None:
         options, worker = self._chance.choice(sorted(self._crew.workers.items()))
-        for child in self._crew.children(options):  # they end with their worker
+        for child in self._crew.children(options):  # the job processes end with their worker
             self._note("kill", name_of(child.pid), 2.0)
         self._note("kill", f"worker {options}")
         _kill(worker)
@@ -158,7 +166,7 @@ class Nemesis:
         self._stop(psutil.Process(process.pid), name)
 
     def _a_consumer(self) -> tuple[str, subprocess.Popen[bytes]]:
-        """A plain consumer: its name in the history, and its process."""
+        """The name of a random plain consumer in the history, and its process."""
         mine = [(key, process) for key, process in sorted(self._crew.clients.items()) if key[0] == "consume"]
         (role, name), process = self._chance.choice(mine)
         return f"{role}-{name}.{process.pid}", process
@@ -167,11 +175,11 @@ class Nemesis:
 
     def _cut(self) -> None:
         self._note("cut", "link", 1.0)
-        assert self._site.proxy is not None  # noqa: S101 - as for all below: else it is not among the faults
+        assert self._site.proxy is not None  # noqa: S101 - without a proxy this fault is not available
         _seen(self._site.proxy.cut(rst=self._chance.random() < 0.5), "there were no connections")
 
     def _freeze_links(self) -> None:
-        """The connections that are open now carry nothing more. They are cut only after a while."""
+        """Hold all data of the connections that are open now. Cut these connections after a while."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
@@ -181,9 +189,9 @@ class Nemesis:
         _seen(frozen, "there were no connections")
 
     def _swallow(self) -> None:
-        """Connections stay open, and what is sent into them is dropped.
+        """Drop the data that is sent, while the connections stay open.
 
-        Then they are cut, because a TCP connection cannot go on with a gap in its stream.
+        Then cut the connections, because a TCP connection cannot go on without the dropped data.
         """
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
@@ -206,15 +214,15 @@ class Nemesis:
         _seen(self._site.proxy.replied - before, "the server sent nothing")
 
     def _lose_replies(self) -> None:
-        """The server carries out requests, and its replies do not arrive."""
+        """The server carries out requests, and its replies are lost."""
         self._cut_some(CutReply(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_requests(self) -> None:
-        """Requests do not reach the server, and the clients cannot know that."""
+        """Requests are lost before they reach the server. The clients cannot know whether the server got them."""
         self._cut_some(CutRequest(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_acks(self) -> None:
-        """The server carries out acks, and its replies do not arrive."""
+        """The server carries out acks, and its replies are lost."""
         self._cut_some(CutReply(after=self._site.acks, times=5))
 
     def _cut_some(self, fault: Fault) -> None:
@@ -254,7 +262,7 @@ class Nemesis:
         self._note(kind, "store", 2.0)
         try:
             happened = do()
-        except Exception as exc:  # any exception of the site's own client
+        except Exception as exc:  # the site's own client may raise any exception
             raise Missed(f"{type(exc).__name__}: {exc}") from exc
         _seen(happened, f"the server did not say so: {happened!r}")
 
@@ -273,7 +281,6 @@ def _wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child process of this one."""
     process.kill()
     code = process.wait()
     _seen(code == -signal.SIGKILL, f"process {process.pid} had ended with {code} before")

@@ -1,4 +1,4 @@
-"""The results of soaks, in figures: as JSON, and as the tables of a page."""
+"""The results of soaks, as JSON and as the tables of a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .checking import Verdict
     from .history import Event
 
-#: lines of the first table: each line's title, and the invariant whose violations the line counts
+#: The title of each line of the first table, and the invariant whose violations the line counts.
 _PROMISES = (
     ("lost (I1)", "I1"),
     ("invented (I2)", "I2"),
@@ -39,7 +39,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, times: Iterable[float]) -> Spread | None:
-        """The spread of these times; None if there are no times."""
+        """The spread of these times. None if there are no times."""
         ordered = sorted(times)
         if not ordered:
             return None
@@ -55,21 +55,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     seed: int
     seconds: float
-    """How long the load with faults lasted."""
+    """The duration of the load with faults."""
     figures: dict[str, int]
     """Numbers of jobs: asked for, stored, run, run again, ...; and totals of faults."""
     faults: dict[str, int]
-    """By kind: those of the nemesis, and those that jobs made on their own processes."""
+    """The number of faults of each kind: faults of the nemesis, and faults that jobs made on their own processes."""
     violations: dict[str, int]
-    """How many by invariant; invariants that hold are left out."""
+    """The number of violations of each invariant. Invariants that hold are left out."""
     refused: int
-    """Verdicts that were refused, because their lease had ended."""
+    """The number of verdicts that were refused because their lease had ended."""
     recovery: dict[str, Spread]
-    """By fault: the time from when a server or a link works again until the next job begins."""
+    """For each fault, the time from the recovery of a server or a link until the next job begins."""
     samples: int
-    """How often the memory of job processes was measured."""
+    """The number of measurements of job processes' memory."""
     growth: float
-    """MiB: the growth of the process that grew most, without the first fifth of its samples."""
+    """The growth, in MiB, of the process that grew most. The first fifth of its samples is left out."""
 
     @property
     def is_clean(self) -> bool:
@@ -123,7 +123,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """The tables: results, faults, recovery times and memory."""
+    """The tables of results, faults, recovery times and memory."""
     head = ["", *(one.driver for one in outcomes)]
     faults = sorted({kind for one in outcomes for kind in one.faults})
     outages = sorted({kind for one in outcomes for kind in one.recovery})
@@ -190,6 +190,5 @@ def _time(seconds: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

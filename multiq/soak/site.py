@@ -1,4 +1,4 @@
-"""The store that a soak tests: how to reach it, and which faults can be made on it."""
+"""The store that a soak tests, with the ways to reach it and the faults that can be made on it."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ class Server(Protocol):
 
     @property
     def pid(self) -> int:
-        """The pid of the server's process on this machine, if that process can be paused."""
+        """The pid of the server's process, if the process runs on this machine and can be paused."""
 
     def run_id(self) -> object:
         """An identifier that differs after each start."""
 
     def pause(self) -> object:
-        """Stop the process: the system still accepts connections, but no request is answered."""
+        """Stop the process. The system still accepts connections, but no request is answered."""
 
     def go_on(self) -> object: ...
 
     def restart(self) -> object:
-        """Kill the server and start it again. Returns when it serves."""
+        """Kill the server, start it again, and wait until it serves."""
 
 
 @dataclass
 class Site:
-    """A store, and what a soak knows about it. A fault is not available if it needs a field that is None."""
+    """A store and its properties. A fault is not available if it needs a field that is None."""
 
     driver: str
     """The backend's name."""
     url: str
-    """The URL for all processes under test: through the proxy, if there is one."""
+    """The URL for all processes of the load, through the proxy if there is one."""
     held: Callable[[], Held]
-    """Reads what the store holds, at the end of a soak. It may remove the jobs that it reads."""
+    """Reads the jobs of the store at the end of a soak, and may remove the jobs."""
     is_left: Callable[[], bool]
     """Whether the store holds jobs that are not buried."""
     proxy: Proxy | None = None
@@ -53,4 +53,6 @@ class Site:
     acks: bytes = b""
     """Bytes that only an ack request contains."""
     own_faults: dict[str, Callable[[], object]] = field(default_factory=dict)
-    """Faults of this kind of store alone, by their names in the history. Each returns a true value if it happened."""
+    """Faults that only this kind of store has, by their names in the history. Each function returns a true value if its
+    fault happened.
+    """

@@ -1,7 +1,7 @@
-"""A site for a store that the user has set up: how a soak reaches it, which faults it may make, how it cleans up.
+"""A site for a store that the user has set up.
 
-A soak works only in queues of its own, whose names no other program has chosen. Their jobs are purged at the end, and
-what the driver keeps for an empty queue is removed.
+A soak works only in queues of its own, whose names no other program uses. At the end their jobs are purged. The data
+that the driver stores for an empty queue is removed, too.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ if TYPE_CHECKING:
     from .site import Held
 
 _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
-"""The default ports of the stores that a proxy can stand in front of: one address, and no TLS that verifies it."""
+"""The default ports of the stores that a proxy can stand in front of.
+
+A proxy needs a store with a single address. The connection must not verify TLS.
+"""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
-"""Listed in this order, so that a job that becomes ready meanwhile is seen twice rather than missed."""
+"""The order in which the states are listed. A job that becomes ready meanwhile is seen twice rather than missed."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100
-_PATIENCE = 60.0  # seconds until a restarted server takes connections again
+_PATIENCE = 60.0  # seconds until a restarted server must take connections again
 
 
 class QueueLeftBehind(MultiqError):
@@ -52,23 +55,23 @@ class QueueLeftBehind(MultiqError):
 
 
 class RestartFailed(MultiqError):
-    """The command that was to restart the server did not do so."""
+    """The restart command did not restart the server."""
 
 
 class Harm(NamedTuple):
-    """The faults that a soak may make on the server itself: none by default."""
+    """The faults that a soak may make on the server itself. The default is none."""
 
     freeze_pid: int | None = None
-    """The server's process on this machine, which is stopped for seconds at a time."""
+    """The pid of the server's process on this machine. The soak stops that process for seconds."""
     restart_command: str = ""
     """A shell command that kills the server and starts it again."""
     flush_scripts: bool = False
-    """Redis: flush all scripts of the server, those of other programs included."""
+    """Redis: flush all scripts of the server, including scripts of other programs."""
 
 
 @contextlib.contextmanager
 def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iterator[Site]:
-    """The site for the store at *url*; its *queues* are removed at the end.
+    """The site for the store at *url*. The *queues* are removed at the end.
 
     Raises ``UrlInvalid``, ``OptionInvalid``, ``BackendNotInstalled``, ``BackendError``, and ``QueueLeftBehind``.
     """
@@ -87,8 +90,9 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
         others: list[str] = []
         backend = stack.enter_context(open_backend(direct))
         for queue in queues:
-            backend.stats(queue)  # so that a wrong URL raises before anything begins
-        stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))  # then the file is kept for them
+            backend.stats(queue)  # raises for a wrong URL before anything begins
+        # if other queues have appeared, the file is not removed
+        stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))
         stack.callback(_clean, backend, name, direct, queues)
         proxy = None
         through = direct
@@ -113,12 +117,12 @@ def _with_timeout(url: str, timeout: float) -> str:
     parts = urlsplit(url)
     options = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "timeout"]
     query = urlencode([*options, ("timeout", f"{timeout:g}")], safe="/:")
-    # not with urlunsplit: it would remove one of the slashes of sqlite:////tmp/jobs.db
+    # urlunsplit would remove one of the slashes of sqlite:////tmp/jobs.db
     return f"{url.partition('?')[0]}?{query}"
 
 
 def _address(url: str) -> tuple[str, int] | None:
-    """The address that a proxy would forward to; None if a proxy cannot stand in between."""
+    """The address that a proxy would forward to. None if the store cannot be reached through a proxy."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or "," in parts.netloc or not parts.hostname:
         return None
@@ -135,7 +139,7 @@ def _through(url: str, port: int) -> str:
 
 
 def _file_to_be(url: str) -> Path | None:
-    """The file that a soak on SQLite would create; None if it exists already, or if the URL names no file."""
+    """The file that a soak on SQLite would create. None if the file exists, or if the URL names no file."""
     if not url.startswith("sqlite:///"):
         return None
     path = Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
@@ -152,8 +156,11 @@ def _remove_file(path: Path | None) -> None:
 
 
 def _held(backend: Backend, queues: Sequence[str]) -> Held:
-    """All jobs, by the library's own listing. In a store without listings the ready jobs are reserved, then the buried
-    ones are kicked and reserved."""
+    """All jobs, from the library's listing.
+
+    In a store without listings the ready jobs are reserved and acked. Then the buried jobs are kicked, reserved and
+    acked.
+    """
     found: Held = []
     for queue in queues:
         if backend.capabilities.lists_jobs:
@@ -164,7 +171,7 @@ def _held(backend: Backend, queues: Sequence[str]) -> Held:
 
 
 def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[str, tuple[int, str]]]:
-    """The id of each job in this state, with its number and its state."""
+    """The id of each job in this state, with the job's number and state."""
     after: str | None = None
     while True:
         page = backend.jobs(queue, state, after=after)
@@ -201,7 +208,7 @@ def _is_left(backend: Backend, queues: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT for the block: a second Ctrl-C during the cleanup would leave jobs behind."""
+    """Ignore SIGINT for the block, because a second Ctrl-C during the cleanup would leave jobs behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -214,7 +221,7 @@ def _uninterrupted() -> Iterator[None]:
 
 @_uninterrupted()
 def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None:
-    """Purge the queues. Jobs still reserved belong to killed processes: they are ready once their leases end."""
+    """Purge the queues. The reserved jobs of killed processes become ready when their leases end."""
     give_up_at = time.monotonic() + 3 * TTR
     while True:
         for queue in queues:
@@ -238,7 +245,7 @@ def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None
 class _Server:
     """A server that the user has set up, and on which the user allows faults."""
 
-    def __init__(  # noqa: PLR0917 - what is known of it
+    def __init__(  # noqa: PLR0917 - facts about a server
         self, backend: Backend, queue: str, harm: Harm, driver: str, url: str, address: tuple[str, int] | None
     ) -> None:
         self._backend = backend
@@ -254,11 +261,14 @@ class _Server:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None  # noqa: S101 - else it is not among the faults
+        assert self._process is not None  # noqa: S101 - without a pid this fault is not available
         return self._process.pid
 
     def pause(self) -> None:
-        """Raises ``psutil.NoSuchProcess`` if the process has ended, even if another process has its number now."""
+        """Stop the process.
+
+        Raises ``psutil.NoSuchProcess`` if the process has ended, even if another process has its pid now.
+        """
         assert self._process is not None  # noqa: S101
         self._process.suspend()
 
@@ -270,7 +280,7 @@ class _Server:
     def run_id(self) -> object:
         """The run id that the server reports, or else the number of restarts.
 
-        A server that reports no run id, or that cannot be asked directly, counts as a new server after each restart.
+        After a restart command, a server without a readable run id counts as a new server.
         """
         told = None
         if self._address is not None:
@@ -281,9 +291,9 @@ class _Server:
     def restart(self) -> None:
         """Run the restart command, and wait until the server serves.
 
-        Raises ``RestartFailed``: without a server a soak proves nothing.
+        Raises ``RestartFailed``, because a soak needs a server.
         """
-        with tempfile.TemporaryFile() as output:  # not a pipe: the server that the command starts would keep it open
+        with tempfile.TemporaryFile() as output:  # not a pipe, which the started server would hold open
             done = subprocess.run(  # noqa: S602 - the user's own
                 self._restart_command, shell=True, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
@@ -307,7 +317,7 @@ class _Server:
 
 
 def _process(pid: int) -> psutil.Process:
-    """A handle of a process that may be stopped: later, the pid alone could belong to another process."""
+    """A handle of a process that may be stopped. A pid alone could later belong to another process."""
     try:
         process = psutil.Process(pid)
         os.kill(pid, 0)
@@ -322,7 +332,7 @@ def _process(pid: int) -> psutil.Process:
 
 
 def _told_run_id(driver: str, url: str, address: tuple[str, int]) -> str | None:
-    """The run id that a server reports on a connection of this process; None for drivers whose servers have none."""
+    """The run id that a server reports. None for drivers whose servers have no run id."""
     if driver == "redis":
         info = _redis_says(url, address, "INFO", "server")
         return next((line for line in info.splitlines() if line.startswith("run_id:")), None)
@@ -335,9 +345,9 @@ def _told_run_id(driver: str, url: str, address: tuple[str, int]) -> str | None:
 
 
 def _redis_says(url: str, address: tuple[str, int], *command: str) -> str:
-    """The reply to one command, on a connection of this process.
+    """The reply to one command, on a new connection.
 
-    Raises ``OSError``, and ``ValueError`` for an error reply.
+    Raises ``OSError``. Raises ``ValueError`` for an error reply.
     """
     parsed = parse_url(url, load_driver("redis").options)
     words: list[Sequence[str]] = [command]

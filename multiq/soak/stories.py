@@ -1,4 +1,4 @@
-"""A history grouped by job: when each was asked for, claimed, run and settled, and its state at the end."""
+"""A history grouped by job. A story holds a job's enqueues, reservations, runs and verdicts, and its last state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Run:
 
 @dataclass(slots=True)
 class Claim:
-    """A lease, as recorded by the consumer that has it."""
+    """A lease that a consumer recorded."""
 
     asked: int
     at: int
@@ -44,13 +44,16 @@ class Claim:
     ttr: int
     """Nanoseconds."""
     extended: int
-    """When the claim, or the last touch that counted, was asked for: the lease lasts at least a ttr from there."""
-    over: float = NEVER
-    """When the first verdict on the lease was asked for."""
-    since: int = 0
-    """The earliest moment at which the job may have been taken.
+    """The moment at which the claim, or the last touch that counted, was asked for.
 
-    The lease may come from an earlier claim of this consumer, whose reply was lost.
+    The lease lasts at least a ttr from this moment.
+    """
+    over: float = NEVER
+    """The moment at which the first verdict on the lease was asked for."""
+    since: int = 0
+    """The earliest moment at which the job may have been handed out.
+
+    The lease may come from an earlier claim of this consumer whose reply was lost.
     """
 
 
@@ -69,11 +72,11 @@ class Said:
 
 @dataclass(slots=True)
 class Story:
-    """What the history says about one job."""
+    """The records of one job."""
 
     number: int
     asked: int
-    """When its first enqueue began."""
+    """The moment at which the job's first enqueue began."""
     queue: str
     priority: int
     delay: float
@@ -82,14 +85,14 @@ class Story:
     max_crashes: int
     digest: str
     stored_at: float = NEVER
-    """When an enqueue first answered that the job is stored."""
+    """The moment at which an enqueue first answered that the job is stored."""
     over_at: float = 0.0
-    """When its last enqueue ended, whatever the answer; without an answer, the enqueue's deadline."""
+    """The end of the job's last enqueue. An enqueue without an answer ends at its deadline."""
     is_stored: bool = False
     is_repeated: bool = False
-    """Whether the library itself repeats an enqueue of it whose effect is unknown, as it does for tasks."""
+    """Whether the library repeats an enqueue of unknown effect. The library does so for tasks."""
     is_refused: bool = True
-    """Whether every enqueue of it certainly had no effect."""
+    """Whether every enqueue of the job certainly had no effect."""
     runs: list[Run] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     verdicts: list[Said] = field(default_factory=list)
@@ -103,14 +106,14 @@ class Story:
         return self.asked + self.delay * SECOND
 
     def lease_of(self, run: Run) -> Claim | None:
-        """The claim that this run belongs to, if its process records claims."""
+        """The claim of this run, if its process records claims."""
         found = [claim for claim in self.claims if claim.at <= run.at and claim.proc == run.proc]
         return found[-1] if found else None
 
 
 @dataclass(slots=True)
 class Fault:
-    """One fault that was made on the system under test."""
+    """One fault that was made on the tested system."""
 
     at: int
     until: float
@@ -121,13 +124,11 @@ class Fault:
 
 
 class Stories:
-    """A history, grouped by job."""
-
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
         self.jobs: dict[int, Story] = {}
         self.strangers: list[Event] = []
-        """Events about jobs that were never enqueued, or with another payload than was enqueued."""
+        """Events about jobs that were never enqueued, or were enqueued with another payload."""
         self.faults: list[Fault] = []
         self.calls: list[tuple[Event, Event | None]] = []
         """Every call that has a deadline or an error, with its answer."""
@@ -137,10 +138,10 @@ class Stories:
         self._runs: dict[tuple[str, int], Run] = {}
         self._claims: dict[tuple[int, str], Claim] = {}
         self._failed: dict[str, int] = {}
-        """By process, when the first failed claim since its last successful claim was asked for."""
+        """For each process, the moment of its first failed claim since its last successful claim."""
         for event in events:
             self._take(event)
-        for begun in self._open.values():  # their process has ended
+        for begun in self._open.values():  # calls whose process has ended
             self._answered(begun, None)
         self._fault_times = [fault.at for fault in self.faults]
         self._longest_fault = max((fault.until - fault.at for fault in self.faults), default=0.0)
@@ -155,8 +156,8 @@ class Stories:
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
         """Faults that overlap with that time, on the store, on the link or on one of these processes."""
-        # self.faults is sorted by time; a fault that lasts at *begin* began at most the longest fault's duration
-        # earlier
+        # The faults are sorted by time. A fault that lasts at *begin* began no earlier than *begin* minus the duration
+        # of the longest fault.
         first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
         last = bisect.bisect_right(self._fault_times, end)
         for fault in self.faults[first:last]:
@@ -187,7 +188,7 @@ class Stories:
             self.notes[f].append(event)
 
     def _over(self, event: Event) -> None:
-        """A nemesis has finished its last fault: extend that fault if it lasted longer than was noted at its start."""
+        """Extend the nemesis's last fault, if the fault lasted longer than was recorded at its start."""
         self.notes[event.f].append(event)
         for fault in reversed(self.faults):
             if fault.proc == event.proc:
@@ -269,7 +270,7 @@ class Stories:
         for at, number in enumerate(answer.jobs):
             story = self._known(answer, number, answer.digests[at] if answer.digests else "")
             if story is not None and begun.queue and story.queue != begun.queue:
-                self.strangers.append(answer)  # handed out from another queue than the claim named
+                self.strangers.append(answer)  # from another queue than the claim named
             elif story is not None:
                 token = answer.tokens[at]
                 claim = Claim(

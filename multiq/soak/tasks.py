@@ -1,7 +1,7 @@
-"""The app of the soak, for ``multiq worker multiq.soak.tasks:app``: each job records what it does before it does it.
+"""The app of the soak, for ``multiq worker multiq.soak.tasks:app``.
 
-Each job writes one line before its work and one after it. Only processes that a soak has started can import this
-module, because it reads their settings from the environment.
+Each job records one line before its work and one line after it. The module reads the soak's settings from the
+environment, so that only processes of a soak can import it.
 """
 
 from __future__ import annotations
@@ -171,4 +171,4 @@ KINDS: dict[str, tuple[Any, int]] = {
     "hang": (hang, 1),
     "ahang": (ahang, 1),
 }
-"""By kind: its task, and how many of a hundred jobs are of this kind."""
+"""The task of each kind, and the number of its jobs among a hundred jobs."""

@@ -1,4 +1,4 @@
-"""The workloads, in the order in which a run takes them and a report shows them."""
+"""The workloads, in the order in which a run executes them and a report shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of workloads, and the figures that several have in common."""
+"""The base class of workloads, and the figures that several workloads have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COSTS = [
     Metric("server CPU", "us/job", "lower", counts=False),
     Metric("server memory", "MB", "lower", counts=False),
 ]
-"""The metrics of what the measured part of a repeat costs, apart from its speed."""
+"""The metrics of the cost of a repeat's measured part."""
 
 _LONGEST = 3_600_000_000  # us: an hour
 
@@ -40,11 +40,11 @@ class Variant(msgspec.Struct, frozen=True):
     parameters: Parameters
     name: str = ""
     seconds: float = 1.0
-    """About how long one repeat takes: for the estimate, and the progress bar."""
+    """The estimated duration of one repeat, for the progress bar."""
     repeats: int | None = None
-    """The most repeats to run; None: as many as the user asked for."""
+    """The largest number of repeats. None: the number that the user asked for."""
     times: int = 1
-    """How often it runs in each turn. Short and steady work shows small changes if it is repeated often enough."""
+    """The number of runs in each turn. Short and steady work shows small changes if it is repeated often enough."""
 
 
 class Outcome(msgspec.Struct):
@@ -56,24 +56,24 @@ class Outcome(msgspec.Struct):
 
 
 class Infeasible(Exception):
-    """A variant needs more time on this target than is available; the message says why."""
+    """A variant needs more time on this target than is available. The message has the reason."""
 
 
 class Workload(ABC):
-    """Work to do, and what is measured while it is done."""
+    """Work to do, and the measurements of that work."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     about: ClassVar[str]
     metrics: ClassVar[list[Metric]]
     baseline: ClassVar[str | None] = None
-    """The method of ``Baseline`` with which the first metric is compared."""
+    """The method of ``Baseline`` that the first metric is compared with."""
     wants_idle: ClassVar[bool] = False
-    """Whether the cost of an idle worker is one of its figures."""
+    """Whether the cost of an idle worker is one of the workload's figures."""
 
     @classmethod
     def definition(cls) -> report.Workload:
-        """The definition, as a report contains it."""
+        """The definition for a report."""
         return report.Workload(cls.name, cls.title, cls.about, cls.metrics)
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Workload(ABC):
         """The variants, in the order in which they are run."""
 
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002 - a hook
-        """Why a backend cannot run this; None: it can."""
+        """The reason why a backend cannot run this workload. None: the backend can run it."""
         return None
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Workload(ABC):
 
 
 def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
-    """A histogram of times. It gets them in ns, and keeps them in whole microseconds, to three significant digits."""
+    """A histogram of times in ns. The histogram stores whole microseconds, to three significant digits."""
     recorded = HdrHistogram(1, _LONGEST, 3)
     for value in nanoseconds:
         recorded.record_value(min(_LONGEST, max(1, round(value / 1000))))
@@ -106,7 +106,7 @@ def percentiles(word: str, recorded: HdrHistogram, *which: float) -> dict[str, f
 
 
 def encoded(recorded: HdrHistogram) -> str:
-    """The histogram as text, as a report contains it."""
+    """The histogram as text for a report."""
     text: str = recorded.encode().decode()
     return text
 
@@ -120,7 +120,7 @@ def finished_per_second(runs: Sequence[Run]) -> float | None:
 
 
 def first_starts(runs: Sequence[Run]) -> dict[int, int]:
-    """Job number -> when its first run began."""
+    """The start of each job's first run, by the job's number."""
     starts: dict[int, int] = {}
     for run in runs:
         starts.setdefault(run.number, run.start)
@@ -128,9 +128,9 @@ def first_starts(runs: Sequence[Run]) -> dict[int, int]:
 
 
 def waits(sent: Sequence[Sent], runs: Sequence[Run]) -> list[float]:
-    """The wait of each job that ran, in ns: from the moment at which the job should have been due to its first start.
+    """The wait of each job that ran, in ns, until its first start.
 
-    A job should have been due at its planned time of enqueue plus its delay.
+    The wait begins at the planned time of the enqueue plus the job's delay.
     """
     starts = first_starts(runs)
     return [

@@ -130,7 +130,7 @@ class Backlog(Workload):
 
 
 def _fill(scenario: Scenario, waiting: int) -> None:
-    """Enqueue *waiting* jobs. Raises ``Infeasible`` if that would take too long at the speed of the first jobs."""
+    """Enqueue *waiting* jobs. Raises ``Infeasible`` if the speed of the first jobs shows that this takes too long."""
     probe = min(waiting, _PROBE)
     if not probe:
         return

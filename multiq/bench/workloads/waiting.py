@@ -1,4 +1,4 @@
-"""Workloads that measure how soon jobs start: after an enqueue, and after a delay."""
+"""Workloads that measure how soon jobs start after an enqueue or a delay."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Delayed(Workload):
         return [Variant({"jobs": 500, "from": 0.5, "to": 4.5}, seconds=6)]
 
     def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
-        chance = random.Random(_SEED)  # noqa: S311 - mixes delays, guards nothing
+        chance = random.Random(_SEED)  # noqa: S311 - mixes delays
         jobs = int(parameters["jobs"])
         delays = [round(chance.uniform(parameters["from"], parameters["to"]), 3) for _ in range(jobs)]
         with scenario.working(1, runs=jobs) as running:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _HUNT = 5.0  # seconds in which a process must be found in the middle of a job
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
-_SEED = 20  # the same jobs in each repeat, and for each target
+_SEED = 20  # gives the same jobs to each repeat and each target
 
 
 class NobodyToKill(MultiqError):
-    """No process of the worker runs a job, so none can be killed in the middle of one."""
+    """No process of the worker runs a job, so none can be killed in the middle of a job."""
 
 
 class Drain(Workload):
@@ -178,7 +178,7 @@ class Recovery(Workload):
                 if running.run_logs.ended() >= jobs:  # a busy machine may read the run logs too late
                     scenario.evidence.is_through = True
                     raise
-                return Outcome({})  # the jobs did not come: the verification reports them
+                return Outcome({})  # the verification reports the missing jobs
             scenario.evidence.killed = {victim.pid: killed_at}
             scenario.drain(running, jobs)
         runs = scenario.evidence.runs
@@ -206,7 +206,7 @@ class Settle(Workload):
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),
         Metric("reserve", "us", "lower"),
-        # not judged: a call of one job takes twice as long if client and server are on different cores, in any version
+        # not judged, because a call of one job takes twice as long if client and server are on different cores
         Metric("ack of one", "us", "lower", counts=False),
     ]
 
@@ -239,7 +239,7 @@ def _kill_one(running: RunningWorker, after: int) -> tuple[Run, int]:
         time.sleep(_STANDSTILL)
         last = list(reader.runs())[-1]
         if not last.end:
-            # read before the kill, while the process is stopped: afterwards another process may have the job already
+            # The time is read while the process is stopped. After the kill another process may have the job already.
             killed_at = time.monotonic_ns()
             os.kill(reader.pid, signal.SIGKILL)
             return last, killed_at
