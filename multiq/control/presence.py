@@ -37,16 +37,12 @@ _BATCH = 100  # answers
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A running job."""
-
     queue: str
     id: str
     seconds: float
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One process of a worker."""
-
     pid: int
     held: int
     """The number of jobs, including running ones."""

@@ -103,7 +103,7 @@ def _configures_multiq(project: Path) -> bool:
         return False
     try:
         text, reason = _content(project, is_named=False)
-        if reason is not None:  # only searched: parsing a key of 20,000 parts takes minutes
+        if reason is not None:  # only searched, because parsing a key of 20,000 parts takes minutes
             return _OUR_TABLE.search(text) is not None
         tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
     except (OSError, ValueError, RecursionError):  # a number that is too long raises ValueError

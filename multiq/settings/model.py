@@ -265,7 +265,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def no_connection(text: str, connections: Iterable[str]) -> str:
-    """Return the error message for an unknown connection."""
     known = ", ".join(sorted(connections)) or "none"
     return (
         f"{redact(text)!r} is neither a URL (like 'sqlite:///jobs.db') nor a configured connection (there are: {known})"

@@ -59,10 +59,11 @@ class Worker:
       earlier queue has a due job. ``"weighted"`` shares in proportion to the weights (``{"high": 3, "low": 1}``).
       ``"round-robin"`` shares equally. Default: strict if queues are named, else round-robin.
     - *processes*: the number of worker processes under a supervisor. The supervisor replaces processes that die, and
-      ends processes whose job runs on after its timeout. 0, the default, means no supervisor: jobs run in this process.
+      ends processes whose job runs on after its timeout. 0, the default, means that jobs run in this process, without a
+      supervisor.
     - *threads*: the number of jobs that each process runs at a time, on threads. Default 1.
     - *concurrency*: the number of coroutine jobs that each process runs at a time on one event loop. Plain functions
-      then run on a pool of threads. 0, the default, means that jobs run on threads only.
+      then run on a pool of threads. 0, the default, means no shared event loop.
     - *prefetch*: the number of short jobs that a process may hold in addition to its running jobs. Default 100.
     - *grace*: seconds that running jobs get after SIGTERM. Default 25.
     - *kill_after*: seconds that a job gets after its ``timeout`` before its process is ended. Default 2.

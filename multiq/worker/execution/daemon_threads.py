@@ -138,7 +138,7 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs, job = call
-            with self._lock:  # as in write_off: a call of an ended job either is in _running now, or is never made
+            with self._lock:  # locked as in write_off, so a call of an ended job is in _running or is never made
                 is_left = job is not None and job.is_over and self._unfinished > self._most
                 if not is_left:
                     self._running[future] = job

@@ -35,7 +35,6 @@ def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
 
 
 def threads_of_loop() -> DaemonThreads:
-    """Create a pool for functions that jobs run in threads (``asyncio.to_thread``)."""
     return DaemonThreads(_THREADS, "multiq-to-thread")
 
 

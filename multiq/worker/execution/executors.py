@@ -113,12 +113,10 @@ class Executor(ABC):
         return list(self._running)
 
     def running_for(self) -> float:
-        """Seconds since the oldest running job began."""
         running = self.running()
         return time.monotonic() - running[0].began_at if running else 0.0
 
     def stack_of(self, timed: TimedJob) -> str | None:
-        """Return the stack of an overdue job as text."""
         return stack_of(frame_of(timed.thread))
 
     @abstractmethod
@@ -194,8 +192,8 @@ class InlineExecutor(Executor):
 
     def _start(self, jobs: Sequence[Held]) -> None:
         self._waiting.extend(jobs)
-        # Hot path: the code of _begin, _end and InflightWriter's begin and end is inlined. Calling them costs 5 % more
-        # CPU for each no-op job (docs/decisions/0047).
+        # This is the hot path, so the code of _begin, _end and InflightWriter's begin and end is inlined. Calling them
+        # costs 5 % more CPU for each no-op job (docs/decisions/0047).
         take, run, running, finished = self._waiting.popleft, self._runner.run, self._running, self._finished
         inflight, note_job, clock = self._inflight, self._prefetch.note_job, time.monotonic
         marks: Any = None if inflight is None else inflight.marks  # without a table, no job has a slot
@@ -379,7 +377,6 @@ class CoroutineExecutor(Executor):
 
     @property
     def _has_thread(self) -> bool:
-        """Whether a thread of the pool is free or can be started."""
         return self._in_pool < self._threads and not self._is_refused
 
     @property
@@ -408,16 +405,13 @@ class CoroutineExecutor(Executor):
         return held_by[0][0] if current is None and of_callback is None and len(held_by) == 1 else None
 
     def is_held_by_leftover(self) -> bool:
-        """Whether a callback of an ended job blocks the loop."""
         tasks = self._tasks_of_callback()
         return tasks is not None and tasks.is_over
 
     def jobs(self) -> int:
-        """The number of jobs on the loop."""
         return len(self._tasks)
 
     def stack(self) -> str | None:
-        """Return the stack of the loop's thread as text."""
         return stack_of(frame_of(self._thread.ident))
 
     def _tasks_of_callback(self) -> JobTasks | None:

@@ -38,7 +38,6 @@ class FairShare:
         self._reset()
 
     def order(self) -> tuple[str, ...]:
-        """Return the queues in the order in which to ask them."""
         return tuple(sorted(self._charged, key=self._charged.__getitem__))
 
     def charge(self, leases: Sequence[Lease], limit: int) -> None:
@@ -64,8 +63,6 @@ class FairShare:
 
 
 class FairShareConsumer(Consumer):
-    """A driver's consumer that reserves by shares."""
-
     def __init__(self, inner: Consumer, shares: FairShare) -> None:
         self.queues = inner.queues
         self._inner = inner

@@ -138,7 +138,6 @@ class Fetcher:
         self._emit_events()
 
     def next_touch_in(self) -> float:
-        """Seconds until the next touch."""
         return max(0.0, self._next_touch - time.monotonic())
 
     def interrupt(self) -> None:

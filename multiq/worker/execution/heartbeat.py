@@ -30,7 +30,6 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, and wait for its end."""
         self._closed = True
         self._pause.set()
         self.holding.set()

@@ -31,7 +31,6 @@ class Prefetch:
         return self._size
 
     def note_job(self, seconds: float) -> None:
-        """Record how long a job ran."""
         self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
         if seconds > BUDGET:
             self._mean = max(self._mean, seconds)

@@ -142,7 +142,6 @@ class Runner:
         return self._judge_safely(call, SoftTimeout(), call.timeout or 0.0, stack)
 
     def close_loop(self) -> None:
-        """Close this thread's event loop, if there is one."""
         loop: JobLoop | None = getattr(self._threads, "loop", None)
         if loop is not None:
             loop.close()

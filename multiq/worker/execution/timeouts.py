@@ -168,7 +168,6 @@ class Timeouts:
             fork.restore_signal(INTERRUPT, before)
 
     def share_loop(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
-        """Set the event loop that coroutine jobs share."""
         self._loop, self._shared = loop, shared
 
     def begin(self, call: TaskCall, held: Held, *, thread: int | None) -> TimedJob:
@@ -293,7 +292,7 @@ class Timeouts:
                 timed.is_notified = True
                 return
             timeout_notices.pending.add(thread)
-            timed.has_notice = True  # last: a notice that is set and no longer pending has been raised
+            timed.has_notice = True  # last, because a notice that is set and no longer pending counts as raised
         if timed.is_in_main_thread and self._can_interrupt:
             signal.pthread_kill(thread, INTERRUPT)
 
@@ -325,7 +324,7 @@ class Timeouts:
                 raise SoftTimeout
 
     def _may_raise(self, frame: FrameType | None) -> bool:
-        """Whether ``SoftTimeout`` may be raised here: in the task's own code, or in an unprotected library."""
+        """Whether the code is the task's own or an unprotected library, so that ``SoftTimeout`` may be raised."""
         if frame is None or _package(frame) in _PROTECTED_AT_THE_TOP:
             return False
         if frame.f_globals.get("__name__") == _RUNNER:  # the runner may be in the middle of its own bookkeeping

@@ -54,8 +54,6 @@ _PRIVATE_ZONES = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".t
 
 
 class Address(NamedTuple):
-    """The address of the HTTP server."""
-
     host: str
     port: int
 
@@ -73,7 +71,6 @@ def parse_address(text: str) -> Address:
 
 
 def check_libraries() -> None:
-    """Raise ``ExtraNotInstalled`` if a library is missing."""
     try:
         importlib.import_module("prometheus_client")
     except ImportError as exc:

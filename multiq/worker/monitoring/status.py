@@ -90,7 +90,6 @@ class Status:
         )
 
     def report(self) -> HealthReport:
-        """Return the health report."""
         now, worker = time.monotonic(), self._shared_state.worker
         rows = [row for row in self._shared_state.children if row.pid]
         entries = [self.entries(row) for row in rows]

@@ -42,9 +42,9 @@ a table's state       written by         meaning
 ====================  =================  ==========================================================
 ``FREE`` -> ``LIVE``  the supervisor     the table is assigned to a child that is about to be forked
 slots, next touch     the child          while it lives
-``exit_code``         the child          written last: the child ends in order, with this exit code
+``exit_code``         the child          written last, at an orderly end with this exit code
 ``LIVE`` -> ``DEAD``  the supervisor     the child has ended; the sidecar writes this if the supervisor is gone
-``DEAD`` -> ``FREE``  the sidecar        what the child still held is settled
+``DEAD`` -> ``FREE``  the sidecar        the leases of the child are settled
 ====================  =================  ==========================================================
 """
 

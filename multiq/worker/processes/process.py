@@ -1,8 +1,12 @@
 """One worker process: a loop that reserves jobs, starts them, and settles them.
 
-Three threads call into a ``WorkerProcess``: the thread of its loop (``_turn``), the heartbeat (``_on_heartbeat``), and
-the thread that handles signals or calls ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resume``). A process ends in
-these steps:
+Three threads call into a ``WorkerProcess``:
+
+- the thread of its loop (``_turn``);
+- the heartbeat (``_on_heartbeat``);
+- the thread that handles signals or calls ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resume``).
+
+A process ends in these steps:
 
 1. ``_end`` records the reason. The loop makes no further turn.
 2. ``_drain`` gives back jobs that have not begun, and waits for running jobs until the grace ends.
@@ -226,7 +230,6 @@ class WorkerProcess:
 
     @property
     def running(self) -> int:
-        """The number of jobs that are running now."""
         return len(self._executor.running())
 
     @property
@@ -322,7 +325,6 @@ class WorkerProcess:
             self._found_nothing(was_handing_on=was_handing_on)
 
     def _begin_turn(self) -> None:
-        """The steps that every turn begins with."""
         self._process_row.beat = now = time.monotonic()
         self._summary.log_if_due(now)
         if self._reclaim_signals is not None:
@@ -383,7 +385,6 @@ class WorkerProcess:
             self._events.emit(kind(worker=self.name))
 
     def _room(self) -> int:
-        """Return the number of jobs to reserve."""
         if self._is_paused:
             return 0
         size = self._prefetch.size
@@ -427,7 +428,7 @@ class WorkerProcess:
         return min(self._fetcher.next_touch_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self, *, was_handing_on: bool) -> None:
-        """Handle an empty reply while no job runs: end if ``stop_when_empty`` is set."""
+        """End the process if ``stop_when_empty`` is set, because no job is due or running."""
         self._hold(False)
         if self._settings.stop_when_empty and not self._fetcher.is_down and not was_handing_on:
             self._end("no job is due", EXIT_OK)

@@ -6,15 +6,15 @@ tables of the children. The verdict on a lease depends on what the child has wri
 =============================  =============================================================================
 the child has written          recovery's verdict
 =============================  =============================================================================
-the job waits                  give back, uncounted: it never began, whatever ended the process
+the job waits                  give back, uncounted, because the job never began
 the job has run, and is acked  ack
-the job has run, and is not    the verdict that stands in the table: release, give back or bury
+the job has run, and is not    the verdict in the table: release, give back or bury
 the job runs, and the child
-had a stuck event loop       abandon: which of its running jobs held the loop cannot be known
-wrote its exit code          give back; timed out, if the job's own limit was over and the child ended for that
-was killed for a time limit  timed out, if it was this job's; else give back, because a neighbour was to blame
-was killed at the end        give back
-died                         abandon: ready again at once, and a crash is counted
+  had a stuck event loop       abandon, because it is unknown which job held the loop
+  wrote its exit code          timed out, if the child ended for an overdue job and this job was overdue; else give back
+  was killed for a time limit  timed out, if this job was overdue; else give back
+  was killed at the end        give back
+  died                         abandon, so that the job is ready again at once, and a crash is counted
 =============================  =============================================================================
 """
 

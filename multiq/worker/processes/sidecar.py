@@ -114,7 +114,6 @@ class Sidecar:
         self._kill_requested = True
 
     def _poll_control(self, now: float) -> None:
-        """Read the control flags and answer viewers, if it is time for either."""
         is_time = now >= self._poll_at
         with contextlib.suppress(MultiqError):  # the children report the outage
             if is_time:
@@ -132,7 +131,6 @@ class Sidecar:
             self._health_file.write(self._status.report())
 
     def _publish_control(self, last_restart: str | None, *, is_down: bool) -> None:
-        """Write the control flags to the shared state for the supervisor and the children."""
         if is_down != bool(self._worker_row.is_down):
             _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
             self._worker_row.is_down = is_down

@@ -58,8 +58,8 @@ _SIDECAR_WAIT = 5.0  # seconds that the sidecar gets at the end to settle the jo
 _FORK_RETRY = 1.0  # seconds until a failed fork is tried again
 _SIDECAR_LIMIT = 60.0  # seconds without a round of the sidecar; probably a subscriber hangs
 _TABLE_RETRY = 0.25  # seconds between two searches for a free table
-_SUSPENDED = 1.5  # seconds without a round: this process, and perhaps its children, were stopped or had no CPU time
-_RESUME_DELAY = 1.0  # seconds after such a stop until processes are killed, so that children can notify jobs first
+_SUSPENDED = 1.5  # seconds without a round after which this process counts as suspended
+_RESUME_DELAY = 1.0  # seconds after a suspension until processes are killed, so that children can notify jobs first
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
 HANDLED = tuple(BLOCKED_SIGNALS)
@@ -268,7 +268,6 @@ class Supervisor:
     # --- starting ---
 
     def _start_missing(self) -> None:
-        """Start the missing sidecar and the missing children."""
         now = time.monotonic()
         if self._sidecar is None and self._sidecar_at <= now:
             self._sidecar_at = now + _YOUNG
@@ -434,7 +433,6 @@ class Supervisor:
         )
 
     def _leave_to_sidecar(self, table: InflightTable) -> None:
-        """Tell the sidecar to settle the jobs of a dead child."""
         if not table.entries():
             table.free()
             return
@@ -491,7 +489,6 @@ class Supervisor:
     # --- small things ---
 
     def _is_over(self) -> bool:
-        """Whether no child runs, and no child will be started."""
         is_through = all(slot.start_at == NEVER for slot in self._slots)
         return not any(slot.pid for slot in self._slots) and bool(self._stop_requests or is_through)
 
@@ -521,7 +518,6 @@ def _backoff(early_deaths: int, longest: float) -> float:
 
 
 def log_waiting(running: int, grace: float) -> None:
-    """Log the number of running jobs that a stopping worker waits for, and the time limit."""
     if running:
         what = "them" if running > 1 else "it"
         verb = "run" if running > 1 else "runs"
