@@ -2,8 +2,8 @@
 
 A viewer (``multiq top``) asks the workers through the backend. Without a viewer, nothing is stored.
 
-1. The viewer takes one of a few reserved queues. It adds a request, which is a job delayed by 15 seconds, and renews
-   the request every 5 seconds.
+1. The viewer takes one of a few reserved queues. The viewer adds a request, which is a job delayed by 15 seconds, and
+   renews the request every 5 seconds.
 2. While the queue has a delayed job, each worker adds its answer to the queue once a second.
 3. When the viewer has ended, its last request becomes due. The workers then stop answering, and clear the queue.
 

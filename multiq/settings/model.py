@@ -233,7 +233,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """``rich`` calls this method. Without it, ``rich`` would show the passwords in URLs."""
+        """Without this method, ``rich`` would show the passwords in URLs."""
         return [
             ("url", redact(self.url)),
             ("connections", {name: redact(url) for name, url in self.connections.items()}),

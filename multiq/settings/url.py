@@ -59,7 +59,7 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         return f"BackendUrl({str(self)!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """``rich`` calls this method. Without it, ``rich`` would show the password."""
+        """Without this method, ``rich`` would show the password."""
         return [("text", str(self))]
 
 

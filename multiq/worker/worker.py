@@ -247,7 +247,7 @@ class Worker:
         previous: PreviousGeneration | None = None,
         all_ended: threading.Event | None = None,
     ) -> int:
-        """A process without an *assignment* has no supervisor. It waits for the end of the *previous* generation."""
+        """A process without an *assignment* has no supervisor, and waits for the end of the *previous* generation."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if assignment is None:
             # A command ends when its terminal closes. A user's program handles SIGHUP itself.
@@ -318,7 +318,7 @@ class Worker:
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(status),
         )
-        # The handlers inherited from the supervisor stay installed. They have no effect in the sidecar.
+        # The handlers inherited from the supervisor stay installed, but have no effect in the sidecar.
         fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED})
         return sidecar.run()

@@ -78,7 +78,7 @@ class DaemonThreads(ThreadPoolExecutor):
         _cancel(dropped)
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Accept no more calls. The threads end when the queue is empty. This method does not wait for them."""
+        """Accept no more calls. The threads end when the queue is empty. This method does not wait for the threads."""
         with self._lock:
             self._is_shut = True
             waiting = self._drained() if cancel_futures else []

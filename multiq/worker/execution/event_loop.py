@@ -24,7 +24,8 @@ _THREADS = min(32, (os.cpu_count() or 1) + 4)  # threads of a loop for ``asyncio
 
 
 def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
-    """Create a loop for one thread. The caller closes it. Its executor is *threads*, or a new pool of daemon threads.
+    """Create a loop for one thread. The caller closes the loop. The loop's executor is *threads*, or a new pool of
+    daemon threads.
 
     The loop is asyncio's own, whatever the event loop policy is. The timeouts read the handles of the loop
     (``CoroutineExecutor``).
@@ -78,7 +79,7 @@ class JobLoop:
 
 
 def close_loop(loop: AbstractEventLoop) -> None:
-    """Close the loop. Its asynchronous generators first get a second to end."""
+    """Close the loop. The loop's asynchronous generators first get a second to end."""
     try:
         loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
     except BaseException as exc:  # noqa: BLE001 - the user's code: it must not prevent the end

@@ -67,7 +67,7 @@ class Executor(ABC):
         self._start(jobs)
 
     def take_back(self) -> list[Held]:
-        """Remove and return the jobs that have not begun. They never begin in this executor."""
+        """Remove and return the jobs that have not begun. The removed jobs never begin in this executor."""
         taken = self._take_waiting()
         self._count(-len(taken))
         return taken

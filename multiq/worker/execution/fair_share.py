@@ -27,8 +27,8 @@ class FairShare:
     shares of jobs, with an error of at most one batch. An empty queue leaves its share to the other queues, and does
     not get it back later.
 
-    The charges begin with random values (*rng*). Without them, many workers that take one job each would never take a
-    job of the last queue.
+    The charges begin with random values (*rng*). Without random values, many workers that take one job each would never
+    take a job of the last queue.
     """
 
     def __init__(self, weights: Mapping[str, int], rng: random.Random | None = None) -> None:

@@ -1,6 +1,6 @@
 """The fetcher: the only user of a process's consumer.
 
-It reserves and settles jobs in batches, renews leases, and handles outages of the backend.
+The fetcher reserves and settles jobs in batches, renews leases, and handles outages of the backend.
 """
 
 from __future__ import annotations
@@ -290,7 +290,9 @@ class Fetcher:
                 self._pending_events.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
 
     def _note_answer(self) -> None:
-        """Record that the backend has answered. It is up, unless verdicts still wait for another part of it."""
+        """Record that the backend has answered. The backend counts as up, unless verdicts still wait for another part
+        of the backend.
+        """
         if self._failures and not self._unsettled:
             self._failures = 0
             self._is_partial = False

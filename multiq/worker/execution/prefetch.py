@@ -12,8 +12,8 @@ _WEIGHT = 0.2  # weight of the newest job in the running mean
 
 
 class Prefetch:
-    """The number of jobs to hold. It doubles while batches are full and jobs are short, and drops at once for a long
-    job.
+    """The number of jobs to hold. The number doubles while batches are full and jobs are short. A long job reduces the
+    number at once.
 
     Up to *slots* jobs run at a time, and up to *most* more jobs wait. The last of n held jobs waits (n - slots + 1) /
     slots times the duration of a job. ``BUDGET`` limits this time.

@@ -1,6 +1,6 @@
 """Timeouts: a job that runs longer than its ``timeout`` is notified. If the job runs on, its process must end.
 
-The notification must not break other code than the task's own. It depends on where the job runs:
+The notification must not break other code than the task's own. The kind of notification depends on where the job runs:
 
 - A coroutine is cancelled by its event loop (``Runner``).
 - A plain function in the main thread is interrupted by a signal. The handler runs in that thread, and raises
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 INTERRUPT = signal.SIGURG
-"""The signal for a job in the main thread. Its default action is to be ignored, so a late signal does no harm."""
+"""The signal for a job in the main thread. The system ignores this signal by default, so a late signal does no harm."""
 
 _LOOP_IS_BLOCKED = 0.1  # seconds without a callback of the loop; the heartbeat requests one every 25 ms
 _RUNNER = "multiq.worker.execution.runner"
@@ -119,7 +119,7 @@ class SharedLoop(Protocol):
     """An event loop that several jobs share."""
 
     def holder(self) -> Held | None:
-        """Return the job whose code the loop runs now. None if there is no such job, or if it is unknown."""
+        """Return the job whose code the loop runs now. None if the job is unknown or there is no job."""
 
     def is_held_by_leftover(self) -> bool:
         """Whether the loop runs code of an ended job."""
@@ -181,7 +181,7 @@ class Timeouts:
         return timed
 
     def end(self, timed: TimedJob) -> None:
-        """Record that the job has ended. Nothing is raised in it any more."""
+        """Record that the job has ended. Nothing is raised in an ended job."""
         with self._lock:
             if timed in self._running:
                 del self._running[timed]
@@ -252,8 +252,8 @@ class Timeouts:
         return self._shared is not None and self._shared.is_held_by_leftover()
 
     def _is_overdue(self, timed: TimedJob, now: float, holder: Held | bool | None) -> bool:
-        """*holder* is False while the loop makes progress. Otherwise, it is the job that blocks the loop, or None if
-        unknown.
+        """*holder* is False while the loop makes progress. Otherwise, *holder* is the job that blocks the loop, or None
+        if that job is unknown.
         """
         if now < timed.notify_at:
             return False
@@ -301,7 +301,7 @@ class Timeouts:
             timeout_notices.pending.discard(timed.thread)
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
-        """The signal handler. It runs in the main thread, and may interrupt any code there."""
+        """The signal handler. The handler runs in the main thread, and may interrupt any code there."""
         self._raise_if_over(frame)
         if any(
             timed.is_in_main_thread and timed.has_notice and not timed.is_notified for timed in tuple(self._running)
@@ -337,7 +337,9 @@ class Timeouts:
         return True
 
     def _blocks_the_loop(self, now: float) -> Held | bool | None:
-        """False while the shared loop makes progress. Otherwise, the job whose code it runs, or None if unknown."""
+        """False while the shared loop makes progress. Otherwise, the job whose code the loop runs, or None if that job
+        is unknown.
+        """
         loop = self._loop
         if loop is None or loop.is_closed():
             return False
@@ -379,7 +381,7 @@ def frame_of(thread: int | None) -> FrameType | None:
 
 
 def _down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
-    """Yield the frames of the task's call, the innermost first. Then yields None if the runner is not below them."""
+    """Yield the frames of the task's call, innermost first, and then None if the runner is not below them."""
     while frame is not None:
         if frame.f_globals.get("__name__") == _RUNNER:
             return

@@ -162,7 +162,7 @@ class _Connection:
         self.is_request_complete = False
         """Bytes that follow the request are discarded."""
         self.is_reply_sent = False
-        """The connection stays open until the client closes it. Otherwise, the reply might be lost."""
+        """The connection stays open until the client closes it, because an early close could lose the reply."""
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""The status of a worker. It is read from shared memory, so no other process has to answer."""
+"""The status of a worker. The status is read from shared memory, so no other process has to answer."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _WAIT = 2.0  # maximum number of seconds to wait for the backend
 class ForcedSettlement:
     """Settles jobs that have ended, jobs that have not begun, and overdue jobs.
 
-    - *take_back* takes the jobs that have not begun. They are given back.
+    - *take_back* takes the jobs that have not begun. These jobs are given back.
     - *has_sidecar*: whether the sidecar gives back the running jobs after this process has ended. A running job that
       was given back earlier could run in two processes at a time. Without a sidecar, this class gives back the running
       jobs, and their results do not count.

@@ -1,12 +1,12 @@
 """Restores the previous signal handling in processes that a job forks.
 
 A forked process inherits handlers, blocked signals and the wake-up socket. With those of a worker,
-``Process.terminate()`` would stop the worker instead of the process. The hooks in this module run after every fork,
-except the forks of the worker itself:
+``Process.terminate()`` would stop the worker instead of the process. The hooks in this module run after every fork that
+is not the worker's own:
 
-- They restore the handler that each signal had before the worker started.
-- They unblock the signals that the worker takes.
-- They reset the wake-up socket.
+- The hooks restore the handler that each signal had before the worker started.
+- The hooks unblock the signals that the worker takes.
+- The hooks reset the wake-up socket.
 
 If a job's code returns in a process that the job has forked, ``ExitInForks`` ends that process.
 """

@@ -11,16 +11,16 @@ A reader can trust a table without a lock, for these reasons:
 
 - Each number has one writer at a time (see the table below). Reads and writes of an aligned number of 8 bytes are
   atomic.
-- A reader sees a child's writes in their order. x86 guarantees this order. On other processors, it is certain after the
-  child's death. Before, it is very likely, because the interpreter executes hundreds of instructions between two
-  writes.
+- A reader sees a child's writes in their order. x86 guarantees this order. On other processors, the order is certain
+  after the child's death. Before the child's death, the order is very likely, because the interpreter executes hundreds
+  of instructions between two writes.
 - ``hold`` writes the mark last. Until then, the mark is ``NOTHING``. ``drop`` sets the mark to ``NOTHING`` before
   anything else changes.
 - Between ``hold`` and ``drop``, only the mark, ``kill_at`` and ``ends_at`` change. ``end`` also writes the record of a
   verdict. During this write, the mark is ``NOTHING``, and afterwards it is ``ENDED``.
-- ``_read`` reads the serial and the mark, then the rest, then the mark and the serial again. It accepts the result if
-  neither has changed. The first mark shows that ``hold`` is complete. The second mark shows that ``drop`` has not
-  begun. A new lease in the slot would have another serial, because each lease of a table has its own.
+- ``_read`` reads the serial and the mark, then the rest, then the mark and the serial again. ``_read`` accepts the
+  result if neither has changed. The first mark shows that ``hold`` is complete. The second mark shows that ``drop`` has
+  not begun. A new lease in the slot would have another serial, because each lease of a table has its own.
 - ``kill_at`` reads the mark, then the number ``kill_at``, then the mark again. The mark of a running job is the time at
   which the job began. No other job of the table has the same mark.
 - No thread writes to a slot after the slot was given to another lease. ``hold``, ``touch`` and ``drop`` are called
@@ -32,8 +32,8 @@ A reader can trust a table without a lock, for these reasons:
 ``tests/unit/test_inflight_interleavings.py`` reads the table between any two writes, and also ends the writer there.
 
 If a child dies between two writes, the older state counts. A job that has run counts as running until its ack is
-written. Its lease is abandoned, a crash is counted, and the job runs again. If a child dies while ``end`` writes a
-verdict, no slot has the lease, and the lease ends after its ttr. In both cases, no unfinished job counts as done.
+written. The job's lease is abandoned, a crash is counted, and the job runs again. If a child dies while ``end`` writes
+a verdict, no slot has the lease, and the lease ends after its ttr. In both cases, no unfinished job counts as done.
 
 The writers of a table:
 
@@ -138,7 +138,7 @@ class Entry(msgspec.Struct, frozen=True):
     kill_at: float
     """The time at which the process must end if the job still runs."""
     ends_at: float
-    """The time at which the lease ends. Afterwards, the child neither begins nor touches a waiting job."""
+    """The time at which the lease ends. After this time, the child neither begins nor touches a waiting job."""
     serial: float
     """The number of the lease in this life of the table. The first lease has number 1."""
 
@@ -234,7 +234,7 @@ class InflightTable:
         self._cells[_STATE] = FREE
 
     def entries(self) -> list[Entry]:
-        """Return the held leases. Those of a living child may already have changed."""
+        """Return the held leases. The leases of a living child may already have changed."""
         return [entry for entry in map(self._read, range(self._slots)) if entry is not None]
 
     def kill_at(self) -> float:
@@ -324,7 +324,7 @@ class InflightWriter:
         elif type(verdict) is GiveBack and not verdict.delay:
             cells[slot] = WAITING
         elif (encoded := _encode_verdict(verdict)) is not None and len(encoded) <= _RECORD_ROOM:
-            # A reader now sees a slot without a lease. If the child dies here, the lease ends after its ttr. That
+            # A reader now sees a slot without a lease. If the child dies here, the lease ends after its ttr. This death
             # counts as a crash, as if the child had died before the job's end.
             cells[slot] = NOTHING
             start = (slot + _SLOT_HEAD) * _CELL

@@ -70,14 +70,14 @@ _IDLE = 5.0  # seconds between two turns of an idle worker
 _VETOED = 1.0  # seconds between two calls of a before_fetch hook that refuses
 _BUSY = 1.0  # seconds between two turns while jobs run on other threads
 _LAST_EVENTS = 2.0  # seconds that coroutine subscribers get, once or twice at the end
-_CUT_EVENTS = 0.25  # the same in an abort, because the supervisor kills a process that is late
+_CUT_EVENTS = 0.25  # seconds that coroutine subscribers get in an abort; the supervisor kills a late process
 _STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get in an abort
 _ABORT_WAIT = 2.0  # maximum number of seconds that an abort waits for the loop
 
 # Seconds until a process that multiq owns exits, if its end hangs (in a subscriber, for example).
-_EXIT_AFTER_GRACE = 4.5  # after the end of the grace; the supervisor kills the process later than this
-_EXIT_AFTER_ABORT = 4.0  # after a second signal
-_EXIT_AFTER_JOBS = 1.0  # after a second signal, if no job is left to give back
+_EXIT_AFTER_GRACE = 4.5  # seconds after the end of the grace; the supervisor kills the process later
+_EXIT_AFTER_ABORT = 4.0  # seconds after a second signal
+_EXIT_AFTER_JOBS = 1.0  # seconds after a second signal, if no job is left to give back
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +164,7 @@ class WorkerProcess:
         self._was_down_at: float | None = None  # time of the last ``is_down`` call, if it returned True
         self._was_paused = False
         self._taken = 0
-        self._taken_before = int(self._process_row.taken)  # by earlier processes of this slot
+        self._taken_before = int(self._process_row.taken)  # jobs taken by earlier processes of this slot
         self._stop_requested = False
         self._is_finished = threading.Event()  # set when the loop has ended
         self._ending = threading.Lock()
@@ -251,10 +251,10 @@ class WorkerProcess:
         self._notify()
 
     def obey_down(self, is_down: Callable[[], bool]) -> None:
-        """Check now whether the connection is down (``multiq down``). If it is, take no jobs.
+        """Check now whether the connection is down (``multiq down``). Take no jobs from a connection that is down.
 
-        With a sidecar, the process waits until the sidecar has read the flag again. Without one, it waits until
-        *is_down* returns False.
+        With a sidecar, the process waits until the sidecar has read the flag again. Without a sidecar, the process
+        waits until *is_down* returns False.
         """
         self._asks_down = is_down
         self._check_down()
@@ -455,8 +455,8 @@ class WorkerProcess:
     def _on_heartbeat(self) -> None:
         """The heartbeat's round, in a separate thread, so that no job and no hook can delay it.
 
-        It renews leases, and checks timeouts and the grace. If a long job blocks the loop, it also settles finished
-        jobs and gives back waiting jobs.
+        The round renews leases, and checks timeouts and the grace. If a long job blocks the loop, the round also
+        settles finished jobs and gives back waiting jobs.
         """
         self._check_timeouts()
         executor = self._executor

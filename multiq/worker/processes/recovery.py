@@ -192,8 +192,8 @@ class Recovery:
     def _keep_alive(self, table: InflightTable, entries: list[Entry], now: float) -> None:
         """Touch the leases of jobs that run, have run, or wait.
 
-        When a child can no longer begin a waiting job (``Entry.ends_at``), the job is given back. Thus it does not wait
-        long for a stuck job.
+        When a child can no longer begin a waiting job (``Entry.ends_at``), the job is given back. The waiting job thus
+        does not wait long for a stuck one.
         """
         verdicts: list[Verdict] = []
         for entry in entries:
@@ -243,7 +243,9 @@ def _no_event() -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the child is stopped (SIGSTOP, a debugger). Its jobs make no progress, so their leases may end."""
+    """Whether the child is stopped (SIGSTOP, a debugger). The jobs of a stopped child make no progress, so their leases
+    may end.
+    """
     try:
         stat = Path("/proc", str(pid), "stat").read_text()
     except OSError:  # the process or the file system does not exist

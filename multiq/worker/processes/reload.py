@@ -19,8 +19,8 @@ from . import fork
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: Environment variable: the supervisor's pid, the descriptor of its lifeline, 1 if it is paused, and the pids of its
-#: children. Negative numbers are pids of sidecars.
+#: Environment variable: the supervisor's pid, the descriptor of its lifeline, 1 for a paused worker, and the pids of
+#: the children. Negative numbers are pids of sidecars.
 _RELOADED = "MULTIQ_RELOADED"
 
 _POLL = 0.1  # seconds between two checks of the children by a worker without a supervisor
@@ -28,7 +28,7 @@ _POLL = 0.1  # seconds between two checks of the children by a worker without a 
 BLOCKED_SIGNALS = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2, signal.SIGCONT}
 )
-"""The signals that a supervisor handles. They are blocked when a reloaded program starts."""
+"""The signals that a supervisor handles. These signals are blocked when a reloaded program starts."""
 
 _noted_signals: list[signal.Signals] = []
 _tokens: dict[signal.Signals, Any] = {}  # tokens that restore the handlers which ``note_signals`` has replaced
@@ -84,7 +84,9 @@ def taking_over() -> Iterator[None]:
 
 
 class PreviousGeneration:
-    """The children and sidecars of the programs that reloads have replaced. They are children of this process."""
+    """The children and sidecars of the programs that reloads have replaced. These processes are children of this
+    process.
+    """
 
     def __init__(self, children: set[int], sidecars: set[int], *, is_paused: bool = False) -> None:
         self.children = children
@@ -116,7 +118,9 @@ class PreviousGeneration:
         return self.children | self.sidecars
 
     def have_all_ended(self) -> bool:
-        """Whether all have ended. Their own sidecar settles their jobs, and kills children that do not end."""
+        """Whether all processes have ended. Their own sidecar settles the children's jobs, and kills children that do
+        not end.
+        """
         for pid in self.pids:
             try:
                 ended, status = os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,5 @@
-"""The shared state of one worker: numbers in memory that its processes share. It is created before the first fork.
+"""The shared state of one worker: numbers in memory that its processes share. The memory is created before the first
+fork.
 
 Each number has one writer, so assignments need no locks. A number outlives the process that wrote it. Times are
 ``time.monotonic``, which is one clock for all processes of a host. The leases that children hold are in separate tables
@@ -45,11 +46,13 @@ class WorkerRow(Row):
 
     started_at = _Cell(0)
     supervisor_beat = _Cell(1)
-    """The time of the supervisor's last round. It makes at least two rounds per second."""
+    """The time of the supervisor's last round. The supervisor makes at least two rounds per second."""
     stops = _Cell(2)
-    """The number of requested stops. The supervisor writes it. Children read it in case they miss a signal."""
+    """The number of requested stops. The supervisor writes this number, and children read it in case they miss a
+    signal.
+    """
     is_paused = _Cell(3)
-    """Whether a signal has paused the worker. The supervisor writes it, and children obey it."""
+    """Whether a signal has paused the worker. The supervisor writes this flag, and children obey it."""
     is_down = _Cell(4)
     """Whether the connection is down. The sidecar reads the flag from the backend, and children obey it."""
     asked_at = _Cell(5)
@@ -65,7 +68,9 @@ class WorkerRow(Row):
     restart_mark = _Cell(10)
     """The last restart request that the sidecar has read, as a number. 1: none. 0: the sidecar has not asked yet."""
     sidecar_beat = _Cell(11)
-    """The time of the sidecar's last round. It makes four rounds per second, unless it waits for the backend."""
+    """The time of the sidecar's last round. The sidecar makes four rounds per second, unless the backend does not
+    answer.
+    """
 
 
 class ProcessRow(Row):

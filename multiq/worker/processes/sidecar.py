@@ -1,8 +1,8 @@
 """The sidecar: a process that calls the backend on behalf of the whole worker.
 
-- It settles the jobs of dead children, and renews the leases of stuck ones (``recovery``).
-- It polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
-- It writes the health file, serves the HTTP pages, and answers viewers (``multiq top``).
+- The sidecar settles the jobs of dead children, and renews the leases of stuck ones (``recovery``).
+- The sidecar polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
+- The sidecar writes the health file, serves the HTTP pages, and answers viewers (``multiq top``).
 - When the supervisor dies, the sidecar declares the tables of ended children dead, kills children that do not end, and
   ends last.
 """
@@ -47,7 +47,8 @@ class Sidecar:
     """Runs until the supervisor has ended and all jobs of the children are settled.
 
     - *app*: the app with the backend and the subscribers of ``JobCrashed``.
-    - *notifications*: the socket on which the supervisor reports dead children. It closes when the supervisor ends.
+    - *notifications*: the socket on which the supervisor reports dead children. The socket closes when the supervisor
+      ends.
     - *lifeline*: a pipe that closes when the children must end.
     - *patience*: seconds after the lifeline's close until remaining children are killed.
     - *force*: whether the worker works even if the connection is down.
@@ -110,7 +111,7 @@ class Sidecar:
                 self._poll_control(time.monotonic())
 
     def kill(self) -> None:
-        """Kill the children as soon as the supervisor has ended. Signal handlers may call this method."""
+        """Kill the children when the supervisor has ended. Signal handlers may call this method."""
         self._kill_requested = True
 
     def _poll_control(self, now: float) -> None:
@@ -166,7 +167,7 @@ class Sidecar:
             self._children[key] = _ProcessHandle(living[key])
 
     def _watch_orphans(self, *, killing: bool) -> None:
-        """Detect ended children, and kill those that do not end. The supervisor has done this before its death."""
+        """Detect ended children, and kill those that do not end. Before its death, the supervisor did this work."""
         for table in self._tables:
             if table.state != LIVE:
                 continue
@@ -180,7 +181,7 @@ class Sidecar:
 class _ProcessHandle:
     """A process that is not a child of this process.
 
-    With a pidfd, a later process with the same pid cannot be mistaken for it.
+    With a pidfd, a later process with the same pid cannot be mistaken for this process.
     """
 
     def __init__(self, pid: int) -> None:

@@ -5,7 +5,7 @@ because a fork would copy both in an undefined state. A separate process, the si
 for the children's jobs.
 
 A reload (SIGHUP) executes the same command in the same process, with the current code. The previous children continue
-to work until the new program takes over. Then they are stopped, as if their supervisor had died.
+to work until the new program takes over. Then the previous children are stopped, as if their supervisor had died.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ _CLEAN_EXITS = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
 class Supervisor:
     """Keeps a child running in each slot of the shared state, and one sidecar.
 
-    - *run_child*: the main function of a child. It gets the child's ``Assignment``, and returns an exit code.
-    - *run_sidecar*: the main function of the sidecar. It gets the socket that reports dead children, and the pipe that
-      closes when the children must end. It returns an exit code.
+    - *run_child*: the main function of a child. The function gets the child's ``Assignment``, and returns an exit code.
+    - *run_sidecar*: the main function of the sidecar, which returns an exit code. The arguments are the socket that
+      reports dead children, and the pipe that closes when the children must end.
     - *shared_state*: has a row for each process.
     - *grace*: seconds that running jobs get after a stop.
     - *once*: whether a child that exits with 0 is not replaced.
@@ -373,7 +373,7 @@ class Supervisor:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        """Reap orphans of jobs. They become children of the supervisor if it is process 1."""
+        """Reap orphans of jobs. Orphans become children of the supervisor if it is process 1."""
         ours = {self._sidecar, *(slot.pid for slot in self._slots), *self._previous.pids}
         if self._checking is not None:
             ours.add(self._checking.pid)
