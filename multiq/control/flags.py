@@ -3,7 +3,8 @@
 A control flag is a job in a reserved queue, delayed by 100 years. The flag is set while the job exists. Each time that
 a flag is set, it gets a new job with a new id. No worker reserves from these queues.
 
-The driver interface stores only jobs, so flags are jobs. If the interface gets a key-value store, flags can move there.
+The driver interface stores only jobs, so flags are jobs. If the driver interface gets a key-value store, the flags can
+move into that store.
 
 Control flags need several capabilities. On a backend that lacks one of them, setting a flag raises ``Unsupported``, and
 no flag is ever read as set.
@@ -94,7 +95,8 @@ class Control:
     def ask_presence(self, seconds: float) -> None:
         """Ask all workers to check for viewers during the next *seconds* seconds.
 
-        The flag is a pause of the restart queue. A pause ends by itself, and workers read the queue's counts anyway.
+        The flag is set by a pause of the restart queue. A pause ends by itself, and workers read the queue's counts
+        anyway.
         """
         self._refuse()
         self._backend.pause(RESTART, seconds)

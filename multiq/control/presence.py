@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 FIRST_ANSWERS = 6.5
-"""Seconds until each worker had the time to answer. Workers check for viewers every five seconds."""
+"""Seconds until every worker that can answer has answered. Workers check for viewers every five seconds."""
 
 _CALL_SECONDS = 15.0  # seconds until a request is due, unless it is renewed
 _RENEW_EVERY = 5.0  # seconds
@@ -47,7 +47,7 @@ class Process(msgspec.Struct, frozen=True):
     held: int
     """The number of jobs, including running ones."""
     runs: list[Run]
-    """The longest run comes first. A long list is cut."""
+    """The longest run comes first. If there are very many runs, only the first ones are listed."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
     *link* is the ``lstat`` of the file's name. *file* is the ``fstat`` of the opened file. A group may write the file
     if the group has no other member, because some systems give each user a private group.
     """
-    if not hasattr(os, "geteuid"):  # Windows has no such owners
+    if not hasattr(os, "geteuid"):  # Windows has no POSIX owners
         return None
     trusted = {0, os.geteuid()}
     for status in (link, file):

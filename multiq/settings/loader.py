@@ -98,7 +98,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _configures_multiq(project: Path) -> bool:
-    """A file that is not TOML counts as one without the table."""
+    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. A file that is not TOML has no table."""
     if not _is_file(project):
         return False
     try:

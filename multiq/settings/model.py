@@ -91,7 +91,7 @@ def _queues(value: Any) -> tuple[str, ...] | dict[str, int] | None:
 
 
 def _number(text: str) -> Any:
-    """Other text is returned unchanged, and the check rejects it."""
+    """Text that is not a number is returned unchanged, and the check rejects it."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -101,7 +101,7 @@ def _number(text: str) -> Any:
 
 
 def _truth(text: str) -> Any:
-    """Other text is returned unchanged, and the check rejects it."""
+    """Text that is neither true nor false is returned unchanged, and the check rejects it."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
 
 
@@ -180,7 +180,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 0
     """The number of coroutine jobs at a time. 0: jobs run on threads."""
     prefetch: int = 100
-    """The maximum number of jobs held in addition to running jobs. Only very short jobs reach this number."""
+    """The maximum number of jobs held in addition to running jobs. This number is reached only with very short jobs."""
     grace: float = 25.0
     """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills a container after 30 seconds."""
     kill_after: float = 2.0

@@ -371,7 +371,6 @@ class CoroutineExecutor(Executor):
 
     @property
     def _is_loop_held(self) -> bool:
-        """Whether a job blocks the loop, so that waiting jobs cannot begin."""
         asked_at = self._asked_at
         return asked_at is not None and time.monotonic() - asked_at > TICK
 

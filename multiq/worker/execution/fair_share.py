@@ -21,7 +21,7 @@ def fair_share(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer
 
 
 class FairShare:
-    """Orders the queues so that each delivers jobs in proportion to its weight, while it has jobs.
+    """Orders the queues so that each queue with jobs delivers jobs in proportion to its weight.
 
     Each job is charged to its queue as 1 / weight. The queue with the lowest charge is asked first. The shares are thus
     shares of jobs, with an error of at most one batch. An empty queue leaves its share to the other queues, and does

@@ -106,7 +106,7 @@ class Fetcher:
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
-        """Settle *finished* now. Returns False if the backend is down. The next call then settles them."""
+        """Settle *finished* now. Returns False if the backend is down. The next call then settles these jobs."""
         with self._lock:
             is_settled = self._settle(finished)
         self._emit_events()
@@ -127,7 +127,7 @@ class Fetcher:
     def touch_due(self) -> None:
         """Touch every lease whose next touch is due.
 
-        Does nothing while another thread makes a call. That call ends in time for the next touch.
+        Does nothing while another thread makes a call. The other thread's call ends in time for the next touch.
         """
         if time.monotonic() < self._next_touch or not self._lock.acquire(blocking=False):
             return
@@ -299,7 +299,6 @@ class Fetcher:
             self._pending_events.append(BackendUp(worker=self._worker))
 
     def _pause_left(self) -> float:
-        """Seconds until the next attempt to reach the backend, or the part of it that is down."""
         return max(0.0, self._retry_at - time.monotonic()) if self._failures else 0.0
 
     def _note_failure(self, failure: BackendError) -> float:

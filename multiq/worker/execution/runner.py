@@ -51,8 +51,6 @@ UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600
 
 
 class TaskCall(msgspec.Struct, frozen=True):
-    """A job that is about to run."""
-
     job: JobContext
     task: Task[Any, Any]
     envelope: Envelope

@@ -268,7 +268,7 @@ class Server:
         return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 
     def _close_oldest(self, *, even_local: bool) -> bool:
-        """Close the oldest connection. If its request has arrived, it is answered first.
+        """Close the oldest connection. If the connection's request has arrived, the request is answered first.
 
         Returns False if there was no connection to close.
         """
@@ -390,7 +390,7 @@ class Server:
 
 
 def _connection_limit() -> int:
-    """The process needs some of its files for other things."""
+    """Return the maximum number of connections. The process also needs files for other things."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _CONNECTIONS

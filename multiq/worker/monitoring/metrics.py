@@ -40,12 +40,10 @@ class TaskCounts:
         self.seconds = cells[_SECONDS]
         """The sum over all runs of the task, in seconds."""
         self.buckets = cells[_BUCKETS:]
-        """``buckets[i]`` counts runs longer than ``BOUNDS[i - 1]`` and not longer than ``BOUNDS[i]``."""
+        """``buckets[i]`` counts runs of at most ``BOUNDS[i]`` seconds, except runs that a lower bucket counts."""
 
 
 class Counts:
-    """The counts of a worker at one moment."""
-
     def __init__(self, tasks: list[TaskCounts], cells: list[float]) -> None:
         self.tasks = tasks
         self.lost = cells[_LOST]
@@ -54,7 +52,7 @@ class Counts:
 
 
 class Metrics:
-    """The shared counts of *processes* processes. Create it before forking."""
+    """The shared counts of *processes* processes. Create the object before forking."""
 
     def __init__(self, tasks: Iterable[str], processes: int) -> None:
         self._tasks = [*sorted(set(tasks) - {OTHER}), OTHER]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .status import HealthReport, Status
 
 _LOOK_EVERY = 5.0  # seconds during which the backend's counts are reused
-_PATIENCE = 1.5  # seconds to wait for the backend's counts; a connection may take three in all
+_PATIENCE = 1.5  # seconds to wait for the backend's counts; a page may take three seconds
 _STATES = ("ready", "delayed", "reserved", "buried")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _BACKEND_LIMIT = 60.0  # seconds without an answer; a restart of the server takes less
 _BACKEND_PATIENCE = 15.0  # seconds without an answer; the sidecar calls the backend every five seconds
-_CHILD_LIMIT = 30.0  # seconds; the loop of an idle child makes a turn every five
+_CHILD_LIMIT = 30.0  # seconds; the loop of an idle child makes a turn every five seconds
 _SUPERVISOR_LIMIT = 10.0  # seconds; the supervisor makes two rounds per second
 _LISTED = 100  # jobs in an answer, which must fit into the smallest maximum body of any backend
 

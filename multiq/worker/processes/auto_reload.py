@@ -82,7 +82,8 @@ def wait_if_reloaded(problem: Exception) -> None:
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []
     while not came:
-        came = [number for number in noted_signals() if number in heeded]  # a thread of the app may have unblocked them
+        # a thread of the app may have unblocked the signals
+        came = [number for number in noted_signals() if number in heeded]
         if not came and (info := signal.sigtimedwait(heeded, _POLL_MS / 1000)) is not None:
             came = [info.si_signo]
     if came[0] == signal.SIGHUP:
@@ -93,9 +94,9 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
     """The main function of the watcher. Returns when the supervisor has ended."""
     import watchfiles
 
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends both to the whole group
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends both signals to the whole group
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked if a reloaded program started the watcher
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a reloaded program starts it with SIGTERM blocked
     changes = watchfiles.watch(
         *folders,
         watch_filter=watchfiles.PythonFilter(extra_extensions=(".toml",)),

@@ -358,8 +358,8 @@ class WorkerProcess:
 
     @property
     def _is_down(self) -> bool:
-        """Whether the connection is down, as last read by the sidecar. Before that, as read by this process at its
-        start.
+        """Whether the connection is down, according to the sidecar. This process's own check counts until the sidecar
+        has read the flag.
         """
         if self._was_down_at is not None and self._worker_row.asked_at < self._was_down_at:
             return True
@@ -535,7 +535,9 @@ class WorkerProcess:
             self._fetcher.settle(jobs)
 
     def _take_back(self) -> Sequence[Held]:
-        """Take the jobs that have not begun, and set their verdict to give-back. The executor never begins them."""
+        """Take the jobs that have not begun, and set their verdict to give-back. The executor never begins the taken
+        jobs.
+        """
         return self._as_given_back(self._executor.take_back())
 
     def _give_back(self, jobs: Sequence[Held]) -> None:

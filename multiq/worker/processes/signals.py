@@ -44,7 +44,7 @@ class SignalInbox:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup = self._writer.fileno()
-        self._has_thread = False  # the thread of ``serve`` closes the reader
+        self._has_thread = False  # whether ``serve`` has started a thread, which closes the reader
 
     def __enter__(self) -> Self:
         if self.installed:

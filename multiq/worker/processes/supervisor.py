@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.supervisor")
 
 _YOUNG = 5.0  # seconds; an older child did not die because of its start
-_FIRST_BACKOFF = 0.1  # seconds until a child that died young is replaced; doubles with each early death
+_FIRST_BACKOFF = 0.1  # seconds until a child that died young is replaced; the delay doubles with each early death
 _LONGEST_BACKOFF = 30.0  # maximum if the child had no job
 _WORKING_BACKOFF = 1.0  # maximum if the child had a job; max_crashes then limits the deaths
 _POLL = 0.5  # seconds between two checks of the children, in case a SIGCHLD is lost
@@ -348,8 +348,8 @@ class Supervisor:
 
     def _detach_from_supervisor(self, *, is_child: bool) -> None:
         # The handlers of the supervisor's inbox stay installed, but have no effect in a child. The terminal sends
-        # Ctrl-C to the whole group, and the supervisor forwards it once, as SIGTERM. Programs that jobs start would
-        # inherit SIG_IGN.
+        # Ctrl-C to the whole group, and the supervisor forwards it once, as SIGTERM. SIG_IGN would not do, because
+        # programs that jobs start would inherit it.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._lifeline_writer)  # only the supervisor keeps it open; it closes with the supervisor's death

@@ -16,7 +16,7 @@ _LONGEST_WAIT = 3600.0  # seconds; Python limits the length of a wait, and the g
 
 
 class Watchdog:
-    """Calls *action* at the deadline, even if all other threads hang. Use it in a ``with`` block.
+    """Calls *action* at the deadline, even if all other threads hang. Use the watchdog in a ``with`` block.
 
     There is no deadline at first. The thread starts with the block, because the system may refuse a thread later.
     """
