@@ -1,7 +1,7 @@
 """Control flags for all workers of a connection, on every host: "down" and "restart".
 
 A control flag is a job in a reserved queue, delayed by 100 years. The flag is set while the job exists. Each time that
-a flag is set, it gets a new job with a new id. No worker reserves from these queues.
+a flag is set, it gets a new job with a new id. No worker reserves from a reserved queue.
 
 The driver interface stores only jobs, so flags are jobs. If the driver interface gets a key-value store, the flags can
 move into that store.

@@ -47,7 +47,7 @@ def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
     """Return the weight of each queue, or None if only the order of the queues decides."""
     if policy == "strict" or len(weights) == 1:
         return None
-    return dict(weights)  # all weights are 1 for round-robin
+    return dict(weights)  # for round-robin, all weights are 1
 
 
 def _pairs(queues: Mapping[str, int] | Iterable[str] | str) -> list[tuple[str, int]]:

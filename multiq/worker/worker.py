@@ -171,7 +171,7 @@ class Worker:
         Returns the exit code: 0, or 130 if running jobs were given back.
 
         In the main thread, ``run`` handles signals. The first SIGTERM or SIGINT lets running jobs finish and gives back
-        the other jobs. The second one gives back all jobs at once. SIGUSR2 pauses the worker, and SIGCONT resumes it.
+        the other jobs. A second signal gives back all jobs at once. SIGUSR2 pauses the worker, and SIGCONT resumes it.
         """
         self._has_ended = False
         try:

@@ -82,7 +82,7 @@ def wait_if_reloaded(problem: Exception) -> None:
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []
     while not came:
-        # a thread of the app may have unblocked the signals
+        # the app's threads may have unblocked signals
         came = [number for number in noted_signals() if number in heeded]
         if not came and (info := signal.sigtimedwait(heeded, _POLL_MS / 1000)) is not None:
             came = [info.si_signo]
