@@ -1,1 +1,1 @@
-"""Control of all workers of a connection, on every host: take down and restart (``flags``), list (``presence``)."""
+"""Commands to all workers of a connection, on every host, and the list of these workers."""

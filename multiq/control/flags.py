@@ -1,14 +1,13 @@
-"""Control flags for all workers of a connection, on every host: the connection is down, or the workers are to restart.
+"""Control flags for all workers of a connection, on every host: "down" and "restart".
 
-Control flags are stored as jobs delayed by 100 years in reserved queues: the interface for drivers stores jobs and
-nothing else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job
-exists. Each time that a flag is set, it gets a new job, with a new id.
+A control flag is a job in a reserved queue, delayed by 100 years. The flag is set while the job exists. Each time that
+a flag is set, it gets a new job with a new id. No worker reserves from a reserved queue.
 
-When the interface for drivers can keep small values under keys, the flags can become such values, without reserved
-queues.
+The driver interface stores only jobs, so flags are jobs. If the driver interface gets a key-value store, the flags can
+move into that store.
 
-Control flags need several capabilities. A backend that lacks one of them has no control flags: setting one raises
-``Unsupported``, and readers find none.
+Control flags need several capabilities. On a backend that lacks one of them, setting a flag raises ``Unsupported``, and
+no flag is ever read as set.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ RESTART = "multiq.restart"
 PRESENCE_QUEUES = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
 """One queue for each viewer of the workers (``presence``)."""
 CONTROL_QUEUES = frozenset({DOWN, RESTART, *PRESENCE_QUEUES})
-"""Queues that listings leave out."""
+"""The queues that listings leave out."""
 
 
 _NEEDS = ("inspection", "management", "pausing", "purging", "exact_counts")
 
 
 def missing_for_control(backend: Backend) -> Unsupported | None:
-    """Why a backend has no control flags and no presence; None: the backend has both."""
+    """Return the error for a backend without control flags and presence, or None if the backend has both."""
     declared = backend.declared
     for power in _NEEDS:
         if not declared.claim(power):
@@ -46,7 +45,7 @@ def missing_for_control(backend: Backend) -> Unsupported | None:
 
 
 def visible_queues(backend: Backend) -> list[str]:
-    """The queues of users: all queues but the reserved ones (``CONTROL_QUEUES``)."""
+    """Return the names of all queues except the reserved ones (``CONTROL_QUEUES``)."""
     return [name for name in backend.queues() if name not in CONTROL_QUEUES]
 
 
@@ -54,15 +53,16 @@ class ControlState(NamedTuple):
     """The control flags of a connection, except ``is_down``."""
 
     last_restart: str | None
-    """An id that changes with each request to restart; None: there was none."""
+    """The id of the latest request to restart. None if there was no request."""
     is_presence_asked: bool
-    """Whether there is a viewer of the workers."""
+    """Whether some viewer wants to see the workers."""
 
 
 class Control:
-    """Reads and sets the control flags of one connection. Each method may raise ``BackendError``.
+    """Reads and sets the control flags of one connection.
 
-    On a backend without control flags, methods that set one raise ``Unsupported``, and readers find none.
+    Each method may raise ``BackendError``. On a backend without control flags, setting one raises ``Unsupported``, and
+    no flag is ever read as set.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -70,11 +70,11 @@ class Control:
         self._missing = missing_for_control(backend)
 
     def is_down(self) -> bool:
-        """Whether the connection is down, so that workers take no jobs."""
+        """Return whether the connection is down. Workers take no jobs from a connection that is down."""
         return self._missing is None and bool(self._backend.stats(DOWN).delayed)
 
     def take_down(self) -> bool:
-        """Have all workers take no more jobs. False: the connection was down already."""
+        """Stop all workers from taking jobs. Returns False if the connection was already down."""
         self._refuse()
         if self.is_down():
             return False
@@ -82,28 +82,28 @@ class Control:
         return True
 
     def bring_up(self) -> bool:
-        """Have workers take jobs again. False: the connection was not down."""
+        """Let workers take jobs again. Returns False if the connection was not down."""
         self._refuse()
         return bool(self._backend.purge(DOWN, [State.DELAYED]))
 
     def restart(self) -> None:
-        """Have all workers that run now finish their jobs and end."""
+        """Ask all workers that run now to finish their jobs and exit."""
         self._refuse()
         self._backend.purge(RESTART, [State.DELAYED])
         self._set(RESTART)
 
     def ask_presence(self, seconds: float) -> None:
-        """Have all workers look for viewers during the next *seconds* seconds.
+        """Ask all workers to check for viewers during the next *seconds* seconds.
 
-        This flag is a pause of the restart queue: a pause ends by itself, and the counts that workers read anyway say
-        whether the queue is paused.
+        The flag is set by a pause of the restart queue. A pause ends by itself, and workers read the queue's counts
+        anyway.
         """
         self._refuse()
         self._backend.pause(RESTART, seconds)
 
     def read(self) -> ControlState:
         """Read the flags, except ``is_down``. Makes one call to the backend, or two if a restart was requested."""
-        stats = self._backend.stats(RESTART)  # also where there are no flags: it shows that the backend answers
+        stats = self._backend.stats(RESTART)  # called on every backend, because it also shows that the backend answers
         if self._missing is not None:
             return ControlState(None, is_presence_asked=False)
         page = self._backend.jobs(RESTART, State.DELAYED, limit=1) if stats.delayed else None

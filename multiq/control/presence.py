@@ -1,10 +1,13 @@
-"""Presence: which workers a connection has, on every host, and what they run.
+"""Presence: the list of a connection's workers, on every host, and of their running jobs.
 
-Viewers (``multiq top``) ask the workers through the backend. Without a viewer, nothing is stored. A viewer takes one of
-a few reserved queues and puts a request there: a job delayed by 15 seconds. The viewer renews the request. While there
-is a delayed request, each worker puts its answer into the same queue, once a second. When the viewer has gone, its last
-request becomes due: the workers then stop answering, and clear the queue. Only the server's clock decides when a
-request is due. Workers learn from the counts that they read anyway (``Control``) that there is a viewer.
+A viewer (``multiq top``) asks the workers through the backend. Without a viewer, nothing is stored.
+
+1. The viewer takes one of a few reserved queues. The viewer adds a request, which is a job delayed by 15 seconds, and
+   renews the request every 5 seconds.
+2. While the queue has a delayed job, each worker adds its answer to the queue once a second.
+3. When the viewer has ended, its last request becomes due. The workers then stop answering, and clear the queue.
+
+Only the server's clock decides when a request is due. Workers learn from a flag (``Control``) that there is a viewer.
 """
 
 from __future__ import annotations
@@ -25,64 +28,58 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 FIRST_ANSWERS = 6.5
-"""Seconds after which each worker that can answer has answered: workers check for viewers every five seconds."""
+"""Seconds until every worker that can answer has answered. Workers check for viewers every five seconds."""
 
-_CALL_SECONDS = 15.0  # seconds that a request lasts if it is not renewed
+_CALL_SECONDS = 15.0  # seconds until a request is due, unless it is renewed
 _RENEW_EVERY = 5.0  # seconds
-_FORGET_AFTER = 10.0  # seconds after a worker's last answer until the worker is left out
+_FORGET_AFTER = 10.0  # seconds without an answer until a worker is removed from the list
 _BATCH = 100  # answers
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A job that runs."""
-
     queue: str
     id: str
     seconds: float
 
 
 class Process(msgspec.Struct, frozen=True):
-    """One of a worker's processes."""
-
     pid: int
     held: int
-    """Jobs, including those that run."""
+    """The number of jobs, including running ones."""
     runs: list[Run]
-    """The longest run first. Of very many runs, only the first ones."""
+    """The longest run comes first. If there are very many runs, only the first ones are listed."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's answer."""
-
     worker: str
-    """``host:pid`` of its supervisor."""
+    """``host:pid`` of the supervisor."""
     state: str
     """``working``, ``paused``, ``down`` (``multiq down``) or ``draining``."""
     up_for: float
-    """Seconds since it began."""
+    """Seconds since the worker started."""
     queues: list[str]
     at_a_time: int
-    """Jobs that each process runs at a time."""
+    """The number of jobs that each process can run at the same time."""
     processes: list[Process]
     running: int
-    """Jobs that run, including those that are not listed."""
+    """The number of running jobs, including jobs that ``processes`` does not list."""
 
 
 class TooManyViewers(MultiqError):
-    """All queues for viewers of the connection's workers are taken."""
+    """All queues for viewers are taken."""
 
 
 class Viewer:
-    """A viewer of the workers. Each method may raise ``BackendError``; ``start`` comes first, ``close`` last."""
+    """A viewer of the workers. Call ``start`` first and ``close`` last. Each method may raise ``BackendError``."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._control = Control(backend)
-        self._answers: dict[str, tuple[Answer, float]] = {}  # by worker: its last answer, and when it came
+        self._answers: dict[str, tuple[Answer, float]] = {}  # worker -> (last answer, time of its arrival)
         self._renew_at = 0.0
 
     def start(self) -> None:
-        """Take a queue and put the first request there. Raises ``TooManyViewers``."""
+        """Take a queue and add the first request. Raises ``TooManyViewers``."""
         for queue in random.sample(PRESENCE_QUEUES, len(PRESENCE_QUEUES)):
             if self._backend.stats(queue).delayed:
                 continue
@@ -91,13 +88,13 @@ class Viewer:
             if self._backend.stats(queue).delayed == 1:
                 self._consumer = self._backend.consumer((queue,))
                 return
-            self._backend.delete(queue, job_id)  # another viewer took it at the same moment
+            self._backend.delete(queue, job_id)  # another viewer took the queue at the same moment
         raise TooManyViewers(
             f"the workers of this connection have {len(PRESENCE_QUEUES)} viewers already: try again when one has ended"
         )
 
     def read(self) -> list[Answer]:
-        """The last answer of each worker, in the order of their names. Renews the request when it is time."""
+        """Return the last answer of each worker, sorted by worker. Also renews the request when needed."""
         if time.monotonic() >= self._renew_at:
             self._renew()
         while leases := self._consumer.reserve(_BATCH, 0):
@@ -109,7 +106,6 @@ class Viewer:
         return [answer for _, (answer, _) in sorted(self._answers.items())]
 
     def close(self) -> None:
-        """Clear the queue."""
         self._consumer.close()
         self._backend.purge(self._queue, [State.READY, State.DELAYED])
 
@@ -120,16 +116,16 @@ class Viewer:
 
     def _note(self, body: bytes) -> None:
         if not body:
-            return  # an earlier request, now due
+            return  # an earlier request, which is due now
         try:
             answer = msgspec.json.decode(body, type=Answer)
-        except msgspec.DecodeError:  # of another version, or no answer at all
+        except msgspec.DecodeError:  # from another version of multiq, or not an answer
             return
         self._answers[answer.worker] = answer, time.monotonic()
 
 
 class Responder:
-    """A worker's side of presence: answers each viewer, and clears what viewers have left behind."""
+    """Answers the viewers on behalf of a worker, and clears the queues of viewers that have ended."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -138,7 +134,6 @@ class Responder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no viewer to answer and no queue to clear."""
         return not self._viewers and not self._to_clear
 
     def find_viewers(self) -> None:
@@ -146,7 +141,7 @@ class Responder:
         self._check(PRESENCE_QUEUES)
 
     def answer(self, answer: Answer) -> None:
-        """Send the answer to all viewers. Raises ``BackendError``."""
+        """Send *answer* to all viewers. Raises ``BackendError``."""
         self._check([*self._viewers, *self._to_clear])
         body = msgspec.json.encode(answer)
         for queue in self._viewers:
@@ -158,7 +153,7 @@ class Responder:
             stats = self._backend.stats(queue)
             if stats.delayed:
                 viewers.append(queue)
-            elif stats.ready or stats.reserved:  # a job that a killed viewer had reserved becomes ready again
+            elif stats.ready or stats.reserved:  # reserved: the job becomes ready again if its viewer was killed
                 self._backend.purge(queue, [State.READY])
                 to_clear.add(queue)
         self._viewers, self._to_clear = viewers, to_clear

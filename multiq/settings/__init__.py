@@ -1,4 +1,4 @@
-"""Settings: what can be configured, where it is read from, and the URLs of backends."""
+"""Settings: the options, the sources of their values, and the URLs of backends."""
 
 from __future__ import annotations
 

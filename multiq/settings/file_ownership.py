@@ -1,4 +1,7 @@
-"""Which users can write a file. multiq trusts a file only if no user except the current one and root can change it."""
+"""Checks which users can write a file.
+
+multiq trusts a file only if no user except the current one and root can change it.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ import stat
 
 
 def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
-    """The reason not to trust a file, because another user may have written it; None: the file is safe.
+    """Return the reason not to trust a file, or None if the file is safe.
 
-    *link*: the ``lstat`` of the file's name (if the name is a symlink, the status of the symlink). *file*: the status
-    of the file itself. A group may write the file if the group has no other member, as on systems that give each user a
-    group of its own.
+    *link* is the ``lstat`` of the file's name. *file* is the ``fstat`` of the opened file. A group may write the file
+    if the group has no other member, because some systems give each user a private group.
     """
-    if not hasattr(os, "geteuid"):  # Windows has no owners in this sense
+    if not hasattr(os, "geteuid"):  # Windows has no POSIX owners
         return None
     trusted = {0, os.geteuid()}
     for status in (link, file):

@@ -1,14 +1,15 @@
-"""Where settings come from: ``multiq.toml`` or ``pyproject.toml``, then the environment on top of it.
+"""Loads the settings from a configuration file and from environment variables. The variables take precedence.
 
-The file is the first that is found in the current folder and the folders above it: ``multiq.toml``, else a
-``pyproject.toml`` with a ``[tool.multiq]`` table. If ``MULTIQ_CONFIG`` is set, the file that it names is used instead.
-All mistakes are reported together, each with its file and key.
+multiq searches the current folder, and then the folders above it. The first file found is used: ``multiq.toml``, or a
+``pyproject.toml`` with a ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another file instead. All mistakes are
+reported together, each with its file and key.
 
-A file that multiq found by itself (``MULTIQ_CONFIG`` does not name it) must belong to the user or to root, and no other
-user may be able to write it. URLs in the configuration file may refer to secrets in environment variables and in other
-files. Another user who could write the configuration file could make multiq send those secrets to any host.
+Unless ``MULTIQ_CONFIG`` names the file, it must belong to the user or to root, and other users must not be able to
+write the file. URLs in the file may refer to secrets in environment variables and in other files. Another user who can
+write the file could make multiq send these secrets to any host.
 
-Unknown variables that begin with MULTIQ_ are ignored: Kubernetes sets some (``MULTIQ_PORT``) for services of this name.
+Unknown variables that begin with ``MULTIQ_`` are ignored, because Kubernetes sets such variables for a service named
+``multiq`` (``MULTIQ_PORT``).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _FILE_ROOM = 1 << 20  # bytes
 
 
 def load_settings(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings for *folder* (default: the current one) and *environment* (default: the process's).
+    """Return the settings for *folder* (default: the current folder) and *environment* (default: ``os.environ``).
 
     Raises ``SettingsInvalid`` with all problems.
     """
@@ -60,7 +61,7 @@ def load_settings(folder: Path | None = None, environment: Mapping[str, str] | N
 
 
 def describe_sources() -> str:
-    """Where ``load_settings`` takes its settings from, in one line."""
+    """Return one line that lists the sources of ``load_settings``."""
     source = find_file(None, os.environ)
     file = "no configuration file" if source is None else str(source)
     variables = [variable for key in KEYS if os.environ.get(variable := _variable(key))]
@@ -68,7 +69,7 @@ def describe_sources() -> str:
 
 
 def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """The configuration file for *folder* (None: the current one), or None."""
+    """Return the path of the configuration file, or None. *folder* defaults to the current folder."""
     named = environment.get("MULTIQ_CONFIG")
     if named:
         return Path(named)
@@ -81,7 +82,7 @@ def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | Non
 
 
 def _places(folder: Path | None) -> tuple[Path, ...]:
-    """The folder and those above it; empty if the current folder was deleted."""
+    """Return the folder and the folders above it. Empty if the current folder was deleted."""
     try:
         place = Path.cwd() if folder is None else folder.absolute()
     except OSError:
@@ -92,20 +93,20 @@ def _places(folder: Path | None) -> tuple[Path, ...]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a folder without read permission holds no settings
+    except OSError:  # a folder without read permission has no settings
         return False
 
 
 def _configures_multiq(project: Path) -> bool:
-    """Whether a ``pyproject.toml`` has a table ``[tool.multiq]``. A file that is not TOML is ignored."""
+    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. A file that is not TOML has no table."""
     if not _is_file(project):
         return False
     try:
         text, reason = _content(project, is_named=False)
-        if reason is not None:  # not parsed (a key of 20,000 parts takes minutes), only searched
+        if reason is not None:  # only searched, because parsing a key of 20,000 parts takes minutes
             return _OUR_TABLE.search(text) is not None
         tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
-    except (OSError, ValueError, RecursionError):  # a number that is too long is a ValueError, too
+    except (OSError, ValueError, RecursionError):  # a number that is too long raises ValueError
         return False
     return isinstance(tools, dict) and "multiq" in tools
 
@@ -133,11 +134,12 @@ def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any
 
 
 def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
-    """A file's content, and the reason why the file must not be used (None: it may be used).
+    """Return a file's content, and the reason not to use the file or None.
 
-    Owner and mode are checked on the opened file itself.
+    The check reads the owner and the mode of the opened file, because another user could replace the file before it is
+    opened.
     """
-    # O_NONBLOCK: the opening must not block if a pipe has replaced the file since multiq found it
+    # With O_NONBLOCK, opening does not block if a pipe has replaced the file.
     flags = 0 if is_named else getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         reason = None if is_named else distrust(path.lstat(), os.fstat(file.fileno()))
@@ -190,10 +192,9 @@ def _connection(name: str, value: Any, where: str, env: Mapping[str, str], probl
 
 
 def _expand(template: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
-    """Replace each ``${NAME}`` in a URL by the environment variable NAME: passwords do not belong in files.
+    """Replace each ``${NAME}`` in a URL by the environment variable NAME.
 
-    In the user name and the password, special characters of the value are percent-encoded. Elsewhere, the value is
-    inserted as it is.
+    In the user name and the password, the value is percent-encoded. Elsewhere, the value is inserted unchanged.
     """
     scheme, colon, rest = template.partition("://")
     authority = _AUTHORITY_END.split(rest, maxsplit=1)[0] if colon else ""

@@ -1,4 +1,4 @@
-"""Settings: what can be configured, with its default and its rule. ``loader`` reads them."""
+"""The settings with their defaults and rules. ``loader`` reads their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_URL = "sqlite:///multiq.db"
 
 
 class Key(NamedTuple):
-    """One setting: how its value is checked (raises ``ValueError``), and how its text in the environment is read."""
+    """A setting's check and its parser. The check raises ``ValueError``."""
 
     check: Callable[[Any], Any]
     parse: Callable[[str], Any]
@@ -91,7 +91,7 @@ def _queues(value: Any) -> tuple[str, ...] | dict[str, int] | None:
 
 
 def _number(text: str) -> Any:
-    """Text of the environment as a number. Other text is returned as it is, and the check refuses it."""
+    """Text that is not a number is returned unchanged, and the check rejects it."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -101,7 +101,7 @@ def _number(text: str) -> Any:
 
 
 def _truth(text: str) -> Any:
-    """Text of the environment as true or false. Other text is returned as it is, and the check refuses it."""
+    """Text that is neither true nor false is returned unchanged, and the check rejects it."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
 
 
@@ -109,8 +109,7 @@ def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-#: every setting except connections, by its dotted name; the environment variable for worker.grace is
-#: MULTIQ_WORKER_GRACE
+#: All settings except connections. The environment variable of worker.grace is MULTIQ_WORKER_GRACE.
 KEYS: dict[str, Key] = {
     "url": Key(_text, str),
     "app": Key(_text_or_none, str),
@@ -134,7 +133,10 @@ KEYS: dict[str, Key] = {
 
 
 def check_setting(key: str, value: Any) -> Any:
-    """The value as multiq uses it. Raises ``ValueError``, which names the rule and the value, with passwords masked."""
+    """Return *value* in its normal form.
+
+    Raises ``ValueError``. The message has the rule and the value, with passwords masked.
+    """
     try:
         return KEYS[key].check(value)
     except ValueError as exc:
@@ -143,7 +145,7 @@ def check_setting(key: str, value: Any) -> Any:
 
 
 def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
-    """Check each field of a struct by its rule, and replace its value with the one that the rule returns."""
+    """Check all fields, and store the normal form of each value."""
     problems = []
     for field in settings.__struct_fields__:
         key = prefix + field
@@ -160,60 +162,60 @@ def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker runs, unless its command line or constructor says otherwise."""
+    """Settings of workers. The command line and the constructor of ``Worker`` override them."""
 
     queues: tuple[str, ...] | dict[str, int] | None = None
-    """Names in their order, or each with its weight. None: the queues of the app's tasks."""
+    """Names in order, or a mapping of names to weights. None: the queues of the app's tasks."""
     policy: str | None = None
-    """``strict``: in their order; ``weighted``: in proportion to their weights; ``round-robin``: all alike.
+    """``strict`` follows the order of the queues. ``weighted`` shares by their weights. ``round-robin`` shares equally.
 
-    None: ``strict`` where queues are named, else ``round-robin``.
+    None: ``strict`` if queues are named, else ``round-robin``.
     """
     processes: int | None = None
-    """Worker processes under a supervisor; 0: jobs run in this process, without one. None: 1 on the command line, 0 for
-    a ``Worker`` that a program constructs."""
+    """The number of worker processes under a supervisor. 0: no supervisor, jobs run in this process.
+
+    None: 1 on the command line, and 0 for a ``Worker`` that a program creates.
+    """
     threads: int = 1
     concurrency: int = 0
-    """Coroutines at a time; 0: jobs run on threads."""
+    """The number of coroutine jobs at a time. 0: jobs run on threads."""
     prefetch: int = 100
-    """Jobs held beyond those that run, at most: reached only while jobs are far shorter than a round trip."""
+    """The maximum number of jobs held in addition to running jobs. This number is reached only with very short jobs."""
     grace: float = 25.0
-    """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills after 30."""
+    """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills a container after 30 seconds."""
     kill_after: float = 2.0
-    """Seconds that a job gets to end after its ``timeout`` before its process is ended."""
+    """Seconds that a job gets after its ``timeout`` before its process is ended."""
     health_file: str | None = None
-    """The file to which a worker writes its status every few seconds; it needs a supervisor."""
+    """The file to which a worker writes its status every few seconds. Needs a supervisor."""
     http: str | None = None
-    """The address at which a worker serves probes and Prometheus: ``HOST:PORT`` or ``:PORT``; it needs a supervisor."""
+    """The address of a worker's pages for probes and Prometheus: ``HOST:PORT`` or ``:PORT``. Needs a supervisor."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command line logs, and after how many seconds any worker logs a job as slow."""
+    """Settings of logging. ``slow_job`` and ``summary`` also apply to workers that a program creates."""
 
     level: str = "info"
     format: str = "text"
     jobs: bool = False
-    """Whether the log line for each job that is done has the level info; else debug. A line costs as much as a short
-    job.
-    """
+    """Whether each finished job is logged at level info instead of debug. A line costs as much as a short job."""
     slow_job: float = 10.0
-    """Seconds: a job that takes longer is logged as a warning. 0: no job is slow."""
+    """A job that takes more than this many seconds is logged as a warning. 0: never."""
     summary: float = 60.0
-    """Seconds, at least, between two log lines of a process on how many jobs it has run. 0: no such lines."""
+    """The longest interval in seconds between two summaries of a process in the log. 0: no summaries."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "log.")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. ``connections`` maps names to URLs. Raises ``SettingsInvalid`` when a value breaks its rule."""
+    """All settings. ``connections`` maps names to URLs. Raises ``SettingsInvalid`` if a value breaks its rule."""
 
     url: str = DEFAULT_URL
     app: str | None = None
-    """The app that ``multiq worker`` runs if it is given none, as ``module:attribute``."""
+    """The default app of ``multiq worker``, as ``module:attribute``."""
     connections: dict[str, str] = {}
     max_body: int = MAX_BODY_DEFAULT
     worker: WorkerSettings = WorkerSettings()
@@ -223,7 +225,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_fields(self, "")
 
     def __repr__(self) -> str:
-        """Passwords in URLs are masked."""
+        """Masks the passwords in URLs."""
         connections = {name: redact(url) for name, url in self.connections.items()}
         return (
             f"Settings(url={redact(self.url)!r}, connections={connections!r}, max_body={self.max_body!r}, "
@@ -231,7 +233,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """``rich`` calls this; without it, ``rich`` would show the URLs with their passwords."""
+        """Without this method, ``rich`` would show the passwords in URLs."""
         return [
             ("url", redact(self.url)),
             ("connections", {name: redact(url) for name, url in self.connections.items()}),
@@ -241,9 +243,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def resolve(self, connection: str | None) -> str:
-        """The URL of a connection: a URL itself, the name of a configured one, or None for the default.
+        """Return the URL of a connection.
 
-        Raises ``SettingsInvalid`` for a name that is not configured.
+        *connection* is a URL, the name of a configured connection, or None for the default. Raises ``SettingsInvalid``
+        for an unknown name.
         """
         if connection is None:
             return self._follow(self.url, "url")
@@ -262,7 +265,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def no_connection(text: str, connections: Iterable[str]) -> str:
-    """The message for a text that names no backend."""
     known = ", ".join(sorted(connections)) or "none"
     return (
         f"{redact(text)!r} is neither a URL (like 'sqlite:///jobs.db') nor a configured connection (there are: {known})"

@@ -16,9 +16,10 @@ WEIGHT_MAX = 1000
 
 
 def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
-    """Each queue with its weight, in order: from names, each with or without a weight (``high=3``), or from a mapping.
+    """Return the weight of each queue, in the given order.
 
-    The default weight is 1. Raises ``NameInvalid``, ``OptionInvalid``.
+    *queues* is a mapping of names to weights, or names like ``"low"`` and ``"high=3"``. The default weight is 1. Raises
+    ``NameInvalid`` or ``OptionInvalid``.
     """
     weights: dict[str, int] = {}
     for name, weight in _pairs(queues):
@@ -30,7 +31,7 @@ def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, in
 
 
 def check_policy(policy: str, weights: Mapping[str, int]) -> str:
-    """*policy*, if it is one of ``POLICIES`` and fits these weights. Raises ``OptionInvalid``."""
+    """Return *policy* if it is one of ``POLICIES`` and fits *weights*. Raises ``OptionInvalid``."""
     if policy not in POLICIES:
         raise OptionInvalid(f"unknown policy {shown(policy)}: choose strict, weighted or round-robin")
     if policy != "weighted" and any(weight != 1 for weight in weights.values()):
@@ -43,10 +44,10 @@ def check_policy(policy: str, weights: Mapping[str, int]) -> str:
 
 
 def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
-    """Each queue's share of the jobs, as a weight; None: only the order of the queues decides."""
+    """Return the weight of each queue, or None if only the order of the queues decides."""
     if policy == "strict" or len(weights) == 1:
         return None
-    return dict(weights)  # all 1 for round-robin
+    return dict(weights)  # for round-robin, all weights are 1
 
 
 def _pairs(queues: Mapping[str, int] | Iterable[str] | str) -> list[tuple[str, int]]:

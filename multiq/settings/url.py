@@ -1,4 +1,4 @@
-"""Backends' URLs: parsed once, options checked, passwords never shown."""
+"""Parses the URLs of backends, checks their options, and masks their passwords."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MASK = "***"
 
 _T = TypeVar("_T")
 
-_SECRET = ("pass", "pwd", "secret", "token", "auth", "credential")  # in the names of options that are masked
-_SHOWN_AT_MOST = 200  # characters of a URL in a message
+_SECRET = ("pass", "pwd", "secret", "token", "auth", "credential")  # parts of the names of masked options
+_SHOWN_AT_MOST = 200  # characters of a URL in an error message
 _QUOTING = "in a password or an option, write / ? # @ : % as %2F %3F %23 %40 %3A %25"
 
 
 class Option(NamedTuple):
-    """One option of a driver's URLs: how its text is read (raises ``ValueError``), its default, and what it does."""
+    """One option of a driver's URLs. ``read`` raises ``ValueError`` for invalid text."""
 
     read: Callable[[str], Any]
     default: Any
@@ -32,21 +32,21 @@ class Option(NamedTuple):
 
 
 class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A URL in parts. ``str()`` masks the password; ``text`` is the original, for the driver alone."""
+    """A parsed URL. ``str()`` masks the password. ``text`` is the original URL, for the driver only."""
 
     scheme: str
-    """As written, ``redis+sentinel``; ``driver`` is what stands before the plus."""
+    """The full scheme, such as ``redis+sentinel``. ``driver`` is the part before the plus sign."""
     host: str | None = None
     port: int | None = None
     hosts: tuple[tuple[str, int | None], ...] = ()
-    """All hosts with their ports, where a driver's URLs may name several; ``host`` and ``port`` are the first."""
+    """All hosts with their ports, for drivers that accept several hosts. ``host`` and ``port`` are the first."""
     username: str | None = None
     password: str | None = None
     path: str = ""
     options: dict[str, Any]
     text: str
     create: bool = True
-    """False: the caller only looks, so a missing file or table is not created but reported by ``BackendError``."""
+    """Whether the driver creates a missing file or table. If False, the driver raises ``BackendError`` instead."""
 
     @property
     def driver(self) -> str:
@@ -59,16 +59,14 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         return f"BackendUrl({str(self)!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """``rich`` calls this; without it, ``rich`` would show the password."""
+        """Without this method, ``rich`` would show the password."""
         return [("text", str(self))]
 
 
 def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) -> BackendUrl:
-    """Parse *text* and check its query string against a driver's *options*. Missing options get their default.
+    """Parse a URL, and check its query string against a driver's *options*. Missing options get their default.
 
-    *create* is passed on in the result: it says whether the driver creates a store that is not there.
-
-    Raises ``UrlInvalid`` with every mistake in it.
+    *create* is stored in the result. Raises ``UrlInvalid`` with all mistakes.
     """
     parts = split(text)
     hosts = _hosts(parts, text)
@@ -88,14 +86,14 @@ def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) 
 
 
 def split(text: str) -> SplitResult:
-    """Like ``urlsplit``, but stricter: raises ``UrlInvalid`` for line ends, a fragment or a missing scheme."""
+    """Like ``urlsplit``, but raises ``UrlInvalid`` for line ends, a fragment or a missing scheme."""
     _check_characters(text)
     parts = _without_a_trace(lambda: urlsplit(text))
     if parts is None:
         raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}")
     if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
         raise UrlInvalid(f"a backend's URL must be like 'sqlite:///jobs.db' or 'redis://localhost', got {_shown(text)}")
-    if parts.netloc and "@" in parts.path:  # half of a password is taken for the host, and the other half for the path
+    if parts.netloc and "@" in parts.path:  # a password with a '/' is split between host and path
         raise _invalid(text, f"there is an '@' after the '/'; {_QUOTING}")
     if "#" in text:
         raise _invalid(text, "it has a '#': write %23")
@@ -103,13 +101,13 @@ def split(text: str) -> SplitResult:
 
 
 def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
-    """The hosts with their ports, from a list separated by commas."""
+    """Return the hosts with their ports. Commas separate the hosts in the URL."""
     credentials, at, places = parts.netloc.rpartition("@")
     hosts = []
     for place in places.split(",") if places else ():
         one = parts._replace(netloc=f"{credentials}{at}{place}")
         both = _without_a_trace(lambda one=one: (one.hostname, one.port))  # type: ignore[misc]
-        if both is None:  # the text in place of the port may be half a password
+        if both is None:  # the text in the position of the port may be part of a password
             raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}")
         host, port = both
         if host is None and "," in places:
@@ -120,18 +118,18 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
 
 
 def redact(text: str) -> str:
-    """*text* with masks in place of the URL's password and of each option whose name suggests a secret.
+    """Return *text* with the password and all secret options masked.
 
-    The function also masks malformed URLs. If it is unclear which part is the password, more than necessary is masked.
+    *text* may be a malformed URL. If the position of the password is unclear, more than the password is masked.
     """
     head, scheme_end, rest = text.partition("://")
     if not scheme_end:
-        head, rest = "", text  # not a URL, but perhaps meant as one
+        head, rest = "", text  # not a URL, but perhaps meant to be one
     place, question_mark, query = rest.partition("?")
-    if "@" in query and ":" in place:  # a '?' in a password, or an '@' in an option: the latter should be %40
+    if "@" in query and ":" in place:  # a password with a '?', or an option with an '@' (which should be %40)
         place, question_mark, query = f"{place.partition(':')[0]}:{MASK}", "", ""
     elif "@" in place:
-        # the password may hold '/', '#' or '@' unquoted: everything up to the last '@' is credentials
+        # The password may contain '/', '#' or '@'. Everything before the last '@' is the user name and the password.
         credentials, _, address = place.rpartition("@")
         user, colon, _ = credentials.partition(":")
         place = f"{user}{colon}{MASK if colon else ''}@{address if colon else _mask_port(address)}"
@@ -142,9 +140,7 @@ def redact(text: str) -> str:
 
 
 def _mask_port(place: str) -> str:
-    """Mask what follows the colon in ``host:secret``, unless it is a number. In a URL that lacks the host, this may be
-    ``user:password``.
-    """
+    """Mask the port in ``host:port`` unless it is a number. Without a host, the text may be ``user:password``."""
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
     if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):
@@ -163,10 +159,10 @@ def _is_secret(name: str) -> bool:
 
 
 def _without_a_trace(call: Callable[[], _T]) -> _T | None:
-    """The result of *call*; None for its ``ValueError``.
+    """Return the result of *call*, or None if it raises ``ValueError``.
 
-    The ``ValueError`` may quote a password. If a caller handled the ``ValueError`` and raised a new error, the new
-    error would keep the ``ValueError`` as its context, even with ``from None``.
+    The ``ValueError`` may quote a password. An error raised while the ``ValueError`` is handled would keep it as its
+    context, even with ``from None``.
     """
     try:
         return call()

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 _SPARE_SLOTS = 8
-_FLUSH_WAIT = 1.0  # seconds to flush the log and the standard streams when a process must end
+_FLUSH_WAIT = 1.0  # seconds to flush the log and the standard streams before the process exits
 
 
 class Worker:
@@ -53,31 +53,32 @@ class Worker:
 
     An option that is not given comes from the settings (``worker.*``).
 
-    - *app*: whose tasks to run.
-    - *queues*: names, or a mapping of names to weights. Without any here and in the settings: the queues of the app's
-      tasks.
-    - *policy*: ``"strict"`` reserves from a later queue only while all earlier ones have nothing due; ``"weighted"`` in
-      proportion to the weights (``{"high": 3, "low": 1}``); ``"round-robin"`` equally. Default: strict, or round-robin
-      where no queues are named.
-    - *processes*: worker processes under a supervisor, which replaces those that die and ends those whose job runs on
-      after its timeout. 0 (the default): work in this process, without a supervisor.
-    - *threads*: jobs that each process runs at a time, on threads. Default 1.
-    - *concurrency*: coroutine jobs that each process runs at a time on one event loop, instead of threads; plain
-      functions then run on a pool of threads beside it. Default 0: none.
-    - *prefetch*: short jobs that a process may hold beyond those that run. Default 100.
+    - *app*: the app whose tasks the worker runs.
+    - *queues*: names, or a mapping of names to weights. Default: the queues of the app's tasks.
+    - *policy*: how the worker shares its work among the queues. ``"strict"`` reserves from a queue only while no
+      earlier queue has a due job. ``"weighted"`` shares in proportion to the weights (``{"high": 3, "low": 1}``).
+      ``"round-robin"`` shares equally. Default: strict if queues are named, else round-robin.
+    - *processes*: the number of worker processes under a supervisor. The supervisor replaces processes that die, and
+      ends processes whose job runs on after its timeout. 0, the default, means that jobs run in this process, without a
+      supervisor.
+    - *threads*: the number of jobs that each process runs at a time, on threads. Default 1.
+    - *concurrency*: the number of coroutine jobs that each process runs at a time on one event loop. Plain functions
+      then run on a pool of threads. 0, the default, means no shared event loop.
+    - *prefetch*: the number of short jobs that a process may hold in addition to its running jobs. Default 100.
     - *grace*: seconds that running jobs get after SIGTERM. Default 25.
-    - *kill_after*: seconds that a job gets after its ``timeout``, before its process ends. Default 2.
-    - *max_jobs*, *max_time*: end each process after so many jobs, or the worker after so many seconds.
-    - *stop_when_empty*: end when nothing is due.
-    - *recycle_jobs*, *recycle_time*: have a process replaced after about so many jobs, or seconds.
-    - *memory*: have a process replaced that uses more than so many MiB; without a supervisor, ``run`` returns 12.
-    - *force*: work although the connection is down (``multiq down``).
-    - *health_file*: where to write the worker's status every few seconds (read by ``multiq health``).
-    - *http*: the address, like ``"localhost:9000"``, of the pages for probes and Prometheus.
+    - *kill_after*: seconds that a job gets after its ``timeout`` before its process is ended. Default 2.
+    - *max_jobs*: end each process after this many jobs.
+    - *max_time*: end the worker after this many seconds.
+    - *stop_when_empty*: end the worker when no job is due.
+    - *recycle_jobs*, *recycle_time*: replace a process after about this many jobs, or seconds.
+    - *memory*: replace a process that uses more than this many MiB. Without a supervisor, ``run`` returns 12 instead.
+    - *force*: work even if the connection is down (``multiq down``).
+    - *health_file*: the file that gets the worker's status every few seconds, for ``multiq health``.
+    - *http*: the address of the pages for probes and Prometheus, such as ``"localhost:9000"``.
     - *log_jobs*: log a line for each job that is done.
 
-    Raises ``OptionInvalid``, ``NameInvalid``, ``ExtraNotInstalled``; ``Unsupported`` for other processes on a backend
-    that is not shared.
+    Raises ``OptionInvalid``, ``NameInvalid`` or ``ExtraNotInstalled``. Raises ``Unsupported`` if *processes* is not 0
+    and the backend cannot be shared between processes.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Worker:
                     f"threads={threads} and concurrency={concurrency} exclude each other: jobs run on threads, or as "
                     "coroutines on one event loop"
                 )
-            concurrency = concurrency or 0  # over one in the settings
+            concurrency = concurrency or 0  # overrides the settings' concurrency
         self._settings = ProcessSettings(
             queues=tuple(weights),
             shares=shares(policy, weights),
@@ -138,9 +139,9 @@ class Worker:
         self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.owns_process = False
-        """Whether ``run`` may end the process if a job keeps ``run`` from returning. The command line sets it."""
+        """Whether the worker may exit the process if a job keeps ``run`` from returning. The command line sets it."""
         self.check: Sequence[str] | None = None
-        """A command that ends with 0 if this program would start. A reload (SIGHUP) runs it first."""
+        """A command that exits with 0 if the current code starts. A reload (SIGHUP) runs the command first."""
         if not self._processes and (recycle_jobs or recycle_time):
             raise OptionInvalid(
                 "recycle_jobs and recycle_time need a supervisor that replaces the process: processes=1 or more"
@@ -161,14 +162,16 @@ class Worker:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queues that the worker works on, in the order in which they were named."""
+        """The names of the worker's queues, in the given order."""
         return tuple(self._weights()[0])
 
     def run(self) -> int:
-        """Work until SIGTERM, SIGINT or ``stop``. Returns the exit code: 0, or 130 if running jobs were given back.
+        """Work until SIGTERM, SIGINT or ``stop``.
 
-        In the main thread it handles signals: the first SIGTERM or SIGINT finishes what runs and gives back the rest, a
-        second one gives back everything at once; SIGUSR2 pauses, SIGCONT resumes.
+        Returns the exit code: 0, or 130 if running jobs were given back.
+
+        In the main thread, ``run`` handles signals. The first SIGTERM or SIGINT lets running jobs finish and gives back
+        the other jobs. A second signal gives back all jobs at once. SIGUSR2 pauses the worker, and SIGCONT resumes it.
         """
         self._has_ended = False
         try:
@@ -177,9 +180,9 @@ class Worker:
             self._has_ended, self._running, self._stop_early = True, None, False
 
     def stop(self) -> None:
-        """Do what a SIGTERM does; a second call does what a second SIGTERM does. After ``run`` has ended, do nothing.
+        """Do what a SIGTERM does. A second call does what a second SIGTERM does.
 
-        From any thread.
+        Thread-safe. After ``run`` has ended, a call has no effect.
         """
         if self._has_ended:
             return
@@ -192,7 +195,7 @@ class Worker:
 
     def _run(self) -> int:
         log_events(self._app, each_job=self._log_jobs)
-        weights, policy = self._weights()  # tasks may have been registered since
+        weights, policy = self._weights()  # tasks may have been registered since the constructor ran
         self._settings = msgspec.structs.replace(self._settings, queues=tuple(weights), shares=shares(policy, weights))
         if self._max_time is not None:
             self._settings = msgspec.structs.replace(self._settings, end_at=time.monotonic() + self._max_time)
@@ -222,7 +225,6 @@ class Worker:
                 self._health_file.unlink(missing_ok=True)
 
     def _weights(self) -> tuple[dict[str, int], str]:
-        """The queues with their weights, and the policy: round-robin if no queues are named, so that all get a turn."""
         if self._queues is not None:
             weights = read_queues(self._queues)
             return weights, check_policy(self._policy or "strict", weights)
@@ -230,10 +232,10 @@ class Worker:
         return weights, check_policy(self._policy or "round-robin", weights)
 
     def _run_alone(self) -> int:
-        """Run without a supervisor. A reload may have left the children of a supervisor to this process."""
+        """After a reload, the children of a former supervisor may belong to this process."""
         if not (self.owns_process and was_reloaded()):
             return self._run_process(None)
-        previous = PreviousGeneration.take()  # stops it
+        previous = PreviousGeneration.take()  # stops the old children
         all_ended = run_in_thread(previous.reap)
         with taking_over():
             code = self._run_process(None, previous, all_ended)
@@ -245,17 +247,17 @@ class Worker:
         previous: PreviousGeneration | None = None,
         all_ended: threading.Event | None = None,
     ) -> int:
-        """The work of one process. Under a supervisor it has an *assignment*; without one, it waits for *previous*."""
+        """A process without an *assignment* has no supervisor, and waits for the end of the *previous* generation."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if assignment is None:
-            # SIGHUP: a command ends with its terminal; a user's program handles SIGHUP itself
+            # A command ends when its terminal closes. A user's program handles SIGHUP itself.
             inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if self.owns_process else [])])
         else:
             if self._http is not None:
                 self._listener.close()
                 self._metrics.count(self._app.events, assignment.index)
             inbox = SignalInbox([*taken, ABORT], assignment.lifeline)
-        # before any thread is started: a thread would inherit the blocked signals
+        # Threads inherit blocked signals, so the inbox unblocks them before the first thread starts.
         with inbox, _dump_threads_on_sigquit(on=inbox.installed):
             process = self._make_process(assignment, inbox)
             self._running = process
@@ -274,13 +276,13 @@ class Worker:
                 and all_ended is not None
                 and not all_ended.wait(self._settings.grace + KILL_MARGIN)
             ):
-                previous.send(signal.SIGKILL)  # in case their sidecar does not live any more
+                previous.send(signal.SIGKILL)  # the old sidecar may be dead
                 all_ended.wait(KILL_MARGIN)
             return code
 
     def _make_process(self, assignment: Assignment | None, inbox: SignalInbox) -> WorkerProcess:
         def exit_process(code: int) -> None:
-            """End the process, even if a job occupies the main thread, or some thread holds the lock of a stream."""
+            """Exit even if a job occupies the main thread, or a thread holds the lock of a stream."""
             run_in_thread(_flush).wait(_FLUSH_WAIT)
             if assignment is not None:
                 assignment.table.note_exit(code)
@@ -302,7 +304,7 @@ class Worker:
         return process
 
     def _run_sidecar(self, notifications: socket.socket, lifeline: int) -> int:
-        """The work of the sidecar. It ends when the supervisor does, and not by a signal to the whole group."""
+        """The main function of the sidecar's process. The sidecar ignores signals to the process group."""
         status = Status(self._shared_state, self._settings)
         sidecar = Sidecar(
             self._app,
@@ -316,14 +318,13 @@ class Worker:
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(status),
         )
-        # the handlers inherited from the supervisor stay, and do nothing here
+        # The handlers inherited from the supervisor stay installed, but have no effect in the sidecar.
         fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED})
         return sidecar.run()
 
     def _serve(self, status: Status) -> Server:
-        """Serve the HTTP pages, from the sidecar's process."""
-        from .monitoring.prometheus import WorkerCollector  # needs an extra
+        from .monitoring.prometheus import WorkerCollector  # needs the extra ``metrics``
 
         self._metrics.count(self._app.events, self._processes)
         collector = WorkerCollector(self._metrics, status, self._app.backend, self._settings.queues)
@@ -334,14 +335,15 @@ class Worker:
 def _is_down(app: App) -> bool:
     try:
         return Control(app.backend).is_down()
-    except MultiqError:  # the worker reports it, and waits for the backend
+    except MultiqError:  # the worker reports the error, and retries
         return False
 
 
 @contextlib.contextmanager
 def _dump_threads_on_sigquit(*, on: bool) -> Iterator[None]:
-    """While the block lasts, SIGQUIT writes each thread's stack, also while C code holds the interpreter."""
-    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr is missing, or not a file
+    """While the block lasts, SIGQUIT writes the stack of each thread, even if C code holds the GIL."""
+    # stderr is missing, or has no file descriptor
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
         if on:
             faulthandler.register(signal.SIGQUIT, all_threads=True)
     try:
@@ -354,9 +356,9 @@ def _dump_threads_on_sigquit(*, on: bool) -> Iterator[None]:
 def _actions(
     process: WorkerProcess, previous: PreviousGeneration | None, *, is_supervised: bool
 ) -> Mapping[signal.Signals, Callable[[], None]]:
-    """What a process does at each signal.
+    """The action for each signal.
 
-    A supervised process reads in the shared state whether it is paused: SIGUSR2 and SIGCONT only wake the process.
+    A supervised process reads from the shared state whether it is paused. SIGUSR2 and SIGCONT only wake it.
     """
     if is_supervised:
         return {
@@ -382,7 +384,7 @@ def _stop(process: WorkerProcess, previous: PreviousGeneration | None = None, *,
         return
     if by_signal:
         running = process.running
-        # in a thread: writing the log may hang, and the next signal must still be handled
+        # In a thread, because writing the log may hang, and the next signal must still be handled.
         run_in_thread(lambda: log_waiting(running, process.grace))
     process.stop()
 

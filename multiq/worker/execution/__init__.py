@@ -1,1 +1,1 @@
-"""From a reserved job to its verdict: fetching, running, time limits, leases kept alive."""
+"""The execution of jobs: fetching, running, time limits, and the renewal of leases."""

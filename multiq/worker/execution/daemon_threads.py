@@ -1,6 +1,6 @@
 """A pool of daemon threads.
 
-The threads of ``concurrent.futures`` are joined at the exit of the process, so a hung job would block the exit.
+The process joins the threads of ``concurrent.futures`` at its exit, so a hung job would block the exit.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class _Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     job: JobTasks | None
-    """The tasks of the job that has made the call."""
+    """The tasks of the job that made the call."""
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Starts threads as they are needed, up to *most*. Event loops accept only subclasses of ``ThreadPoolExecutor``.
+    """Starts up to *most* threads when they are needed. Event loops accept only subclasses of ``ThreadPoolExecutor``.
 
-    Each thread calls *at_end* before it ends. After a job's end, its calls may still occupy threads. When other calls
+    Each thread calls *at_end* before it ends. After a job's end, its calls may still occupy threads. If other calls
     wait for a thread, the occupied threads no longer count towards *most* (``write_off``).
     """
 
     def __init__(self, most: int, name: str, at_end: Callable[[], None] | None = None) -> None:
-        super().__init__(most, name)  # this starts no thread before ``submit``, which is replaced below
+        super().__init__(most, name)  # starts no thread before ``submit``, which is overridden
         self._most = most
         self._name = name
         self._at_end = at_end
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._count = 0
-        self._unfinished = 0  # calls that wait or run
+        self._unfinished = 0  # waiting and running calls
         self._running: dict[Future[Any], JobTasks | None] = {}
         self._is_shut = False
 
@@ -65,20 +65,20 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def write_off(self) -> None:
-        """Call this when a job has ended.
+        """Handle the end of a job.
 
-        If other calls wait, it allows one more thread for each thread that ended jobs still occupy.
+        If other calls wait, one more thread is allowed for each thread that ended jobs still occupy.
         """
         if self._unfinished <= self._most:
             return
         with self._lock:
             dropped = self._write_off()
-            with contextlib.suppress(RuntimeError):  # the system refuses a thread: the next call tries again
+            with contextlib.suppress(RuntimeError):  # the system refuses a thread, and the next call tries again
                 self._begin_threads(None)
         _cancel(dropped)
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """Accept no more calls. The threads end when the queue is empty; ``shutdown`` does not wait for that."""
+        """Accept no more calls. The threads end when the queue is empty. This method does not wait for the threads."""
         with self._lock:
             self._is_shut = True
             waiting = self._drained() if cancel_futures else []
@@ -87,7 +87,9 @@ class DaemonThreads(ThreadPoolExecutor):
         _cancel(waiting)
 
     def _write_off(self) -> list[_Call]:
-        """Stop counting threads that ended jobs occupy. Returns those jobs' waiting calls; the caller cancels them."""
+        """Stop counting threads that ended jobs occupy. Returns the waiting calls of those jobs, which the caller
+        cancels.
+        """
         if self._unfinished <= self._most or self._count < self._most or self._is_shut:
             return []
         left = [future for future, job in self._running.items() if job is not None and job.is_over]
@@ -109,7 +111,9 @@ class DaemonThreads(ThreadPoolExecutor):
         return dropped
 
     def _begin_threads(self, future: Future[Any] | None) -> None:
-        """Start the threads that are needed. Raises ``RuntimeError`` if the system refuses one and no other exists."""
+        """Start missing threads. Raises ``RuntimeError`` if the system refuses a thread and the pool has no other
+        thread.
+        """
         while self._count < min(self._unfinished, self._most) and not self._is_shut:
             self._count += 1
             try:
@@ -119,7 +123,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 if self._count:
                     return
                 if future is not None:
-                    future.cancel()  # a later thread skips it
+                    future.cancel()  # a later thread skips the call
                 raise
 
     def _drained(self) -> list[_Call]:
@@ -134,7 +138,7 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs, job = call
-            with self._lock:  # as in write_off: a call of an ended job is in _running by now, or is never made
+            with self._lock:  # locked as in write_off, so a call of an ended job is in _running or is never made
                 is_left = job is not None and job.is_over and self._unfinished > self._most
                 if not is_left:
                     self._running[future] = job
@@ -148,8 +152,8 @@ class DaemonThreads(ThreadPoolExecutor):
             with self._lock:
                 is_written_off = not is_left and self._running.pop(future, self) is self
             if is_written_off:
-                break  # this thread does not count any more: others have replaced it
-            del call, future, function, args, kwargs, job  # else they stay referenced until the next call
+                break  # other threads have replaced this one
+            del call, future, function, args, kwargs, job  # otherwise the objects would live until the next call
             with self._lock:
                 self._unfinished -= 1
         if self._at_end is not None:

@@ -1,4 +1,4 @@
-"""Event loops for coroutine jobs: how they are made, run and closed, and what becomes of the tasks that jobs leave."""
+"""Creates, runs and closes event loops for coroutine jobs, and ends the tasks that jobs leave behind."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-PATIENCE = 1.0  # seconds for cancelled tasks to clean up after themselves
+PATIENCE = 1.0  # seconds that cancelled tasks get to clean up
 
-_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of a loop, for ``asyncio.to_thread``: as asyncio itself has
+_THREADS = min(32, (os.cpu_count() or 1) + 4)  # threads of a loop for ``asyncio.to_thread``, as many as in asyncio
 
 
 def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
-    """A loop for one thread; the caller closes it. Its executor has daemon threads: *threads*, or a new pool.
+    """Create a loop for one thread. The caller closes the loop. The loop's executor is *threads*, or a new pool of
+    daemon threads.
 
-    The loop is asyncio's own, whatever event loop policy is set, because the timeouts read the handles of the loop
+    The loop is asyncio's own, whatever the event loop policy is. The timeouts read the handles of the loop
     (``CoroutineExecutor``).
     """
     loop = asyncio.SelectorEventLoop()
@@ -35,12 +36,11 @@ def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
 
 
 def threads_of_loop() -> DaemonThreads:
-    """A new pool for the functions that jobs run in threads (``asyncio.to_thread``)."""
     return DaemonThreads(_THREADS, "multiq-to-thread")
 
 
 class JobLoop:
-    """The event loop of one thread, for jobs that run there one after the other. Tasks that a job leaves are cancelled.
+    """The event loop of one thread, for successive jobs. Tasks that a job leaves behind are cancelled.
 
     ``asyncio.Runner`` would wait forever for a task that swallows its cancellation, and that task would run on during
     the next job.
@@ -50,9 +50,9 @@ class JobLoop:
         self._loop: AbstractEventLoop | None = None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run *work* to its end, in the current context. Raises what *work* raises."""
+        """Run *work* to its end, in the current context. Raises the exceptions of *work*."""
         loop = self._loop = self._loop or new_event_loop()
-        job = JobTasks()  # for its calls in threads; tasks on this loop are all the job's
+        job = JobTasks()  # for calls in threads; all tasks on this loop belong to the job
         job_tasks.set(job)
         task = loop.create_task(work)
         try:
@@ -73,13 +73,13 @@ class JobLoop:
         forgotten = [each for each in left if each is not task and not is_closing(each)]
         if forgotten:
             _log.warning("a job left %d tasks behind on its event loop; they are cancelled", len(forgotten))
-        if stuck:  # without the loop, no stuck task runs on
+        if stuck:  # without a running loop, no stuck task can run on
             _log.error("%d tasks that a job left behind swallow their cancellation; their loop is dropped", stuck)
             self._loop = None
 
 
 def close_loop(loop: AbstractEventLoop) -> None:
-    """Close the loop. Before that, its asynchronous generators get a second to end."""
+    """Close the loop. The loop's asynchronous generators first get a second to end."""
     try:
         loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
     except BaseException as exc:  # noqa: BLE001 - the user's code: it must not prevent the end
@@ -88,14 +88,15 @@ def close_loop(loop: AbstractEventLoop) -> None:
 
 
 def is_closing(task: asyncio.Task[Any]) -> bool:
-    """Whether the loop itself has started the task, to close an asynchronous generator that was not run to its end."""
+    """Whether the loop itself has started the task in order to close an asynchronous generator."""
     return type(task.get_coro()).__name__ == "async_generator_athrow"
 
 
 def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> int:
-    """Cancel *tasks* and run the loop until they have ended, for a second at most. Returns how many have not.
+    """Cancel *tasks*, and run the loop until they have ended, for up to a second. Returns the number of remaining
+    tasks.
 
-    Tasks that close an asynchronous generator are cancelled only after that second; then they get another second.
+    Tasks that close an asynchronous generator are cancelled only after that second, and get another second.
     """
     waiting = list(tasks)
     closing = [task for task in waiting if is_closing(task)]
@@ -108,7 +109,7 @@ def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> in
     _run_until_done(loop, closing)
     for task in waiting:
         if task.done() and not task.cancelled():
-            task.exception()  # retrieve it: asyncio logs exceptions that were never retrieved
+            task.exception()  # marks the exception as retrieved, so that asyncio does not log it
     return sum(not task.done() for task in waiting)
 
 

@@ -1,4 +1,4 @@
-"""Executors: run jobs inline, on threads, or as coroutines, behind one interface for the worker's loop."""
+"""Executors: run jobs inline, on threads, or as coroutines."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _THREAD_BRAKE = 1.0  # seconds until the next attempt to start a thread that the
 
 
 class Executor(ABC):
-    """Runs the jobs of held leases and collects their verdicts. Calls *on_done* after each job, in its thread.
+    """Runs jobs and collects their verdicts. Calls *on_done* after each job, in the job's thread.
 
-    With *inflight*, the supervisor and the sidecar can see which jobs have begun.
+    *inflight* shows the supervisor and the sidecar which jobs have begun.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
-    """The event loop that all jobs which are coroutines run on, if there is one."""
+    """The event loop that all coroutine jobs share, if there is one."""
 
     def __init__(
         self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], inflight: InflightWriter | None = None
@@ -55,25 +55,25 @@ class Executor(ABC):
         self._on_done = on_done
         self._inflight = inflight
         self._finished: deque[Held] = deque()
-        self._running: dict[Held, None] = {}  # in the order in which they began
+        self._running: dict[Held, None] = {}  # ordered by their beginning
         self.is_aborted = False
-        """Whether the process aborts, so that no job may begin."""
+        """Whether the process aborts. No job may begin then."""
         self._held = 0
         self._counting = threading.Lock()
 
     def start(self, jobs: Sequence[Held]) -> None:
-        """Run these jobs. An inline executor returns after they have run; the others return at once."""
+        """Run these jobs. An inline executor returns after the jobs have run. The other executors return at once."""
         self._count(len(jobs))
         self._start(jobs)
 
     def take_back(self) -> list[Held]:
-        """Take out the jobs that have not begun. After that, they never begin in this executor."""
+        """Remove and return the jobs that have not begun. The removed jobs never begin in this executor."""
         taken = self._take_waiting()
         self._count(-len(taken))
         return taken
 
     def take_finished(self) -> list[Held]:
-        """Take the jobs that have got their verdicts since the last call."""
+        """Remove and return the jobs that have verdicts."""
         taken: list[Held] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -83,12 +83,12 @@ class Executor(ABC):
 
     @property
     def busy(self) -> int:
-        """How many jobs were passed to ``start`` and not taken out since, whether they have a verdict or not."""
+        """The number of jobs that were passed to ``start`` and not removed yet, with or without a verdict."""
         return self._held
 
     @property
     def oldest_finished(self) -> Held | None:
-        """Of the jobs that have a verdict and were not taken yet: the one that got its verdict first."""
+        """The first job that got a verdict and was not removed yet."""
         try:
             return self._finished[0]
         except IndexError:
@@ -97,34 +97,31 @@ class Executor(ABC):
     @property
     @abstractmethod
     def waiting(self) -> int:
-        """How many jobs have not begun."""
+        """The number of jobs that have not begun."""
 
     @property
     @abstractmethod
     def is_held_up(self) -> bool:
-        """Whether jobs wait, or would wait, behind a job that is not short."""
+        """Whether a long job makes other jobs wait, or would make them wait."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """How many jobs can run at a time now."""
+        """The number of jobs that can run at the same time now."""
 
     def running(self) -> list[Held]:
-        """The jobs that run now."""
         return list(self._running)
 
     def running_for(self) -> float:
-        """Seconds since the oldest running job began."""
         running = self.running()
         return time.monotonic() - running[0].began_at if running else 0.0
 
     def stack_of(self, timed: TimedJob) -> str | None:
-        """The stack of an overdue job, as text."""
         return stack_of(frame_of(timed.thread))
 
     @abstractmethod
     def close(self) -> None:
-        """Release threads and loops. Does not wait for jobs that still run."""
+        """Release threads and loops, without waiting for running jobs."""
 
     @abstractmethod
     def _start(self, jobs: Sequence[Held]) -> None: ...
@@ -138,20 +135,20 @@ class Executor(ABC):
                 self._held += change
 
     def _begin(self, held: Held) -> bool:
-        """Note that the job begins.
+        """Record that the job begins.
 
-        False: it must not begin, because the process aborts, or because its lease ended while the process was
-        suspended.
+        Returns False if the job must not begin. The process may be aborting, or the lease may have ended while the
+        process was suspended.
         """
         held.began_at = now = time.monotonic()
-        self._running[held] = None  # first, so that either an abort sees the job, or this thread sees the abort
+        self._running[held] = None  # first, so that either an abort sees the job or this thread sees the abort
         if now >= held.ends_at or self.is_aborted:
             del self._running[held]
             self._skip(held)
             return False
         if self._inflight is not None:
             self._inflight.begin(held)
-            if time.monotonic() >= held.ends_at:  # this thread stood still in between: the job may be given back
+            if time.monotonic() >= held.ends_at:  # this thread was suspended in between, and the job may be given back
                 del self._running[held]
                 self._skip(held)
                 return False
@@ -166,7 +163,6 @@ class Executor(ABC):
         self._finished.append(held)
 
     def _end(self, held: Held) -> None:
-        """Note that the job has run and has its verdict."""
         if self._inflight is not None:
             self._inflight.end(held)
         del self._running[held]
@@ -177,9 +173,8 @@ class Executor(ABC):
 class InlineExecutor(Executor):
     """Runs one job after the other in the thread of the worker's loop.
 
-    A job costs least here, because it is not handed over to another thread.
-
-    *after_job* is called between two jobs, in that thread, fifty times a second at most.
+    This executor has the lowest cost per job, because no job changes threads. *after_job* is called between two jobs in
+    the same thread, at most fifty times a second.
     """
 
     def __init__(
@@ -197,16 +192,16 @@ class InlineExecutor(Executor):
 
     def _start(self, jobs: Sequence[Held]) -> None:
         self._waiting.extend(jobs)
-        # hot path: _begin, _end and InflightWriter's begin and end are inlined on purpose; calling them costs 5 % more
-        # CPU for each no-op job (docs/decisions/0047)
+        # This is the hot path, so the code of _begin, _end and InflightWriter's begin and end is inlined. Calling them
+        # costs 5 % more CPU for each no-op job (docs/decisions/0047).
         take, run, running, finished = self._waiting.popleft, self._runner.run, self._running, self._finished
         inflight, note_job, clock = self._inflight, self._prefetch.note_job, time.monotonic
-        marks: Any = None if inflight is None else inflight.marks  # without a table no job has a slot
+        marks: Any = None if inflight is None else inflight.marks  # without a table, no job has a slot
         look_at = clock() + _AFTER_JOB_EVERY
         while True:
             try:
                 held = take()
-            except IndexError:  # all done, or taken back by the heartbeat
+            except IndexError:  # all jobs have run, or the heartbeat has taken them back
                 return
             held.began_at = now = clock()
             running[held] = None
@@ -250,7 +245,7 @@ class InlineExecutor(Executor):
 
 
 class ThreadExecutor(Executor):
-    """Runs jobs on a fixed number of threads: daemons, so that a process that must end does not wait for a hung job."""
+    """Runs jobs on a fixed number of daemon threads, which do not keep a process with a hung job from exiting."""
 
     def __init__(
         self,
@@ -307,9 +302,9 @@ class ThreadExecutor(Executor):
 
 
 class CoroutineExecutor(Executor):
-    """Runs coroutine tasks on one event loop in a thread of its own, and plain functions on a pool of threads.
+    """Runs coroutine tasks on one event loop in a separate thread, and plain functions on a pool of threads.
 
-    A plain function that waits for a thread of the pool has not begun, and keeps no coroutine from beginning.
+    A plain function that waits for a free thread does not prevent coroutines from beginning.
     """
 
     _POOL_AT_MOST = 32  # threads for plain functions
@@ -327,7 +322,7 @@ class CoroutineExecutor(Executor):
         super().__init__(runner, prefetch, on_done, inflight)
         self._concurrency = concurrency
         self._waiting: deque[Held] = deque()
-        self._plain: deque[Held] = deque()  # those that wait for a thread of the pool
+        self._plain: deque[Held] = deque()  # plain functions that wait for a free thread
         self._threads = min(concurrency, self._POOL_AT_MOST)
         self._in_pool = 0
         self._is_pool_short = False
@@ -340,7 +335,7 @@ class CoroutineExecutor(Executor):
         self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
         self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
         self._is_closing = False
-        self._asked_at: float | None = None  # since when the loop has not run ``_fill``
+        self._asked_at: float | None = None  # the time since which the loop has not run ``_fill``
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
         self._thread.start()
 
@@ -367,22 +362,20 @@ class CoroutineExecutor(Executor):
 
     @property
     def capacity(self) -> int:
-        """How many jobs can run at a time now.
+        """The number of jobs that can run at the same time now.
 
-        No job can begin while another job holds the loop. After plain functions were given back because the pool is
+        No job can begin while another job blocks the loop. If plain functions were given back because the pool was
         full, no job can begin until a thread of the pool is free.
         """
         return self._at_work if self._is_pool_short or self._is_loop_held else self._concurrency
 
     @property
     def _is_loop_held(self) -> bool:
-        """Whether a job holds the loop, so that waiting ones cannot begin."""
         asked_at = self._asked_at
         return asked_at is not None and time.monotonic() - asked_at > TICK
 
     @property
     def _has_thread(self) -> bool:
-        """Whether a thread of the pool is free, or may be started."""
         return self._in_pool < self._threads and not self._is_refused
 
     @property
@@ -400,34 +393,31 @@ class CoroutineExecutor(Executor):
         return None
 
     def holder(self) -> Held | None:
-        """The job whose code the loop runs now, as far as another thread can see it."""
+        """Return the job whose code the loop runs now, if another thread can find out."""
         current = asyncio.current_task(self._loop)
         of_callback = self._tasks_of_callback()
         for task, (held, tasks) in list(self._tasks.items()):
             if task is current or tasks is of_callback or current in tasks:
                 return held
         held_by = list(self._tasks.values())
-        # a callback without a job's context belongs to the loop's job, if the loop runs only one
+        # a callback without a job's context belongs to the only job, if the loop runs just one
         return held_by[0][0] if current is None and of_callback is None and len(held_by) == 1 else None
 
     def is_held_by_leftover(self) -> bool:
-        """Whether a callback of a job that has ended holds the loop."""
         tasks = self._tasks_of_callback()
         return tasks is not None and tasks.is_over
 
     def jobs(self) -> int:
-        """How many jobs the loop runs."""
         return len(self._tasks)
 
     def stack(self) -> str | None:
-        """The stack of the loop's thread, as text."""
         return stack_of(frame_of(self._thread.ident))
 
     def _tasks_of_callback(self) -> JobTasks | None:
-        """The tasks of the job that the loop's current callback (or step of a task) belongs to.
+        """Return the tasks of the job to which the loop's current callback or task step belongs.
 
-        The callback's context says which job that is. None: no callback runs, or the callback was created outside of
-        any job's context: by a thread, or with a context of its own.
+        The context of the callback has the job. None means that no callback runs, or that the callback has no job's
+        context. A thread may have created such a callback, or the job may have passed another context.
         """
         frame = frame_of(self._thread.ident)
         while frame is not None:
@@ -459,12 +449,12 @@ class CoroutineExecutor(Executor):
         """Begin as many jobs as there is room for. Runs in the loop's thread."""
         self._asked_at = None
         while self._plain and self._has_thread and self._at_work < self._concurrency:
-            with contextlib.suppress(IndexError):  # taken back meanwhile
+            with contextlib.suppress(IndexError):  # the job was taken back meanwhile
                 self._begin_plain(self._plain.popleft())
         while self._at_work < self._concurrency and not self._is_closing:
             try:
                 held = self._waiting.popleft()
-            except IndexError:  # all have begun, or were taken back
+            except IndexError:  # all jobs have begun or were taken back
                 return
             if not self._runner.is_coroutine(held.lease):
                 if self._has_thread and not self._plain:
@@ -480,14 +470,14 @@ class CoroutineExecutor(Executor):
         context, tasks = self._runner.fresh_context(), JobTasks()
         context.run(job_tasks.set, tasks)
         task = self._loop.create_task(self._run_one(held, tasks), context=context)
-        self._tasks[task] = held, tasks  # the loop itself keeps only weak references
+        self._tasks[task] = held, tasks  # the loop itself stores only weak references
         task.add_done_callback(self._make_room)
 
     def _make_room(self, task: asyncio.Task[None]) -> None:
         held, tasks = self._tasks.pop(task)
         tasks.is_over = True
         self._threads_of_loop.write_off()
-        if held.verdict is None:  # it was cancelled before its first step: its job has not begun
+        if held.verdict is None:  # the task was cancelled before its first step, so the job has not begun
             held.verdict = GiveBack(held.lease)
             self._end(held)
             self._on_done()
@@ -516,7 +506,7 @@ class CoroutineExecutor(Executor):
         self._in_pool += 1
         try:
             self._pool.submit(self._run_plain, held)
-        except RuntimeError as exc:  # the system refuses a first thread, or the pool is shut down
+        except RuntimeError as exc:  # the system refuses a thread, or the pool is shut down
             self._in_pool -= 1
             self._plain.appendleft(held)
             self._is_pool_short = self._is_refused = True
@@ -532,7 +522,7 @@ class CoroutineExecutor(Executor):
         if self._begin(held):
             held.verdict = self._runner.run(held)
             self._end(held)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop is closed because the worker has ended
             self._loop.call_soon_threadsafe(self._leave_pool)
 
     def _leave_pool(self) -> None:
@@ -545,7 +535,7 @@ class CoroutineExecutor(Executor):
 def _make_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], *, context: Context | None = None, **options: Any
 ) -> asyncio.Task[Any]:
-    """The loop's task factory: makes a plain ``asyncio.Task``, and adds it to the tasks of its context's job."""
+    """The loop's task factory: creates a plain ``asyncio.Task``, and adds it to the tasks of its context's job."""
     task = asyncio.Task(work, loop=loop, context=context, **options)
     tasks = job_tasks.get() if context is None else context.get(job_tasks)
     if tasks is not None:
@@ -555,7 +545,7 @@ def _make_task(
 
 
 def _drained(waiting: deque[Held]) -> list[Held]:
-    """Empty the deque, keeping its order. Takes from the end, because another thread takes from the beginning."""
+    """Return all items in order. Pops them from the right, because another thread pops from the left."""
     taken: list[Held] = []
     with contextlib.suppress(IndexError):
         while True:

@@ -1,4 +1,4 @@
-"""Fair share: the order in which a worker asks its queues, so that each queue gives its share of the jobs."""
+"""Fair share: orders the queues so that each queue gets its share of the jobs."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ if TYPE_CHECKING:
 
 
 def fair_share(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer:
-    """A consumer that reserves from its queues by *shares*. Without shares: *consumer* itself, in strict order."""
+    """Return a consumer that reserves by *shares*. Without shares, returns *consumer*, which uses strict order."""
     return consumer if shares is None else FairShareConsumer(consumer, FairShare(shares))
 
 
 class FairShare:
-    """The order in which to ask queues, so that each gives jobs in proportion to its weight while it has any.
+    """Orders the queues so that each queue with jobs delivers jobs in proportion to its weight.
 
-    A job that a queue gave is charged to it as 1 / weight, and the queue that was charged least is asked first. So the
-    shares are shares of jobs, not of batches, and are exact to within one batch. A queue without jobs leaves its share
-    to the others, and does not get it back later. The charges begin with random values (*rng*). Otherwise, if each of
-    many workers took only one job, none of them would ever take a job of the last queue.
+    Each job is charged to its queue as 1 / weight. The queue with the lowest charge is asked first. The shares are thus
+    shares of jobs, with an error of at most one batch. An empty queue leaves its share to the other queues, and does
+    not get it back later.
+
+    The charges begin with random values (*rng*). Without random values, many workers that take one job each would never
+    take a job of the last queue.
     """
 
     def __init__(self, weights: Mapping[str, int], rng: random.Random | None = None) -> None:
         self._weights = dict(weights)
-        self._rng = rng or random.SystemRandom()  # seeded, it would give the same numbers in all forked children
+        self._rng = rng or random.SystemRandom()  # a seeded generator would give all forked children the same numbers
         self._charged: dict[str, float] = {}
         self._reset()
 
     def order(self) -> tuple[str, ...]:
-        """The queues, in the order to ask them."""
         return tuple(sorted(self._charged, key=self._charged.__getitem__))
 
     def charge(self, leases: Sequence[Lease], limit: int) -> None:
-        """Charge the queues for jobs that were reserved in the present order; *limit*: how many were asked for."""
-        if len(leases) < limit:  # all queues are empty: start afresh
+        """Charge the queues for jobs that were reserved in the current order. *limit* jobs were requested."""
+        if len(leases) < limit:  # all queues are empty, so the charges start again
             self._reset()
             return
         order = self.order()
@@ -50,20 +51,18 @@ class FairShare:
             self._charged[queue] += count / self._weights[queue]
         last = max(order.index(queue) for queue in given)
         least = min(self._charged[queue] for queue in order[last:])
-        for queue in order[:last]:  # those had no more jobs
+        for queue in order[:last]:  # these queues had no more jobs
             self._charged[queue] = max(self._charged[queue], least)
 
     def _reset(self) -> None:
-        # Begin as at a random moment of a long run: each queue's chance to be the next is proportional to its weight,
-        # and every other queue is at a random point between two of its jobs.
+        # Start as at a random moment of a long run. Each queue is next with a probability proportional to its weight.
+        # Every other queue is at a random point between two of its jobs.
         (first,) = self._rng.choices(list(self._weights), list(self._weights.values()))
         self._charged = {queue: self._rng.uniform(0, 1 / weight) for queue, weight in self._weights.items()}
         self._charged[first] = 0.0
 
 
 class FairShareConsumer(Consumer):
-    """A driver's consumer that reserves from its queues by their shares."""
-
     def __init__(self, inner: Consumer, shares: FairShare) -> None:
         self.queues = inner.queues
         self._inner = inner

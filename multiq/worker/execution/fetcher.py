@@ -1,5 +1,6 @@
-"""The fetcher: the only user of a process's consumer. It reserves and settles in batches, renews leases, and handles
-outages of the backend.
+"""The fetcher: the only user of a process's consumer.
+
+The fetcher reserves and settles jobs in batches, renews leases, and handles outages of the backend.
 """
 
 from __future__ import annotations
@@ -28,23 +29,22 @@ if TYPE_CHECKING:
     from multiq.events import Event, Events
     from multiq.worker.processes.inflight import InflightWriter
 
-_FIRST_PAUSE = 0.1  # seconds between two attempts to reach a backend that is down...
-_LONGEST_PAUSE = 0.5  # ...growing to this, so that work goes on within a second after any outage
+_FIRST_PAUSE = 0.1  # seconds between two attempts to reach a backend that is down; doubles with each failure
+_LONGEST_PAUSE = 0.5  # the maximum of this pause, so that work continues within a second after an outage
 
 _EMIT_WAIT = 0.25  # seconds that a call waits for subscribers of its events
-_MAX_PENDING_EVENTS = 1000  # events that wait while a subscriber hangs: then the oldest are dropped
+_MAX_PENDING_EVENTS = 1000  # maximum number of events that wait while a subscriber hangs; the oldest ones are dropped
 
 _verdict_of = attrgetter("verdict")
 
-#: a lease is touched when this share of its ttr has passed: two touches may fail before the lease ends
+#: A lease is touched when this share of its ttr has passed. Two touches may fail before the lease ends.
 _TOUCH_SHARE = 1 / 3
 
 
 class Fetcher:
-    """Reserves and settles for one worker process. Its lock lets only one thread in at a time: the thread of the loop
-    or of the heartbeat.
+    """Reserves and settles jobs for one worker process. A lock admits one thread at a time.
 
-    With *inflight*, the supervisor and the sidecar can read what is held and when it is touched next.
+    *inflight* shows the supervisor and the sidecar the held leases and the time of the next touch.
     """
 
     def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InflightWriter | None = None) -> None:
@@ -53,11 +53,11 @@ class Fetcher:
         self._worker = worker
         self._inflight = inflight
         self.settled: Counter[type[Verdict]] = Counter()
-        """How many verdicts of each kind the backend has accepted."""
+        """The number of verdicts that the backend has accepted, by type."""
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # verdicts that wait for the end of an outage
-        self._is_partial = False  # whether only a part of the backend is gone
-        self._held: dict[Held, None] = {}  # in the order in which they were reserved
+        self._is_partial = False  # whether only a part of the backend is down
+        self._held: dict[Held, None] = {}  # ordered by the time of their reservation
         self._next_touch = float("inf")
         self._failures = 0
         self._retry_at = 0.0
@@ -66,21 +66,21 @@ class Fetcher:
         self._emitting = threading.Lock()
 
     def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
-        """Settle these, then reserve up to *limit* jobs. While the backend is down, this waits a little and returns
-        nothing.
+        """Settle *finished*, and reserve up to *limit* jobs.
 
-        While only a part of the backend is down, the verdicts for that part wait, and the other parts hand out jobs.
+        While the backend is down, this method waits a little and returns no jobs. While only a part of the backend is
+        down, the verdicts for that part wait, and the other parts deliver jobs.
         """
         with self._lock:
             jobs, pause = self._exchange(finished, limit, timeout)
         self._emit_events()
-        if pause:  # until the next attempt, unless interrupted
+        if pause:  # wait for the next attempt, unless interrupted
             self._interrupted.wait(pause)
             self._interrupted.clear()
         return jobs
 
     def _exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> tuple[list[Held], float]:
-        """The jobs, and the seconds to wait before the next attempt."""
+        """Return the jobs, and the seconds until the next attempt."""
         waiting: list[Held] = []
         pause = self._pause_left()
         if pause and self._is_partial:
@@ -91,7 +91,7 @@ class Fetcher:
             self._unsettled = to_settle
             return [], pause
         if self._failures and not waiting:
-            timeout = 0.0  # report at once that the backend is back, not with the next job
+            timeout = 0.0  # report at once that the backend is up, instead of with the next job
         try:
             lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
         except BackendError as exc:
@@ -106,16 +106,16 @@ class Fetcher:
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
-        """Settle these now. Returns False if the backend is down; then the next call settles them."""
+        """Settle *finished* now. Returns False if the backend is down. The next call then settles these jobs."""
         with self._lock:
             is_settled = self._settle(finished)
         self._emit_events()
         return is_settled
 
     def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
-        """Settle what *take* returns.
+        """Settle the jobs that *take* returns.
 
-        Does nothing while another thread is in a call: after that call, the worker's loop settles.
+        Does nothing while another thread makes a call. The worker's loop settles the jobs after that call.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -125,9 +125,9 @@ class Fetcher:
             self._emit_events()
 
     def touch_due(self) -> None:
-        """Touch every lease of which a third has passed.
+        """Touch every lease whose next touch is due.
 
-        Does nothing while another thread is in a call: that call ends in time for the next touch.
+        Does nothing while another thread makes a call. The other thread's call ends in time for the next touch.
         """
         if time.monotonic() < self._next_touch or not self._lock.acquire(blocking=False):
             return
@@ -138,7 +138,6 @@ class Fetcher:
         self._emit_events()
 
     def next_touch_in(self) -> float:
-        """Seconds until ``touch_due`` has something to do."""
         return max(0.0, self._next_touch - time.monotonic())
 
     def interrupt(self) -> None:
@@ -148,15 +147,15 @@ class Fetcher:
 
     @property
     def has_unsettled(self) -> bool:
-        """Whether verdicts wait for the backend to come back."""
+        """Whether verdicts wait for the end of an outage."""
         return bool(self._unsettled)
 
     def held(self) -> list[Held]:
-        """All jobs whose leases are held, in the order in which they were reserved. From any thread."""
+        """Return all jobs with held leases, ordered by the time of their reservation. Thread-safe."""
         return list(self._held)
 
     def retry_in(self) -> float:
-        """Seconds until verdicts that wait are sent again; infinite if none wait."""
+        """Seconds until waiting verdicts are sent again. Infinite if no verdict waits."""
         return self._pause_left() if self._unsettled else float("inf")
 
     @property
@@ -168,9 +167,9 @@ class Fetcher:
         self._consumer.close()
 
     def _emit_events(self) -> None:
-        """Emit pending events without the lock and in a thread of its own, because a subscriber may hang.
+        """Emit pending events without the lock and in a separate thread, because a subscriber may hang.
 
-        One thread at a time emits, so that events keep their order.
+        Only one thread emits at a time, so the events keep their order.
         """
         if self._pending_events and not self._emitting.locked():
             run_in_thread(self._emit_all).wait(_EMIT_WAIT)
@@ -201,7 +200,7 @@ class Fetcher:
         return True
 
     def _reserve_elsewhere(self, limit: int) -> list[Held]:
-        """Reserve from the other servers, while one server does not answer a call that settles verdicts."""
+        """Reserve from the other servers while one server does not accept verdicts."""
         try:
             leases = self._consumer.reserve(limit, 0) if limit > 0 else []
         except BackendError:
@@ -221,7 +220,7 @@ class Fetcher:
                 held.touch_at = float("inf")  # this job never begins here, and the sidecar may give it back at any time
                 continue
             due.append(held)
-            if self._inflight is not None:  # before the call: the sidecar relies on it
+            if self._inflight is not None:  # before the call, because the sidecar relies on the new end
                 self._inflight.touch(held, now + held.lease.ttr)
         try:
             lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
@@ -233,13 +232,13 @@ class Fetcher:
                 held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
                 held.ends_at = now + held.lease.ttr
             else:
-                held.touch_at = float("inf")  # its verdict will be refused, and reported then
+                held.touch_at = float("inf")  # its verdict will be refused, and the refusal is reported
         self._set_next_touch(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
         if None in lost:
             self._note_answer()
 
     def _collect(self, finished: Sequence[Held]) -> list[Held]:
-        """What to settle now. Jobs that an abort has settled before they ended are left out."""
+        """Return the jobs to settle now, without jobs that an abort has already settled."""
         all_held = self._held
         if not self._unsettled:
             return [held for held in finished if held in all_held]
@@ -279,32 +278,33 @@ class Fetcher:
         self.settled.update(map(type, _verdicts(counted)))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
-        if None in lost:  # a driver may know without any reply that leases are lost
+        if None in lost:  # a driver may know without a reply that leases are lost
             self._note_answer()
 
     def _note_lost(self, refused: Sequence[Held]) -> None:
         for held in refused:
             held.is_lost = True
-            if held.began_at:  # nothing is lost of a job that has not begun
+            if held.began_at:  # no work is lost if the job has not begun
                 lease = held.lease
                 task = task_of(decode_json(lease.body))
                 self._pending_events.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
 
     def _note_answer(self) -> None:
-        """Note that the backend has answered: it is not down, unless verdicts still wait for another part of it."""
+        """Record that the backend has answered. The backend counts as up, unless verdicts still wait for another part
+        of the backend.
+        """
         if self._failures and not self._unsettled:
             self._failures = 0
             self._is_partial = False
             self._pending_events.append(BackendUp(worker=self._worker))
 
     def _pause_left(self) -> float:
-        """Seconds until the next attempt to reach the backend, or the part of it that is down."""
         return max(0.0, self._retry_at - time.monotonic()) if self._failures else 0.0
 
     def _note_failure(self, failure: BackendError) -> float:
-        """Note a failed call. Returns the seconds until the next attempt.
+        """Record a failed call. Returns the seconds until the next attempt.
 
-        The seconds grow with each failure, with jitter, so that many workers do not come back at once.
+        The seconds grow with each failure. Jitter spreads the attempts of many workers.
         """
         self._is_partial = failure.is_partial
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._failures)

@@ -1,4 +1,4 @@
-"""The heartbeat: a thread that checks timeouts, renews leases and settles finished jobs, however long a job takes."""
+"""The heartbeat: a thread that checks timeouts, renews leases and settles finished jobs while jobs run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-#: seconds between two heartbeats while jobs are held
+#: Seconds between two heartbeats while jobs are held.
 TICK = 0.025
 
 
 class Heartbeat:
-    """Calls *tick* every 25 ms from a thread of its own while ``holding`` is set; waits otherwise."""
+    """Calls *tick* every 25 ms in a separate thread while ``holding`` is set."""
 
     def __init__(self, tick: Callable[[], None], on_death: Callable[[], None]) -> None:
         self._tick = tick
@@ -30,7 +30,6 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait for the thread's end."""
         self._closed = True
         self._pause.set()
         self.holding.set()
@@ -44,6 +43,6 @@ class Heartbeat:
                 self._tick()
                 self._pause.wait(TICK)
         except BaseException:  # noqa: BLE001 - reported, and fatal
-            # without the heartbeat, leases end while their jobs run: the worker must not go on
+            # Without the heartbeat, leases would end while their jobs run, so the worker must stop.
             _log.exception("the heartbeat died; the worker stops")
             self._on_death()

@@ -1,4 +1,4 @@
-"""Recycling: when a worker process is to end, after so many jobs, so many seconds, or with too much memory."""
+"""Recycling: ends a worker process after a number of jobs, after some time, or if it uses too much memory."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-_JITTER = 0.1  # share of a limit that is left off at random, so that children that started together do not end together
-_LOOK = 0.02  # seconds between two reads of the memory, each of which takes some microseconds
+_JITTER = 0.1  # random share subtracted from a limit, so that children that started together do not end together
+_LOOK = 0.02  # seconds between two measurements of the memory; each takes some microseconds
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()
 
 
 class Recycling:
-    """The limits of a process, checked between jobs. When one ``is_reached``, ``reason`` and ``code`` say which one."""
+    """The limits of a process, checked between jobs. If ``is_reached``, then ``reason`` and ``code`` describe the
+    limit.
+    """
 
     def __init__(self, settings: ProcessSettings) -> None:
         now = time.monotonic()
@@ -40,7 +42,7 @@ class Recycling:
             self._warn_of_little(settings.memory)
 
     def is_reached(self, jobs: int) -> bool:
-        """Whether the process should end now, after it has run *jobs* jobs."""
+        """Whether the process should end now, after *jobs* jobs."""
         now = time.monotonic()
         if now >= self._end_at:
             self.reason = "its time is over"
@@ -54,9 +56,9 @@ class Recycling:
         return bool(self.reason)
 
     def is_memory_used_up(self) -> bool:
-        """Whether the process uses more memory than it may.
+        """Whether the process uses more memory than its limit.
 
-        Cheap enough to call for every job: it measures the memory only every ``_LOOK`` seconds.
+        Cheap enough for every job, because it measures the memory only every ``_LOOK`` seconds.
         """
         if self._memory is None:
             return False
@@ -67,11 +69,11 @@ class Recycling:
         return self._used > self._memory
 
     def ends_in(self) -> float:
-        """Seconds until a limit of time is reached."""
+        """Seconds until a time limit is reached."""
         return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())
 
     def _warn_of_little(self, memory: float) -> None:
-        """Log an error if the limit is below what the process uses already: then the process ends after each job."""
+        """Log an error if the process already uses more than the limit. The process will then end after each job."""
         used = resident_mib()
         if used > memory:
             _log.error(
@@ -83,7 +85,7 @@ class Recycling:
 
 
 def resident_mib() -> float:
-    """Resident memory of this process; on systems without /proc, the maximum so far."""
+    """The resident memory of this process in MiB. Without /proc, the maximum so far."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE / 2**20
     except OSError:
@@ -92,5 +94,5 @@ def resident_mib() -> float:
 
 
 def _less(limit: float | None) -> float:
-    """*limit* minus a random part of it; None: infinite."""
+    """Return *limit* minus a random part of it, or infinity for None."""
     return float("inf") if limit is None else limit * (1 - random.random() * _JITTER)  # noqa: S311 - guards nothing

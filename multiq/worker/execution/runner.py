@@ -1,6 +1,6 @@
-"""The runner: from a lease to a verdict. Decodes the job, checks it, calls the task, and judges the outcome.
+"""The runner: decodes and checks a job, calls its task, and turns the outcome into a verdict.
 
-An exception of any kind that a task raises ends here as a verdict.
+Every exception of a task, of any type, becomes a verdict here.
 """
 
 from __future__ import annotations
@@ -44,31 +44,29 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _NOT_RUN = (Awaitable, GeneratorType, AsyncGeneratorType)
-_LATE = 0.05  # seconds that other jobs have held the loop: less than that is not added to a job's time
+_LATE = 0.05  # seconds of delay by other jobs on the loop; a shorter delay does not extend a job's time
 
-#: an unknown task may come with the next deployment: retried for about two and a half minutes
+#: The next deployment may bring the unknown task, so the job is retried for about two and a half minutes.
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
 
 
 class TaskCall(msgspec.Struct, frozen=True):
-    """A job that is about to run, with everything known about it."""
-
     job: JobContext
     task: Task[Any, Any]
     envelope: Envelope
     policy: RetryPolicy
     timeout: float | None
-    """Seconds that it may run; None: as long as it takes."""
+    """The job's time limit in seconds. None: no limit."""
 
     @property
     def deadline(self) -> float:
-        """When the job's time is over, as ``time.monotonic``; infinite without a timeout."""
+        """The time at which the job's time is over, as ``time.monotonic``. Infinite without a timeout."""
         return float("inf") if self.job.deadline is None else self.job.deadline
 
 
 class Runner:
-    """Runs jobs of one app; used by all threads of a worker. Each job gets a copy of the ``contextvars`` context in
-    which the runner was made.
+    """Runs the jobs of one app, on all threads of a worker. Each job gets a copy of the ``contextvars`` context in
+    which the runner was created.
     """
 
     def __init__(self, app: App, timeouts: Timeouts) -> None:
@@ -83,10 +81,10 @@ class Runner:
         self._threads = threading.local()
         self._context = contextvars.copy_context()
         self.is_ending = False
-        """Whether the worker cancels coroutines because it ends: that is not a failure of their jobs."""
+        """Whether the worker cancels coroutines because it ends. Such a cancellation is not a failure of the job."""
 
     def run(self, held: Held) -> Verdict:
-        """Run a job in this thread; if it is a coroutine, on an event loop of this thread. Never raises."""
+        """Run a job in this thread, or on this thread's event loop if the job is a coroutine. Never raises."""
         try:
             return self._context.copy().run(self._run, held)
         except BaseException as exc:  # noqa: BLE001 - an error that cannot even be put into words
@@ -111,19 +109,19 @@ class Runner:
             result = await self._await(call, held, thread=None)
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                await asyncio.sleep(0)  # if the job has cancelled itself, the cancellation is raised here
+                await asyncio.sleep(0)  # raises the cancellation here if the job has cancelled itself
         except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
             if self.is_ending and isinstance(exc, asyncio.CancelledError):
-                return GiveBack(held.lease)  # cancelled by a worker that ends: the job has not failed
+                return GiveBack(held.lease)  # the worker is ending, so the job has not failed
             return self._failed(call, exc, time.perf_counter() - started)
         return self._done(call, result, time.perf_counter() - started)
 
     def fresh_context(self) -> contextvars.Context:
-        """A copy of the context: a job's changes to it are seen by no other job."""
+        """Return a copy of the context, so that no job sees the changes of another job."""
         return self._context.copy()
 
     def is_coroutine(self, lease: Lease) -> bool:
-        """Whether the job's task is a coroutine function; False if the job cannot be decoded or the task is unknown."""
+        """Whether the job's task is a coroutine function. False if the task is unknown or the job cannot be decoded."""
         try:
             task = self._tasks.get(decode_envelope(lease.body, max_body=self._max_body).task)
         except PayloadInvalid:
@@ -131,10 +129,10 @@ class Runner:
         return task is not None and task.is_coroutine
 
     def timed_out(self, lease: Lease, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
-        """The verdict on a job that is ended from outside because it ran longer than its timeout.
+        """Judge a job that must end because it ran longer than its timeout.
 
-        Returns the verdict, and a function that emits the verdict's events: call it when the backend has accepted the
-        verdict.
+        Returns the verdict, and a function that emits the verdict's events. Call the function when the backend has
+        accepted the verdict.
         """
         call = self._prepare(lease)
         if not isinstance(call, TaskCall):
@@ -142,7 +140,6 @@ class Runner:
         return self._judge_safely(call, SoftTimeout(), call.timeout or 0.0, stack)
 
     def close_loop(self) -> None:
-        """Close this thread's event loop, if it has one."""
         loop: JobLoop | None = getattr(self._threads, "loop", None)
         if loop is not None:
             loop.close()
@@ -172,7 +169,7 @@ class Runner:
     # --- before ---
 
     def _prepare(self, lease: Lease) -> TaskCall | Verdict:
-        """The call to make for a lease, or the verdict on a job that must not run."""
+        """Return the call to make for a lease, or the verdict if the job must not run."""
         try:
             envelope = decode_envelope(lease.body, max_body=self._max_body)
         except PayloadInvalid as exc:
@@ -191,7 +188,7 @@ class Runner:
         except ArgumentsInvalid as exc:
             return self._bury(job, str(exc), task)
         timeout = task.timeout_of(envelope)
-        if not timeout:  # 0 means no timeout, as everywhere
+        if not timeout:  # 0 means no timeout
             return TaskCall(job, task, envelope, policy, None)
         deadline = time.monotonic() + timeout
         job = JobContext(task=envelope.task, lease=lease, envelope=envelope, deadline=deadline, notice=Notice())
@@ -210,7 +207,7 @@ class Runner:
         self._events.emit(JobStarted(job=call.job))
         if (
             call.timeout is not None
-        ):  # the subscribers' time does not count for the job; its deadline is not watched yet
+        ):  # the time of subscribers does not count, so the deadline is moved; nothing checks the deadline yet
             msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
 
     # --- the call itself ---
@@ -234,7 +231,7 @@ class Runner:
         return self._plain_result(call, timed)
 
     def _plain_result(self, call: TaskCall, timed: TimedJob | None) -> Any:
-        generation = forks.generation  # as ExitInForks does it, without the cost of a block for each job
+        generation = forks.generation  # does the same as ExitInForks, without the cost of a block for each job
         try:
             result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
             if result is not None and isinstance(result, _NOT_RUN):
@@ -248,7 +245,7 @@ class Runner:
         return result
 
     def _run_result(self, result: Any, timed: TimedJob | None) -> Any:
-        """Await what a plain function returned, if that is a coroutine: a decorator may hide a coroutine function."""
+        """Await a plain function's result if it is a coroutine. A decorator may hide a coroutine function."""
         if isinstance(result, GeneratorType | AsyncGeneratorType):
             raise BuryJob(
                 f"the task returned {type(result).__name__}, whose code has not run: a task must not be a generator"
@@ -259,14 +256,13 @@ class Runner:
         return self._loop().run(self._await(call, held, thread=threading.get_ident()))
 
     def _loop(self) -> JobLoop:
-        """This thread's event loop."""
         loop: JobLoop | None = getattr(self._threads, "loop", None)
         if loop is None:
             loop = self._threads.loop = JobLoop()
         return loop
 
     async def _await(self, call: TaskCall, held: Held, *, thread: int | None) -> Any:
-        """*thread*: the thread whose event loop runs only this job; None: the job runs on the shared loop."""
+        """*thread* has an event loop that runs only this job. None: the job runs on the shared loop."""
         timed = None if call.timeout is None else self._timeouts.begin(call, held, thread=thread)
         try:
             with ExitInForks():
@@ -322,7 +318,7 @@ class Runner:
     def _judge_safely(
         self, call: TaskCall, exc: BaseException, seconds: float, stack: str | None = None
     ) -> tuple[Verdict, Callable[[], None]]:
-        """The verdict on a failed run, and a function that emits its events."""
+        """Return the verdict on a failed run, and a function that emits its events."""
         try:
             return self._judge(call, exc, seconds, stack)
         except BaseException:  # noqa: BLE001 - the user's backoff function: its error is logged, and the job retried
@@ -370,7 +366,7 @@ class Runner:
         task: Task[Any, Any] | None = None,
         error: BaseException | None = None,
     ) -> Verdict:
-        reason = verdict.reason or reason  # as stored: shortened, and without characters that cannot be stored
+        reason = verdict.reason or reason  # the stored reason: shortened, and without characters that cannot be stored
         if isinstance(verdict, Release):
             self._events.emit(JobRetried(job=job, delay=verdict.delay, reason=reason))
             hook = None if task is None else task.on_retry
@@ -383,7 +379,7 @@ class Runner:
 
 
 def _fallback_verdict(lease: Lease, exc: BaseException, longest_delay: float | None) -> Verdict:
-    with contextlib.suppress(BaseException):  # even formatting its traceback may fail
+    with contextlib.suppress(BaseException):  # even formatting the traceback may fail
         _log.error("the worker cannot judge a run of job %s: %r", lease.id, type(exc))
         _log.debug("it failed like this", exc_info=exc)
     reason = "the worker cannot judge this run: its error, or its task, has no text"
@@ -391,7 +387,9 @@ def _fallback_verdict(lease: Lease, exc: BaseException, longest_delay: float | N
 
 
 class _Timer:
-    """Ends a coroutine's ``asyncio.timeout`` at its deadline, not counting time in which other jobs hold the loop."""
+    """Expires a coroutine's ``asyncio.timeout`` at its deadline. Time in which other jobs block the loop does not
+    count.
+    """
 
     def __init__(self, timed: TimedJob, timeouts: Timeouts) -> None:
         self.patience = asyncio.timeout(None)
@@ -411,7 +409,7 @@ class _Timer:
         now = self._loop.time()
         lost_time = self._timeouts.lost_time(self._timed, self._at) if self._timed.thread is None else 0.0
         if self._timed.is_notified:
-            return  # by current_job().check(): the job tidies up
+            return  # current_job().check() has notified the job, and the job may now tidy up
         if lost_time > _LATE:
             self._timeouts.postpone(self._timed, lost_time)
             self._plan(now + lost_time)
@@ -421,7 +419,7 @@ class _Timer:
 
 
 def _call_hook(call: TaskCall | JobContext, hook: Any, what: Any) -> None:
-    """Call a task's hook; its error is logged and changes nothing."""
+    """Call a task's hook. An error of the hook is logged, and changes nothing."""
     job = call.job if isinstance(call, TaskCall) else call
     try:
         hook(job, what)

@@ -1,10 +1,11 @@
-"""Safe points: call back from a job's own code where it jumps back in a loop or calls a function.
+"""Safe points: positions in a job's own code where an exception may be raised, found by tracing.
 
-A signal handler mostly runs when a thread comes back from waiting. If a job often logs, or waits for a queue, the
-handler always finds the thread inside these libraries. Then the handler could never interrupt the job. With tracing,
-this module is called as soon as the job is back in its own code. The safe points are those where the interpreter itself
-handles signals: there, an exception cannot get between a lock and its ``with`` block. Tracing slows the job down, so it
-is used only for jobs that are to end.
+A signal handler mostly runs when a thread returns from waiting. If a job often logs or waits for a queue, the handler
+always finds the thread inside these libraries, and could never interrupt the job. Tracing calls this module as soon as
+the job is back in its own code.
+
+Safe points are backward jumps and function calls. The interpreter itself handles signals there, so an exception cannot
+come between a lock and its ``with`` block. Tracing slows down a job, so only jobs that must end are traced.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _TURNS = frozenset(
 
 
 class Steps:
-    """Calls *look* with the frame at each safe point of the traced thread. What *look* raises is raised there."""
+    """Calls *look* with the frame at each safe point of the traced thread. An exception of *look* is raised there."""
 
     def __init__(self, look: Callable[[FrameType], None]) -> None:
         self._look = look
@@ -31,7 +32,7 @@ class Steps:
         self._is_on = False
 
     def begin(self, frames: Iterable[FrameType]) -> None:
-        """Trace these frames, and all that are called from now on. Does nothing if a debugger traces already."""
+        """Trace these frames, and all later calls. Does nothing if a debugger already traces."""
         if self._is_on or sys.gettrace() is not None:
             return
         self._is_on = True

@@ -1,17 +1,17 @@
-"""Timeouts: a job that runs longer than its ``timeout`` is notified; if it runs on, its process has to end.
+"""Timeouts: a job that runs longer than its ``timeout`` is notified. If the job runs on, its process must end.
 
-How a job is notified depends on where it runs, and never breaks code that is not the task's own:
+The notification must not break other code than the task's own. The kind of notification depends on where the job runs:
 
 - A coroutine is cancelled by its event loop (``Runner``).
-- A plain function in the main thread of its process is interrupted by a signal, whose handler runs in that thread and
-  sees the very line that it interrupts. The handler raises ``SoftTimeout`` only in the task's own code, or in a library
-  that is not protected. In a protected package (locks of the standard library, logging, drivers), the job runs on until
-  it is back in its own code, and ``SoftTimeout`` is raised there (``safe_points``).
-- A plain function on any other thread must poll: ``current_job().check()`` raises ``SoftTimeout``. An exception raised
-  from another thread would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
+- A plain function in the main thread is interrupted by a signal. The handler runs in that thread, and raises
+  ``SoftTimeout`` if the thread is in the task's own code or in an unprotected library. Protected packages are locks of
+  the standard library, logging and drivers. In a protected package, ``SoftTimeout`` is raised later, when the job is
+  back in its own code (``safe_points``).
+- A plain function on another thread must poll: ``current_job().check()`` raises ``SoftTimeout``. An exception raised
+  from outside could arrive anywhere, even between a lock and its ``with`` block.
 - A call of multiq itself (``enqueue``) raises before it returns (``multiq.timeout_notices``).
 
-A job that still runs ``kill_after`` seconds after it was notified is overdue.
+A job that still runs ``kill_after`` seconds after its notification is overdue.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 INTERRUPT = signal.SIGURG
-"""The signal for a job in the main thread. Its default is to be ignored, so it does no harm if it arrives too late."""
+"""The signal for a job in the main thread. The system ignores this signal by default, so a late signal does no harm."""
 
-_LOOP_IS_BLOCKED = 0.1  # seconds without a callback of the loop, which is asked for one every 25 ms
+_LOOP_IS_BLOCKED = 0.1  # seconds without a callback of the loop; the heartbeat requests one every 25 ms
 _RUNNER = "multiq.worker.execution.runner"
 
-#: packages that hold locks or connections, or that swallow exceptions: ``SoftTimeout`` is never raised in their code,
-#: nor in code that their code calls
+#: Packages that hold locks or connections, or that swallow exceptions. ``SoftTimeout`` is never raised in their code,
+#: nor in code that they call.
 _PROTECTED = frozenset(
     [
         "multiq",
@@ -72,13 +72,14 @@ _PROTECTED = frozenset(
         "sqlalchemy",
     ]
 )
-#: packages that call the task's own code: nothing is raised in these packages, only in the code that they call
+#: Packages that call the task's own code. Nothing is raised in their code, but the code that they call is not
+#: protected.
 _PROTECTED_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
 _PROTECTED_FUNCTIONS = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"})
 
 
 class TimedJob:
-    """One running job that has a timeout. Moments are ``time.monotonic``."""
+    """A running job that has a timeout. Times are ``time.monotonic``."""
 
     __slots__ = (
         "blocked",
@@ -98,11 +99,11 @@ class TimedJob:
         self.held = held
         self.notify_at = deadline
         self.kill_at = deadline + kill_after
-        self.thread = thread  # None: a coroutine on a loop that other jobs use, too
+        self.thread = thread  # None: a coroutine on a shared loop
         self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
         self.notice = call.job.notice or timeout_notices.Notice()
         self.has_notice = False
-        self.blocked = 0.0  # seconds in which other jobs held the loop, and which were not added to its time yet
+        self.blocked = 0.0  # seconds in which other jobs blocked the loop, and which do not extend the job's time yet
         self.counted_at = time.monotonic()
 
     @property
@@ -115,27 +116,27 @@ class TimedJob:
 
 
 class SharedLoop(Protocol):
-    """An event loop on which several jobs run."""
+    """An event loop that several jobs share."""
 
     def holder(self) -> Held | None:
-        """The job whose code the loop runs now; None: it runs no running job's code, or the job is unknown."""
+        """Return the job whose code the loop runs now. None if the job is unknown or there is no job."""
 
     def is_held_by_leftover(self) -> bool:
-        """Whether the loop runs code of a job that has ended."""
+        """Whether the loop runs code of an ended job."""
 
     def jobs(self) -> int:
-        """How many jobs the loop runs."""
+        """The number of jobs on the loop."""
 
     def stack(self) -> str | None:
-        """The stack of the loop's thread, as text."""
+        """Return the stack of the loop's thread as text."""
 
 
 class Timeouts:
-    """The timeouts of all running jobs. The heartbeat calls ``check``, the jobs' own threads the rest.
+    """The timeouts of all running jobs. The heartbeat calls ``check``, and the threads of jobs call the other methods.
 
     - *kill_after*: seconds between a job's notification and the end of its process.
-    - *protected*: top-level packages in whose code nothing is raised, in addition to those named in this module.
-    - *inflight*: the table in which the supervisor reads when this process must end.
+    - *protected*: more top-level packages in which nothing is raised.
+    - *inflight*: tells the supervisor when this process must end.
     """
 
     def __init__(
@@ -147,17 +148,17 @@ class Timeouts:
         self._running: dict[TimedJob, None] = {}
         self._lock = threading.Lock()
         self._can_interrupt = False
-        self._handler = self._interrupt  # one object: a bound method is another one each time
+        self._handler = self._interrupt  # stored, because each access to a bound method creates a new object
         self._steps = Steps(self._raise_if_over)
         self._loop: AbstractEventLoop | None = None
         self._shared: SharedLoop | None = None
         self._loop_answered_at = float("inf")
-        self._logged_stall = 0.0  # when the stall began that was logged last
+        self._logged_stall = 0.0  # the beginning of the stall that was logged last
         self._checked_at = 0.0
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """While the block lasts, ``INTERRUPT`` interrupts jobs in the main thread. Call it in the main thread."""
+        """Let ``INTERRUPT`` interrupt jobs in the main thread while the block lasts. Call it in the main thread."""
         before = fork.take_signal(INTERRUPT, self._handler)
         self._can_interrupt = True
         try:
@@ -167,21 +168,20 @@ class Timeouts:
             fork.restore_signal(INTERRUPT, before)
 
     def share_loop(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
-        """Set the event loop that coroutine jobs share. *shared* says which job's code the loop runs at the moment."""
         self._loop, self._shared = loop, shared
 
     def begin(self, call: TaskCall, held: Held, *, thread: int | None) -> TimedJob:
-        """Watch *call* until its deadline. *thread*: where it runs; None: it is a coroutine on the shared loop."""
+        """Watch *call* until its deadline. *thread* is the job's thread, or None for a coroutine on the shared loop."""
         timed = TimedJob(call, held, call.deadline, self._kill_after, thread)
         if self._can_interrupt and timed.is_in_main_thread and fork.handler_of(INTERRUPT) is not self._handler:
-            signal.signal(INTERRUPT, self._handler)  # an earlier job has taken the signal
+            signal.signal(INTERRUPT, self._handler)  # an earlier job has replaced the handler
         with self._lock:
             self._running[timed] = None
         self._publish(timed)
         return timed
 
     def end(self, timed: TimedJob) -> None:
-        """Note that the job has ended: nothing is raised in it any more."""
+        """Record that the job has ended. Nothing is raised in an ended job."""
         with self._lock:
             if timed in self._running:
                 del self._running[timed]
@@ -190,33 +190,32 @@ class Timeouts:
             self._steps.end()
 
     def mark_notified(self, timed: TimedJob) -> None:
-        """Note that the job is notified, because its event loop has just cancelled it."""
+        """Record that the job's event loop has just cancelled it."""
         with self._lock:
-            # set ``kill_at`` before ``is_notified``: the heartbeat ends the process for a notified job whose
-            # ``kill_at`` has passed, and after the process was suspended, the old ``kill_at`` may have passed
+            # The order matters. The heartbeat ends the process for a notified job whose ``kill_at`` has passed. The old
+            # ``kill_at`` may have passed while the process was suspended.
             self._set_kill_at(timed, time.monotonic() + self._kill_after)
             timed.is_notified = True
             self._take_back_notice(timed)
 
     def lost_time(self, timed: TimedJob, since: float) -> float:
-        """Seconds for which other jobs have held a coroutine's loop, and which were not added to the coroutine's time
-        yet.
+        """Return the seconds in which other jobs blocked the loop, and which do not extend the coroutine's time yet.
 
-        The job's time was over at *since*. If the heartbeat has not run since then, one call into C has held the
-        interpreter, and it is unknown which job made that call. Then all the time after *since* counts as held by other
+        *since* is the end of the job's time. If the heartbeat has not run since then, one call into C has held the GIL,
+        and the job that made this call is unknown. In this case, all time after *since* counts as blocked by other
         jobs.
         """
         lost_time, timed.blocked = timed.blocked, 0.0
         return lost_time if self._checked_at >= since else max(lost_time, time.monotonic() - since)
 
     def postpone(self, timed: TimedJob, seconds: float) -> None:
-        """Notify the job only after *seconds* seconds from now, and write the new ``kill_at`` for the supervisor."""
+        """Notify the job only after *seconds* seconds from now. Also moves ``kill_at``."""
         timed.notify_at = time.monotonic() + seconds
         with self._lock:
             self._set_kill_at(timed, timed.notify_at + self._kill_after)
 
     def check(self) -> list[TimedJob]:
-        """Notify each job that runs longer than it may. Returns the overdue jobs, each of them once."""
+        """Notify each job that exceeds its timeout. Returns the overdue jobs, each one only once."""
         if not self._running:
             self._loop_answered_at = float("inf")
             return []
@@ -234,11 +233,10 @@ class Timeouts:
         return [timed for timed in running if self._is_overdue(timed, now, holder)]
 
     def is_loop_stuck(self) -> bool:
-        """Whether code that belongs to no running job holds the shared loop for too long. Call it after ``check``.
+        """Whether code of no running job blocks the shared loop for too long. Call it after ``check``.
 
-        Too long is more than the longest timeout of the running jobs plus ``kill_after``. A job without a timeout may
-        hold the loop forever: while such a job runs, the loop counts as stuck only if the code is known to be that of
-        an ended job.
+        The limit is the longest timeout of the running jobs plus ``kill_after``. A job without a timeout may block the
+        loop forever. While such a job runs, the loop counts as stuck only if the code belongs to an ended job.
         """
         shared = self._shared
         if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:
@@ -250,15 +248,17 @@ class Timeouts:
         return shared.holder() is None and (shared.is_held_by_leftover() or len(longest) == shared.jobs())
 
     def is_held_by_leftover(self) -> bool:
-        """Whether code of a job that has ended holds the shared loop: no running job is to blame."""
+        """Whether code of an ended job blocks the shared loop. No running job is to blame then."""
         return self._shared is not None and self._shared.is_held_by_leftover()
 
     def _is_overdue(self, timed: TimedJob, now: float, holder: Held | bool | None) -> bool:
-        """*holder*: False while the loop makes progress, else the job that holds it, or None if that is unknown."""
+        """*holder* is False while the loop makes progress. Otherwise, *holder* is the job that blocks the loop, or None
+        if that job is unknown.
+        """
         if now < timed.notify_at:
             return False
         if timed.thread is None and holder is not False and holder is not timed.held:
-            with self._lock:  # another job holds the loop: this one cannot be notified
+            with self._lock:  # another job blocks the loop, so this job cannot be notified
                 self._set_kill_at(timed, now + self._kill_after)
             return False
         if timed.thread is not None and not timed.is_notified:
@@ -269,7 +269,7 @@ class Timeouts:
         return True
 
     def _log_stuck_loop(self, running: Sequence[TimedJob], now: float) -> None:
-        """Log once that the loop is held, as soon as a job cannot be notified because of it."""
+        """Log once that the loop is blocked, when a job cannot be notified because of this."""
         since, shared = self._loop_answered_at, self._shared
         if shared is None or since == self._logged_stall:
             return
@@ -288,11 +288,11 @@ class Timeouts:
                 return
             if (
                 timed.has_notice and thread not in timeout_notices.pending
-            ):  # a call of multiq's has raised on its way out
+            ):  # a call of multiq has raised before it returned
                 timed.is_notified = True
                 return
             timeout_notices.pending.add(thread)
-            timed.has_notice = True  # last: from now on, a notice that is not pending any more has been raised
+            timed.has_notice = True  # last, because a notice that is set and no longer pending counts as raised
         if timed.is_in_main_thread and self._can_interrupt:
             signal.pthread_kill(thread, INTERRUPT)
 
@@ -301,12 +301,12 @@ class Timeouts:
             timeout_notices.pending.discard(timed.thread)
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
-        """The signal handler. It runs in the main thread, in the middle of whatever that thread does."""
+        """The signal handler. The handler runs in the main thread, and may interrupt any code there."""
         self._raise_if_over(frame)
         if any(
             timed.is_in_main_thread and timed.has_notice and not timed.is_notified for timed in tuple(self._running)
         ):
-            # the job is in a library: raise as soon as it is back in its own code
+            # The job is in a library, so the exception is raised when the job is back in its own code.
             self._steps.begin(each for each in _down_to_the_runner(frame) if each is not None)
 
     def _raise_if_over(self, frame: FrameType | None) -> None:
@@ -316,7 +316,7 @@ class Timeouts:
                 continue
             if (
                 timed.has_notice and thread not in timeout_notices.pending
-            ):  # a call of multiq's has raised on its way out
+            ):  # a call of multiq has raised before it returned
                 timed.is_notified = True
             elif self._may_raise(frame):
                 timed.is_notified = True
@@ -324,12 +324,10 @@ class Timeouts:
                 raise SoftTimeout
 
     def _may_raise(self, frame: FrameType | None) -> bool:
-        """Whether ``SoftTimeout`` may be raised here: in the task's own code, or in a library that is not protected."""
+        """Whether the code is the task's own or an unprotected library, so that ``SoftTimeout`` may be raised."""
         if frame is None or _package(frame) in _PROTECTED_AT_THE_TOP:
             return False
-        if (
-            frame.f_globals.get("__name__") == _RUNNER
-        ):  # not the task's code, and the runner may be half-way through its own bookkeeping
+        if frame.f_globals.get("__name__") == _RUNNER:  # the runner may be in the middle of its own bookkeeping
             return False
         for each in _down_to_the_runner(frame):
             if each is None:
@@ -339,7 +337,9 @@ class Timeouts:
         return True
 
     def _blocks_the_loop(self, now: float) -> Held | bool | None:
-        """False while the shared loop makes progress; else the job whose code it runs, None if that is unknown."""
+        """False while the shared loop makes progress. Otherwise, the job whose code the loop runs, or None if that job
+        is unknown.
+        """
         loop = self._loop
         if loop is None or loop.is_closed():
             return False
@@ -354,10 +354,10 @@ class Timeouts:
         self._loop_answered_at = time.monotonic()
 
     def _set_kill_at(self, timed: TimedJob, kill_at: float) -> None:
-        """Set ``kill_at``, and write it to the in-flight table only if the job still runs. Call it under the lock.
+        """Set ``kill_at``. If the job still runs, also write it to the in-flight table. Call it under the lock.
 
-        The slot of a job that has ended may belong to another lease: then the supervisor would kill this process for
-        the wrong job.
+        The slot of an ended job may belong to another lease. The supervisor would then kill this process for the wrong
+        job.
         """
         timed.kill_at = kill_at
         if timed in self._running:
@@ -369,7 +369,7 @@ class Timeouts:
 
 
 def stack_of(frame: FrameType | None) -> str | None:
-    """The frames of the task's call as a traceback's text."""
+    """Return the frames of the task's call, formatted as in a traceback."""
     if frame is None:
         return None
     frames = sum(each is not None for each in _down_to_the_runner(frame))
@@ -377,12 +377,11 @@ def stack_of(frame: FrameType | None) -> str | None:
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    """The current frame of a thread."""
     return sys._current_frames().get(thread or 0)  # noqa: SLF001 - there is no other way to ask
 
 
 def _down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
-    """The frames of the task's call, the innermost first; then None if the runner is not below them."""
+    """Yield the frames of the task's call, innermost first, and then None if the runner is not below them."""
     while frame is not None:
         if frame.f_globals.get("__name__") == _RUNNER:
             return

@@ -1,1 +1,1 @@
-"""Monitoring of one worker: its status, health file, HTTP pages, metrics, and the summary in its log."""
+"""Monitoring of one worker: status, health file, HTTP pages, metrics, and the summary in the log."""

@@ -20,7 +20,10 @@ _log = logging.getLogger("multiq.sidecar")
 
 
 class HealthFile:
-    """A worker's health report as JSON. The file's modification time: when the worker was last healthy; 1970: never."""
+    """A worker's health report as a JSON file.
+
+    The file's modification time is the moment at which the worker was last healthy. 1970 means that it never was.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,7 +51,7 @@ class HealthFile:
 
 
 def check_path(path: Path) -> Path:
-    """The absolute path of a health file that can be written. Raises ``OptionInvalid``."""
+    """Return the absolute path of a health file. Raises ``OptionInvalid`` if the file cannot be written."""
     path = path.absolute()
     if path.is_dir():
         raise OptionInvalid(f"health_file must be a file, got the folder {str(path)!r}: name a file in it")

@@ -1,12 +1,13 @@
-"""Health and metrics over HTTP: three pages for probes and for Prometheus, and nothing else.
+"""Serves health and metrics over HTTP: three pages for probes and for Prometheus.
 
-They are served from the sidecar's process, so that no task delays them. Of a request, only the method, the path and the
-``Host`` header are used. There is no login: the pages contain no job's arguments, and the default address is this
-host's own.
+The sidecar's process serves the pages, so tasks cannot delay them. Only the method, the path and the ``Host`` header of
+a request are used. There is no login, because the pages contain no arguments of jobs. The default address is reachable
+only from this host.
 
-One thread serves all connections. A probe must be answered whatever other clients do: each connection has only a few
-seconds for its whole request and reply, and at the limit of connections, the oldest is closed for a new one. A second
-thread makes the metrics, because these need calls to the backend. See decision 35, ``docs/decisions``.
+One thread serves all connections, and other clients must not keep a probe from being answered. Each connection must
+therefore complete its request and reply within a few seconds. At the limit of connections, a new connection replaces
+the oldest. A second thread makes the metrics, because they need calls to the backend. See decision 35 in
+``docs/decisions``.
 """
 
 from __future__ import annotations
@@ -37,30 +38,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.sidecar")
 
 _LOOPBACK = "127.0.0.1"
-#: seconds to wait for the address: after a reload, the previous sidecar releases it when it notices the new program
+#: Seconds to wait for the address. After a reload, the previous sidecar takes a moment to release it.
 _BIND_PATIENCE = 3.0
 _RETRY = 0.05  # seconds
 _CONNECTIONS = 100
-_SHARE_OF_FILES = 4  # connections take one in so many of the files that the process may open
-_BACKLOG = 4096  # as many as the system allows: a probe that finds it full retries after a second, which is too late
+_SHARE_OF_FILES = 4  # connections may use 1 / _SHARE_OF_FILES of the process's file limit
+_BACKLOG = 4096  # the system's maximum, because a client retries only after a second if the backlog is full
 _ACCEPTED_AT_ONCE = 64
-_CONNECTION_SECONDS = 3.0  # for a connection, from its start to the last byte of the reply: probes take milliseconds
+_CONNECTION_SECONDS = 3.0  # from the start of a connection to the last byte of its reply; probes take milliseconds
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _HEADER_ROOM = 8192  # bytes
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-#: zones in which an attacker cannot register a name; any other name may come from a web page by DNS rebinding
+#: Zones in which an attacker cannot register a name. Any other name may come from DNS rebinding by a web page.
 _PRIVATE_ZONES = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".test")
 
 
 class Address(NamedTuple):
-    """Where to listen."""
-
     host: str
     port: int
 
 
 def parse_address(text: str) -> Address:
-    """``HOST:PORT``, ``[::1]:PORT``, or ``:PORT`` for this host only. Raises ``OptionInvalid``."""
+    """Parse ``HOST:PORT``, ``[::1]:PORT``, or ``:PORT`` for this host only. Raises ``OptionInvalid``."""
     try:
         parts = urlsplit(f"//{text}")
         port = parts.port
@@ -72,7 +71,6 @@ def parse_address(text: str) -> Address:
 
 
 def check_libraries() -> None:
-    """Raises ``ExtraNotInstalled``."""
     try:
         importlib.import_module("prometheus_client")
     except ImportError as exc:
@@ -81,7 +79,7 @@ def check_libraries() -> None:
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket that listens on *address*. Raises ``OptionInvalid``."""
+    """Return a socket that listens on *address*. Raises ``OptionInvalid``."""
     give_up_at = time.monotonic() + _BIND_PATIENCE
     while True:
         try:
@@ -95,8 +93,6 @@ def listen(address: Address) -> socket.socket:
 
 
 class Reply(NamedTuple):
-    """The reply to a request."""
-
     status: str
     kind: str
     body: bytes
@@ -110,15 +106,13 @@ class Reply(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The parts of a request that are used."""
-
     method: str
     path: str
     host: str | None
 
 
 class Pages:
-    """The three pages. *names*: names of this server that are accepted in addition to its addresses."""
+    """The three pages. *names* are accepted as names of this server, in addition to its addresses."""
 
     def __init__(self, status: Status, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
         self._status = status
@@ -126,7 +120,7 @@ class Pages:
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def refuse(self, request: Request) -> Reply | None:
-        """The reply that refuses a request; None: the request is valid."""
+        """Return the reply that refuses a request, or None if the request is valid."""
         if request.host is not None and not self._is_own(request.host):
             return Reply("421 Misdirected Request", _TEXT, b"the Host header must name this server: use its address\n")
         if request.path not in {"/healthz", "/readyz", "/metrics"}:
@@ -145,10 +139,7 @@ class Pages:
         return Reply("200 OK", _TEXT, self._metrics())
 
     def _is_own(self, host: str) -> bool:
-        """Whether a ``Host`` names this server.
-
-        With DNS rebinding, the ``Host`` is the name of an attacker's web page.
-        """
+        """Reject the name of an attacker's web page, which DNS rebinding puts into ``Host``."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower().removesuffix(".")
         except ValueError:
@@ -162,8 +153,6 @@ class Pages:
 
 
 class _Connection:
-    """A connection."""
-
     def __init__(self, sock: socket.socket, *, is_local: bool) -> None:
         self.sock = sock
         self.is_local = is_local
@@ -171,21 +160,19 @@ class _Connection:
         self.received = b""
         self.reply = memoryview(b"")
         self.is_request_complete = False
-        """Whether the request is complete. What comes after it is discarded."""
+        """Bytes that follow the request are discarded."""
         self.is_reply_sent = False
-        """Whether the reply is sent. The connection stays open until the client closes it: else the reply might be
-        lost.
-        """
+        """The connection stays open until the client closes it, because an early close could lose the reply."""
 
 
 class Server:
-    """Serves *pages* on *listener*, in threads of its own."""
+    """Serves *pages* on *listener*, in its own threads."""
 
     def __init__(self, listener: socket.socket, pages: Pages) -> None:
         host, port, *_ = listener.getsockname()
         self._listener = listener
         self._pages = pages
-        self._connections: dict[socket.socket, _Connection] = {}  # the oldest first
+        self._connections: dict[socket.socket, _Connection] = {}  # ordered by age, the oldest first
         self._metrics_requests: deque[tuple[_Connection, bool]] = deque()  # connections that wait for metrics
         self._metrics_requested = threading.Semaphore(0)
         self._metrics_replies: deque[tuple[_Connection, bytes]] = deque()
@@ -202,7 +189,11 @@ class Server:
         _log.info("health and metrics are on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def close(self) -> None:
-        """Release the address at once, by a shutdown: a close takes effect only when the polling thread wakes."""
+        """Release the address at once.
+
+        Closing the listener would release the address only when the polling thread wakes up, so this method shuts it
+        down.
+        """
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -224,7 +215,7 @@ class Server:
                 sock.close()
 
     def _poll(self) -> None:
-        # all connections get the same number of seconds, so the time of the oldest connection is over first
+        # All connections get the same number of seconds, so the oldest connection ends first.
         ends_at = next((connection.ends_at for connection in self._connections.values()), None)
         timeout = None if ends_at is None else max(0.0, ends_at - time.monotonic())
         for key, events in self._selector.select(timeout):
@@ -234,7 +225,7 @@ class Server:
                 self._send_metrics()
             else:
                 connection = self._connections.get(key.fileobj)  # type: ignore[call-overload]  # sockets are all that is registered
-                if connection is not None:  # else it was closed in this turn, for a new one
+                if connection is not None:  # None: a new connection has replaced it in this round
                     self._proceed(connection, events)
         now = time.monotonic()
         for connection in list(self._expired(now)):
@@ -250,14 +241,14 @@ class Server:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, (address, *_) = self._listener.accept()
-            except BlockingIOError:  # no connection waits
+            except BlockingIOError:  # no connection is waiting
                 return
             except OSError as exc:
                 if exc.errno not in _NO_FILES:
                     return
                 if not self._close_oldest(
                     even_local=True
-                ):  # the listener stays readable: without a pause this would spin
+                ):  # the listener stays readable, so the thread would spin without this pause
                     time.sleep(_RETRY)
                     return
                 continue
@@ -273,15 +264,13 @@ class Server:
             self._proceed(connection, selectors.EVENT_READ)  # most requests have arrived already
 
     def _make_room(self, newcomer: _Connection) -> bool:
-        """If there are too many connections, close the oldest. Local connections are closed only to make room for a
-        local one.
-        """
+        """Close the oldest connection if there are too many. A remote newcomer cannot replace a local connection."""
         return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 
     def _close_oldest(self, *, even_local: bool) -> bool:
-        """Close the oldest connection. If its request has arrived, answer it first.
+        """Close the oldest connection. If the connection's request has arrived, the request is answered first.
 
-        Returns whether there was a connection to close.
+        Returns False if there was no connection to close.
         """
         oldest = next((connection for connection in self._connections.values() if not connection.is_local), None)
         if oldest is None and even_local:
@@ -309,7 +298,7 @@ class Server:
         if not data and (connection.is_reply_sent or not connection.is_request_complete):
             self._close_connection(connection)
         elif not data:
-            self._selector.unregister(connection.sock)  # half closed: it still waits for its reply
+            self._selector.unregister(connection.sock)  # half closed: the client still waits for the reply
             if connection.reply:
                 self._selector.register(connection.sock, selectors.EVENT_WRITE)
         elif not connection.is_request_complete:
@@ -374,7 +363,7 @@ class Server:
             if self._is_closed:
                 return
             connection, with_body = self._metrics_requests.popleft()
-            if connection.sock.fileno() < 0:  # the client has gone
+            if connection.sock.fileno() < 0:  # the client has closed the connection
                 continue
             try:
                 reply = self._pages.metrics()
@@ -401,7 +390,7 @@ class Server:
 
 
 def _connection_limit() -> int:
-    """How many connections there may be: the rest of the process needs files, too."""
+    """Return the maximum number of connections. The process also needs files for other things."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _CONNECTIONS
@@ -409,7 +398,7 @@ def _connection_limit() -> int:
 
 
 def parse_request(head: bytes) -> Request | None:
-    """Parse a request's head, without its empty line; None if it is not valid."""
+    """Parse the head of a request, without its empty line. Returns None if the head is not valid."""
     line, *lines = head.decode("latin-1").split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not line.isprintable():

@@ -1,7 +1,7 @@
-"""Metrics: the counts of a worker's processes, in shared memory, so that no count is lost when a child dies.
+"""Counts for metrics, in memory that the processes of a worker share. A count outlives the child that wrote it.
 
-Counting makes no system call. Each process writes its own counts only; a reader adds them up. There is a row of counts
-for each task that the app has when the worker starts, and one for all others, so that jobs cannot create labels.
+Counting makes no system call. Each process writes only its own counts, and a reader adds them up. Each task that the
+app has when the worker starts gets a row of counts. All other tasks share one row, so jobs cannot create labels.
 """
 
 from __future__ import annotations
@@ -19,36 +19,31 @@ if TYPE_CHECKING:
     from multiq.events import Event, Events, JobEvent
 
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-"""Seconds: the histogram's upper bounds, each inclusive. Longer runs have a bucket of their own."""
+"""The inclusive upper bounds of the histogram, in seconds. Longer runs have their own bucket."""
 OUTCOMES = ("done", "retried", "buried")
 OTHER = "other"
-"""The label for tasks that this worker does not know and for jobs without a task. A task of this name shares the label.
-"""
+"""The label of unknown tasks and of jobs without a task. A task named "other" shares this label."""
 
 _CELL = 8  # bytes
-_LOST, _CRASHED, _BACKEND_ERRORS, _COMMON = range(4)  # cells of a process
-_TIMED_OUT = len(OUTCOMES)  # cells of a task: its outcomes, ...
+_LOST, _CRASHED, _BACKEND_ERRORS, _COMMON = range(4)  # indexes of a process's cells
+_TIMED_OUT = len(OUTCOMES)  # indexes of a task's cells; the outcomes come first
 _SECONDS = _TIMED_OUT + 1
 _BUCKETS = _SECONDS + 1
 _TASK_ROOM = _BUCKETS + len(BOUNDS) + 1
 
 
 class TaskCounts:
-    """The counts of one task."""
-
     def __init__(self, task: str, cells: list[float]) -> None:
         self.task = task
         self.outcomes = dict(zip(OUTCOMES, cells, strict=False))
         self.timed_out = cells[_TIMED_OUT]
         self.seconds = cells[_SECONDS]
-        """Seconds of all its runs together."""
+        """The sum over all runs of the task, in seconds."""
         self.buckets = cells[_BUCKETS:]
-        """Runs that took at most the bound of the same index, and more than the bound before."""
+        """``buckets[i]`` counts runs of at most ``BOUNDS[i]`` seconds, except runs that a lower bucket counts."""
 
 
 class Counts:
-    """All counts of a worker at one moment."""
-
     def __init__(self, tasks: list[TaskCounts], cells: list[float]) -> None:
         self.tasks = tasks
         self.lost = cells[_LOST]
@@ -57,7 +52,7 @@ class Counts:
 
 
 class Metrics:
-    """The shared memory of a number of *processes*, made before they are forked."""
+    """The shared counts of *processes* processes. Create the object before forking."""
 
     def __init__(self, tasks: Iterable[str], processes: int) -> None:
         self._tasks = [*sorted(set(tasks) - {OTHER}), OTHER]
@@ -66,12 +61,12 @@ class Metrics:
         self._rows = [cells[at : at + room] for at in range(0, len(cells), room)]
 
     def count(self, events: Events, process: int) -> None:
-        """Count the events of this process; *process* is its number."""
+        """Count the events of this process. *process* is its index."""
         places = {task: _COMMON + _TASK_ROOM * number for number, task in enumerate(self._tasks)}
         _ProcessMetrics(self._rows[process], places).listen(events)
 
     def read(self) -> Counts:
-        """The sums over all processes."""
+        """Return the sums over all processes."""
         cells = [sum(numbers) for numbers in zip(*self._rows, strict=True)]
         starts = range(_COMMON, len(cells), _TASK_ROOM)
         counts = [TaskCounts(task, cells[at : at + _TASK_ROOM]) for task, at in zip(self._tasks, starts, strict=True)]
@@ -79,13 +74,11 @@ class Metrics:
 
 
 class _ProcessMetrics:
-    """The subscriber of one process."""
-
     def __init__(self, cells: memoryview[float], places: dict[str, int]) -> None:
         self._cells = cells
         self._places = places
         self._other = places[OTHER]
-        self._lock = threading.Lock()  # adding is reading and writing, and jobs run on threads
+        self._lock = threading.Lock()  # jobs run on threads, and an addition is a read and a write
 
     def listen(self, events: Events) -> None:
         events.subscribe(JobDone, self._ended)
@@ -102,7 +95,7 @@ class _ProcessMetrics:
         with self._lock:
             cells[at + _SECONDS] += event.seconds
             cells[bucket] += 1
-            if type(event) is JobDone:  # after a failure, another event has the outcome
+            if type(event) is JobDone:  # a failure is followed by an event with its outcome
                 cells[at] += 1
 
     def _count_tasks(self, events: Events, kind: type[JobEvent], place: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker's metrics in Prometheus' text format. ``docs/metrics.md`` describes each one."""
+"""A worker's metrics in Prometheus' text format. ``docs/metrics.md`` describes them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from .metrics import Metrics, TaskCounts
     from .status import HealthReport, Status
 
-_LOOK_EVERY = 5.0  # seconds: a request that comes sooner gets the counts of the request before
-_PATIENCE = 1.5  # seconds for the backend's counts: a connection has three for its whole page
+_LOOK_EVERY = 5.0  # seconds during which the backend's counts are reused
+_PATIENCE = 1.5  # seconds to wait for the backend's counts; a page may take three seconds
 _STATES = ("ready", "delayed", "reserved", "buried")
 
 
 class WorkerCollector(Collector):
-    """Collects all metrics on request. From any thread."""
+    """Collects all metrics on request. Thread-safe."""
 
     def __init__(self, metrics: Metrics, status: Status, backend: Backend, queues: Sequence[str]) -> None:
         self._metrics = metrics
@@ -47,11 +47,10 @@ class WorkerCollector(Collector):
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """The page."""
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Returns nothing, because the metrics are known only when a request collects them."""
+        """Return nothing, because the metrics are known only when they are collected."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -67,9 +66,9 @@ class WorkerCollector(Collector):
         yield from _of_queues(self._counts())
 
     def _counts(self) -> list[QueueStats]:
-        """The queues' counts, a few seconds old at most; empty if the backend does not answer soon.
+        """Return counts that are at most a few seconds old. Empty if the backend does not answer soon.
 
-        A thread asks for the counts, because a call to a silent backend takes longer than a page may take.
+        A separate thread asks the backend, because a call to a silent backend takes longer than a page may take.
         """
         with self._looking:
             look, now = self._look, time.monotonic()
@@ -84,7 +83,7 @@ class WorkerCollector(Collector):
     def _ask(self) -> None:
         try:
             self._stats = [self._backend.stats(queue) for queue in self._queues]
-        except MultiqError:  # the worker's own metrics show the outage
+        except MultiqError:  # other metrics show the outage
             self._stats = []
 
 
@@ -125,7 +124,7 @@ def _of_queues(queues: Sequence[QueueStats]) -> Iterator[Metric]:
     for stats in queues:
         for state in _STATES:
             number = getattr(stats, state)
-            if number is not None:  # a backend that cannot know it reports nothing, not 0
+            if number is not None:  # None: the backend does not know this count, and 0 would be wrong
                 jobs.add_metric([stats.queue, state], number)
         paused.add_metric([stats.queue], float(stats.paused_for is not None))
     yield from (jobs, paused)

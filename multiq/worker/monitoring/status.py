@@ -1,4 +1,4 @@
-"""The status of a worker, read from shared memory alone, so that no process of the worker has to answer."""
+"""The status of a worker. The status is read from shared memory, so no other process has to answer."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ if TYPE_CHECKING:
     from multiq.worker.processes.process import ProcessSettings
     from multiq.worker.processes.shared_state import ProcessRow, SharedState
 
-_BACKEND_LIMIT = 60.0  # seconds without an answer: more than a server's restart takes
-_BACKEND_PATIENCE = 15.0  # seconds: the sidecar calls the backend every five seconds
-_CHILD_LIMIT = 30.0  # seconds: an idle child makes a turn every five
-_SUPERVISOR_LIMIT = 10.0  # seconds: the supervisor makes two rounds per second
-_LISTED = 100  # jobs of one worker: an answer must fit into the smallest backend's largest job
+_BACKEND_LIMIT = 60.0  # seconds without an answer; a restart of the server takes less
+_BACKEND_PATIENCE = 15.0  # seconds without an answer; the sidecar calls the backend every five seconds
+_CHILD_LIMIT = 30.0  # seconds; the loop of an idle child makes a turn every five seconds
+_SUPERVISOR_LIMIT = 10.0  # seconds; the supervisor makes two rounds per second
+_LISTED = 100  # jobs in an answer, which must fit into the smallest maximum body of any backend
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's health, as the health file and the HTTP pages give it. All times are seconds."""
+    """The contents of the health file and of the health pages. All times are in seconds."""
 
     pid: int
-    """The supervisor's pid."""
+    """The pid of the supervisor."""
     worker: str
     """``host:pid``."""
     state: str
     """``working``, ``paused``, ``down`` or ``draining``."""
     is_well: bool
-    """Its processes make progress, and the backend has answered within a minute. If not, restart the worker."""
+    """Whether all processes make progress and the backend has answered within a minute. If not, restart the worker."""
     is_ready: bool
-    """It is well, and takes jobs."""
+    """Whether the worker is well and takes jobs."""
     waits_for: list[str]
-    """Why it is not ready."""
+    """The reasons why the worker is not ready."""
     up_for: float
     backend_answered: float | None
-    """Seconds since the backend answered; None: it has not yet."""
+    """Seconds since the backend's last answer. None before the first answer."""
     children: list[int]
     """The pids of the children."""
     jobs: int
-    """Jobs that have run so far."""
+    """The number of jobs run so far."""
     running: int
     crashed: int
-    """Children that died, so far."""
+    """The number of children that have died."""
     replaced: int
-    """Children that ended because they were to be replaced, so far."""
+    """The number of children that have ended in order to be replaced."""
 
 
 class Status:
-    """Reads the status of the worker whose supervisor has forked this process. From any thread."""
+    """Reads the status of the worker whose supervisor is this process's parent. Thread-safe."""
 
     def __init__(self, shared_state: SharedState, settings: ProcessSettings) -> None:
         self._shared_state = shared_state
@@ -62,7 +62,7 @@ class Status:
         self._name = f"{socket.gethostname()}:{self._pid}"
 
     def answer(self) -> Answer:
-        """The answer to viewers of all workers (``multiq top``)."""
+        """Return the answer to viewers of all workers (``multiq top``)."""
         now = time.monotonic()
         room = _LISTED
         processes, running = [], 0
@@ -90,7 +90,6 @@ class Status:
         )
 
     def report(self) -> HealthReport:
-        """The health report, for probes."""
         now, worker = time.monotonic(), self._shared_state.worker
         rows = [row for row in self._shared_state.children if row.pid]
         entries = [self.entries(row) for row in rows]
@@ -113,7 +112,6 @@ class Status:
         )
 
     def entries(self, row: ProcessRow) -> list[Entry]:
-        """The in-flight jobs of a child."""
         return self._shared_state.tables[int(row.table)].entries() if row.pid else []
 
     @property
@@ -124,7 +122,7 @@ class Status:
         return "down" if worker.is_down else "paused" if worker.is_paused else "working"
 
     def _faults(self, now: float, rows: list[ProcessRow], entries: list[list[Entry]]) -> list[str]:
-        """Faults that a restart of the worker would repair."""
+        """Return the faults that a restart of the worker would repair."""
         worker = self._shared_state.worker
         faults = []
         if now - worker.supervisor_beat > _SUPERVISOR_LIMIT:
@@ -132,7 +130,8 @@ class Status:
         if not rows and not worker.stops:
             faults.append("no process works: each died soon after its start and waits to be replaced")
         for row, held in zip(rows, entries, strict=True):
-            # while a child runs a job inline, its loop makes no turn (``WorkerProcess``); the job's timeout limits this
+            # While a child runs an inline job, its loop makes no turn (``WorkerProcess``). The job's timeout limits
+            # this time.
             if now - row.beat > _CHILD_LIMIT and not any(entry.is_running for entry in held):
                 faults.append(f"process {int(row.pid)} has made no turn for {now - row.beat:.0f} s")
         silence = now - (worker.contact or worker.started_at)
@@ -141,7 +140,7 @@ class Status:
         return faults
 
     def _reasons(self, now: float) -> list[str]:
-        """Why a worker in good health takes no jobs."""
+        """Return the reasons why a worker without faults takes no jobs."""
         reasons = []
         contact = self._shared_state.worker.contact
         if not contact:

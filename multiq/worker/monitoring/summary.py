@@ -1,4 +1,4 @@
-"""The summary: a log line now and then with the jobs that a process has settled since its last line."""
+"""The summary: a periodic log line that counts the jobs a process has settled since the previous line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ if TYPE_CHECKING:
 
     from multiq.backend import Verdict
 
-_FIRST = 1.0  # seconds until the first line; each interval is twice the one before
+_FIRST = 1.0  # seconds until the first line; each interval doubles the one before
 
 
 class Summary:
-    """Logs how many jobs were settled, by verdict.
+    """Logs the number of settled jobs, by verdict.
 
-    *settled*: the counts. *longest*: the seconds between two lines while jobs keep coming; 0: no lines.
+    *settled* has the running totals. *longest* is the maximum number of seconds between two lines while jobs keep
+    coming. 0 means no lines.
 
-    The first line comes soon, and so does the first line after a time without jobs. The worker's loop calls
-    ``log_if_due`` once per turn (``WorkerProcess``), not once per job, so that jobs do not become slower.
+    The intervals begin at one second again after an interval without jobs. The worker's loop calls ``log_if_due`` once
+    per turn (``WorkerProcess``) instead of once per job, which would slow down jobs.
     """
 
     def __init__(self, worker: str, settled: Mapping[type[Verdict], int], longest: float) -> None:
@@ -34,7 +35,6 @@ class Summary:
         self._since = time.monotonic()
 
     def log_if_due(self, now: float) -> None:
-        """Log a line, if it is time."""
         if now < self._since + self._pause or not self._longest:
             return
         if self.log(now):
@@ -43,7 +43,7 @@ class Summary:
             self._pause, self._since = min(_FIRST, self._longest), now
 
     def log(self, now: float) -> bool:
-        """Log what was settled since the last line. Returns whether there was anything."""
+        """Log the jobs settled since the last line. Returns False if there were none."""
         counts = self._counts()
         done, retried, buried = (count - logged for count, logged in zip(counts, self._logged, strict=True))
         if not self._longest or counts == self._logged:

@@ -1,1 +1,1 @@
-"""The processes of a worker: the supervisor, its children, the sidecar, and what they share."""
+"""The processes of a worker: the supervisor, its children and the sidecar."""

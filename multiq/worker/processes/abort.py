@@ -1,4 +1,4 @@
-"""Settling what a worker process holds when it must end at once: after a second signal, or for an overdue job."""
+"""Settles the jobs of a worker process that must end at once, after a second signal or for an overdue job."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
     from .inflight import Held
 
-_WAIT = 2.0  # seconds to wait for the backend at most
+_WAIT = 2.0  # maximum number of seconds to wait for the backend
 
 
 class ForcedSettlement:
-    """Settles what has ended, what has not begun, and what is overdue.
+    """Settles jobs that have ended, jobs that have not begun, and overdue jobs.
 
-    - *take_back*: takes the jobs that have not begun; their verdict is give-back.
-    - *has_sidecar*: running jobs are left to the sidecar, which gives them back when this process has ended. If they
-      were given back earlier, they could run in two processes at a time. Without a sidecar, running jobs are given back
-      here, and their results will not count.
+    - *take_back* takes the jobs that have not begun. These jobs are given back.
+    - *has_sidecar*: whether the sidecar gives back the running jobs after this process has ended. A running job that
+      was given back earlier could run in two processes at a time. Without a sidecar, this class gives back the running
+      jobs, and their results do not count.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class ForcedSettlement:
 
     @property
     def is_done(self) -> bool:
-        """Whether a settlement has come to its end, however it ended."""
+        """Whether a settlement has ended, successfully or not."""
         return self._is_done.is_set()
 
     def settle(self, overdue: Sequence[TimedJob] = ()) -> None:
-        """Settle all that is held, waiting a short time at most: the fetcher may hang in a call without a reply."""
+        """Settle all jobs in a new thread, and wait a short time. The fetcher may hang in a call without a reply."""
         stacks = [(timed.held, self._executor.stack_of(timed)) for timed in overdue]
         threading.Thread(target=self._settle, args=(stacks,), name="multiq-abort", daemon=True).start()
         self.wait()
 
     def wait(self) -> None:
-        """Wait for a settlement that another thread has begun, a short time at most."""
+        """Wait a short time for a settlement that another thread has begun."""
         self._is_done.wait(_WAIT)
 
     def _settle(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
@@ -68,12 +68,12 @@ class ForcedSettlement:
             settled = [*self._take_back(), *executor.take_finished()]
             emitters = []
             for held, stack in overdue:
-                if held.verdict is None:  # else it has just ended
+                if held.verdict is None:  # else the job has just ended
                     held.is_aborted = True
                     held.verdict, emit = self._runner.timed_out(held.lease, stack)
                     settled.append(held)
                     emitters.append((held, held.verdict, emit))
-            if not self._has_sidecar:  # everything, also what a thread has taken and not begun, or has just ended
+            if not self._has_sidecar:  # all held jobs, including those that a thread has taken but not begun
                 settled = self._fetcher.held()
                 for held in settled:
                     if held.verdict is None:

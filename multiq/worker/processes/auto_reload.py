@@ -1,7 +1,7 @@
-"""Auto-reload for development (``--watch``): a watcher process sends the supervisor SIGHUP when code changes.
+"""Auto-reload for development (``--watch``): a watcher process sends SIGHUP to the supervisor when code changes.
 
 The watcher is a process because a supervisor starts no threads. A reload keeps the supervisor's pid, so the watcher
-goes on after the reload. The watcher ends with the supervisor.
+continues after a reload. The watcher ends with the supervisor.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.supervisor")
 
-_WATCHER = "MULTIQ_WATCHER"  # environment variable: the pids of the supervisor and of its running watcher
-_POLL_MS = 500  # how often the watcher checks that its supervisor still runs
-_QUIET_MS = 300  # changes closer together than this are one change: an editor's, or a checkout's
+_WATCHER = "MULTIQ_WATCHER"  # environment variable: the pids of the supervisor and of its watcher
+_POLL_MS = 500  # interval at which the watcher checks that its supervisor is alive
+_QUIET_MS = 300  # changes within this time count as one change, for editors and checkouts that write several files
 
 
 def check_library() -> None:
-    """Raises ``ExtraNotInstalled``."""
+    """Raise ``ExtraNotInstalled`` if the library is missing."""
     if find_spec("watchfiles") is None:
         raise ExtraNotInstalled("--watch needs watchfiles: pip install 'multiq[watch]'")
 
 
 def folders_of(module: str) -> list[Path]:
-    """The folders to watch for an app: the current folder, and the folder of the app's top-level module."""
+    """Return the folders to watch: the current folder, and the folder of the app's top-level module."""
     folders = [Path.cwd()]
     origin = getattr(sys.modules[module.partition(".")[0]], "__file__", None)
     if origin is not None:
@@ -52,10 +52,10 @@ def folders_of(module: str) -> list[Path]:
 
 @contextlib.contextmanager
 def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
-    """While the block lasts, this process gets a SIGHUP when a file of code or settings in *folders* has changed."""
-    # SIGHUP is blocked until the supervisor installs its handler. After the supervisor has restored this handler, which
-    # does nothing, a SIGHUP has no effect. With SIG_IGN instead, a SIGHUP that is pending while a reloaded program
-    # starts would be lost (POSIX, sigaction(2): setting a signal to SIG_IGN discards the signal if it is pending)
+    """While the block lasts, this process gets a SIGHUP when code or settings in *folders* change."""
+    # SIGHUP stays blocked until the supervisor installs its handler. The handler here does nothing, and the supervisor
+    # restores it at the end. SIG_IGN would lose a SIGHUP that is pending while a reloaded program starts: POSIX
+    # discards a pending signal when it is set to SIG_IGN (sigaction(2)).
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     watcher = _running_watcher() or _start(folders)
@@ -70,10 +70,10 @@ def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def wait_if_reloaded(problem: Exception) -> None:
-    """After a reload to code that does not start: wait until the code changes, then re-execute it.
+    """If a reload has loaded code that does not start, wait until the code changes, and execute it again.
 
-    The old children work on meanwhile. A reload checks the code first, but the code may change between the check and
-    the ``exec``. Returns at once if this is not a reload, and when a signal asks the worker to stop.
+    The old children continue to work. A reload checks the code first, but the code may change between the check and the
+    ``exec``. Returns at once if this is not a reload. Also returns when a signal asks the worker to stop.
     """
     if not was_reloaded():
         return
@@ -82,7 +82,8 @@ def wait_if_reloaded(problem: Exception) -> None:
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []
     while not came:
-        came = [number for number in noted_signals() if number in heeded]  # a thread of the app may have them unblocked
+        # the app's threads may have unblocked signals
+        came = [number for number in noted_signals() if number in heeded]
         if not came and (info := signal.sigtimedwait(heeded, _POLL_MS / 1000)) is not None:
             came = [info.si_signo]
     if came[0] == signal.SIGHUP:
@@ -90,12 +91,12 @@ def wait_if_reloaded(problem: Exception) -> None:
 
 
 def watch(supervisor: int, folders: Sequence[str]) -> None:
-    """The watcher's work, until its supervisor is gone."""
+    """The main function of the watcher. Returns when the supervisor has ended."""
     import watchfiles
 
-    for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's, for the whole group
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends both signals to the whole group
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a reloaded program starts watchers with it blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a reloaded program starts it with SIGTERM blocked
     changes = watchfiles.watch(
         *folders,
         watch_filter=watchfiles.PythonFilter(extra_extensions=(".toml",)),
@@ -113,7 +114,7 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
 
 
 def _running_watcher() -> int | None:
-    """The pid of the watcher that the program before a reload has started, if it still runs."""
+    """Return the pid of the watcher that was started before a reload, or None if it has ended."""
     words = [int(word) for word in os.environ.get(_WATCHER, "").split()]
     if not words or words[0] != os.getpid():
         return None

@@ -1,11 +1,14 @@
-"""Processes that a job forks do not belong to the worker: in them, signals act as before the worker started.
+"""Restores the previous signal handling in processes that a job forks.
 
-A forked process inherits handlers, blocked signals and the wake-up socket. If these are a worker's,
-``Process.terminate()`` would stop the worker instead of the process. So after every fork except the worker's own forks,
-each signal has the handler that it had before the worker started, no signal that the worker takes is blocked, and
-nothing is written to the wake-up socket.
+A forked process inherits handlers, blocked signals and the wake-up socket. With those of a worker,
+``Process.terminate()`` would stop the worker instead of the process. The hooks in this module run after every fork that
+is not the worker's own:
 
-A job's code may return in a process that it has forked: then that process ends (``ExitInForks``).
+- The hooks restore the handler that each signal had before the worker started.
+- The hooks unblock the signals that the worker takes.
+- The hooks reset the wake-up socket.
+
+If a job's code returns in a process that the job has forked, ``ExitInForks`` ends that process.
 """
 
 from __future__ import annotations
@@ -31,23 +34,23 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 
-#: signal.getsignal converts its result to an enum, which takes longer
+#: faster than signal.getsignal, which converts its result to an enum
 handler_of = import_module("_signal").getsignal
 
 
 class _ForkState(threading.local):
-    """A thread's state before a fork, for the hooks that run after the fork."""
+    """The state of a thread before a fork, for the hooks that run after the fork."""
 
     mask: set[Any] | None = None
     is_own = False
 
 
-_previous_handlers: dict[int, Any] = {}  # a signal that a worker has taken -> its handler before that
+_previous_handlers: dict[int, Any] = {}  # signal -> handler before a worker took the signal
 _fork_state = _ForkState()
 
 
 def take_signal(number: int, handler: Callable[[int, Any], object]) -> Any:
-    """Have *handler* called for this signal, until ``restore_signal``. Returns the token for ``restore_signal``."""
+    """Install *handler* until ``restore_signal``. Returns a token for ``restore_signal``."""
     known = number in _previous_handlers
     old = signal.signal(number, handler)
     if not known:
@@ -57,7 +60,7 @@ def take_signal(number: int, handler: Callable[[int, Any], object]) -> Any:
 
 
 def restore_signal(number: int, token: Any) -> None:
-    """Restore the handler that ``take_signal`` has replaced; *token* is what it returned."""
+    """Restore the handler that ``take_signal`` has replaced."""
     old, known = token
     signal.signal(number, signal.SIG_DFL if old is None else old)
     if not known:
@@ -65,7 +68,7 @@ def restore_signal(number: int, token: Any) -> None:
 
 
 def fork_worker_process() -> int:
-    """``os.fork`` for the worker's own processes, which keep its signal handlers."""
+    """Fork a process of the worker, which keeps the worker's signal handlers."""
     _fork_state.is_own = True
     try:
         return os.fork()
@@ -74,7 +77,7 @@ def fork_worker_process() -> int:
 
 
 class ExitInForks:
-    """A block that runs a job's code. If the code returns in a process that the job has forked, that process ends."""
+    """Runs a job's code. If the code returns in a process that the job has forked, that process exits."""
 
     __slots__ = ("_generation",)
 
@@ -89,7 +92,7 @@ class ExitInForks:
 
 
 def exit_forked_copy(error: BaseException | None) -> NoReturn:
-    """End this forked process, in which a job's code has returned: its parent settles the job."""
+    """Exit this forked process, in which a job's code has returned. The parent process settles the job."""
     code = 0
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -104,7 +107,7 @@ def exit_forked_copy(error: BaseException | None) -> NoReturn:
 
 
 def flush_streams() -> None:
-    """Flush the standard streams. The streams may be closed, or their reader may be gone."""
+    """Flush the standard streams, which may be closed or broken."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a stream is None if it was closed when Python started
             stream.flush()

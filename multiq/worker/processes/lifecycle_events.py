@@ -1,4 +1,4 @@
-"""The events of a worker process's start and end, emitted so that a subscriber that hangs does not prevent the end."""
+"""Emits the events of a worker process's start and end. A subscriber that hangs does not prevent the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LifecycleEvents:
-    """Emits ``WorkerStarted``, ``WorkerStopping`` and ``WorkerStopped`` of one process, each once. From any thread."""
+    """Emits ``WorkerStarted``, ``WorkerStopping`` and ``WorkerStopped`` of one process, each once. Thread-safe."""
 
     def __init__(self, events: Events, worker: str) -> None:
         self._events = events
@@ -29,16 +29,18 @@ class LifecycleEvents:
         self._is_stopped_begun = False
 
     def started(self, queues: tuple[str, ...], loop: AbstractEventLoop | None) -> None:
-        """Emit ``WorkerStarted``. From now on, subscribers that are coroutines may run on *loop*."""
+        """Emit ``WorkerStarted``. From now on, coroutine subscribers may run on *loop*."""
         self._session = self._events.open_session(loop)
         self._events.emit(WorkerStarted(worker=self._worker, queues=queues))
 
     def expect_stopping(self) -> None:
-        """Make ``wait_stopping`` wait until ``stopping``, which is called later, has emitted its event."""
+        """Let ``wait_stopping`` wait until ``stopping`` has been called and its event was emitted."""
         self._stopping_emitted.clear()
 
     def stopping(self, reason: str) -> None:
-        """Emit ``WorkerStopping`` from a thread of its own: neither the loop nor the next signal waits for it."""
+        """Emit ``WorkerStopping`` from a new thread, because neither the loop nor the next signal may wait for
+        subscribers.
+        """
         run_in_thread(lambda: self._emit_stopping(reason))
 
     def wait_stopping(self, timeout: float) -> None:
@@ -46,26 +48,27 @@ class LifecycleEvents:
         self._stopping_emitted.wait(timeout)
 
     def stopped(self, code: int, patience: float | None) -> None:
-        """Emit ``WorkerStopped``, and wait up to *patience* seconds for its subscribers; None: emit it in this thread.
+        """Emit ``WorkerStopped``, and wait up to *patience* seconds for its subscribers.
 
-        The event is emitted once only: if another thread already does it, this call only waits for that thread.
+        None as *patience* means to emit the event in this thread. If another thread already emits the event, this call
+        only waits for that thread.
         """
         with self._stopped_lock:
             is_begun, self._is_stopped_begun = self._is_stopped_begun, True
         if not is_begun and patience is None:
-            self._emit_stopped(code)  # in the loop's thread, as WorkerStarted
+            self._emit_stopped(code)  # in the thread of the loop, like WorkerStarted
             return
         if not is_begun:
             run_in_thread(lambda: self._emit_stopped(code))
         self._stopped_emitted.wait(patience)
 
     def finish(self, patience: float) -> None:
-        """Wait up to *patience* seconds for subscribers that are coroutines; cancel what is left on this loop."""
-        if self._session is not None:  # None: the process was stopped before it began
+        """Wait up to *patience* seconds for coroutine subscribers, and cancel the remaining ones on this loop."""
+        if self._session is not None:  # None: the process was stopped before it started
             self._session.finish(patience)
 
     def close(self, patience: float) -> None:
-        """As ``finish``, but call it last: this process emits no event afterwards."""
+        """Like ``finish``, but this process emits no event afterwards."""
         if self._session is not None:
             self._session.close(patience)
 

@@ -1,15 +1,19 @@
-"""One worker process: a loop that reserves jobs, has them run, and settles them.
+"""One worker process: a loop that reserves jobs, starts them, and settles them.
 
-Three threads call into a ``WorkerProcess``: the thread of its loop (``_turn``), the heartbeat (``_on_heartbeat``), and
-the thread that handles signals or calls ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resume``). The end has these
-steps:
+Three threads call into a ``WorkerProcess``:
 
-1. ``_end`` notes why the process ends; the loop makes no further turn.
-2. ``_drain`` gives back what has not begun and waits for what runs, until the grace is over.
-3. ``abort`` skips or ends that wait, after a second signal or at the end of the grace.
-4. ``_exit_for`` ends the process for an overdue job or a stuck event loop, ``_exit_hung`` when the end itself hangs.
+- the thread of its loop (``_turn``);
+- the heartbeat (``_on_heartbeat``);
+- the thread that handles signals or calls ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resume``).
 
-Steps 3 and 4 settle what is held without waiting for what runs (``ForcedSettlement``).
+A process ends in these steps:
+
+1. ``_end`` records the reason. The loop makes no further turn.
+2. ``_drain`` gives back jobs that have not begun, and waits for running jobs until the grace ends.
+3. ``abort`` ends that wait, after a second signal or at the end of the grace.
+4. ``_exit_for`` exits for an overdue job or a stuck event loop. ``_exit_hung`` exits if the end itself hangs.
+
+Steps 3 and 4 settle jobs without waiting for running ones (``ForcedSettlement``).
 """
 
 from __future__ import annotations
@@ -62,22 +66,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-_IDLE = 5.0  # seconds: an idle worker makes a turn this often
-_VETOED = 1.0  # seconds until a before_fetch hook is asked again
-_BUSY = 1.0  # seconds: while jobs run on other threads, the loop makes a turn this often
-_LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end, once or twice...
-_CUT_EVENTS = 0.25  # ...or this, in an abort: the supervisor kills a process that is late
+_IDLE = 5.0  # seconds between two turns of an idle worker
+_VETOED = 1.0  # seconds between two calls of a before_fetch hook that refuses
+_BUSY = 1.0  # seconds between two turns while jobs run on other threads
+_LAST_EVENTS = 2.0  # seconds that coroutine subscribers get, once or twice at the end
+_CUT_EVENTS = 0.25  # seconds that coroutine subscribers get in an abort; the supervisor kills a late process
 _STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get in an abort
-_ABORT_WAIT = 2.0  # seconds that an abort waits for the loop at most
+_ABORT_WAIT = 2.0  # maximum number of seconds that an abort waits for the loop
 
-# If the end of a process that multiq owns hangs (in a subscriber, say), the process exits this many seconds...
-_EXIT_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
-_EXIT_AFTER_ABORT = 4.0  # ...after a second signal
-_EXIT_AFTER_JOBS = 1.0  # ...after a second signal when there are no more jobs to be given back
+# Seconds until a process that multiq owns exits, if its end hangs (in a subscriber, for example).
+_EXIT_AFTER_GRACE = 4.5  # seconds after the end of the grace; the supervisor kills the process later
+_EXIT_AFTER_ABORT = 4.0  # seconds after a second signal
+_EXIT_AFTER_JOBS = 1.0  # seconds after a second signal, if no job is left to give back
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process works; ``Worker`` documents each of these."""
+    """Settings of one process. ``Worker`` documents them."""
 
     queues: tuple[str, ...]
     shares: dict[str, int] | None = None
@@ -95,32 +99,31 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def at_a_time(self) -> int:
-        """Jobs that run at a time."""
+        """The maximum number of running jobs."""
         return self.concurrency or self.threads
 
     @property
     def most_held(self) -> int:
-        """Jobs that are held at a time: those that run and those that wait."""
+        """The maximum number of held jobs: running and waiting ones."""
         return self.at_a_time + self.prefetch
 
 
 class WorkerProcess:
-    """Runs until it is stopped, or until one of its own limits is reached.
+    """Runs until it is stopped, or until it reaches one of its limits.
 
-    ``stop``, ``abort``, ``pause``, ``resume`` and ``wake`` may be called from any thread.
+    ``stop``, ``abort``, ``pause``, ``resume`` and ``wake`` are thread-safe.
 
-    - *app*, *settings*: whose jobs to run, and how.
-    - *inflight*: the table in which the supervisor and the sidecar read what is held. None: there is no supervisor that
+    - *inflight*: the in-flight table, which the supervisor and the sidecar read. None: there is no supervisor that
       could replace this process, so an overdue job runs on.
-    - *row*: this process's part of the shared state; *worker*: the part that the supervisor and the sidecar write for
-      all processes.
-    - *is_handing_on*: whether the sidecar still has to settle a dead process's jobs. While it has to, empty queues are
-      no reason to end, because those jobs may come back.
-    - *exit_process*: ends the process at once, with a code. None: the process must not be ended (``run`` was not called
-      in its main thread).
-    - *owns_process*: whether the process is the worker's own. If so, the process exits even if a job or a subscriber
-      hangs at the end. If not, only a second signal ends the process: a job that hangs runs on to its end, and its
-      result does not count.
+    - *row*: the part of the shared state that this process writes.
+    - *worker*: the part of the shared state that the supervisor and the sidecar write.
+    - *is_handing_on*: returns whether the sidecar still has to settle jobs of a dead process. These jobs may return to
+      the queues, so the process does not end for empty queues.
+    - *exit_process*: exits the process at once, with a code. None: the process must not exit, because ``run`` was not
+      called in its main thread.
+    - *owns_process*: whether the process belongs to the worker. If True, the process exits even if a job or a
+      subscriber hangs at the end. If False, only a second signal exits the process. A job that hangs then runs to its
+      end, and its result does not count.
     - *reclaim_signals*: takes back signals that a job may have taken.
     """
 
@@ -150,20 +153,20 @@ class WorkerProcess:
         self._events = app.events
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._lifecycle = LifecycleEvents(app.events, self.name)
-        self._stopping: str | None = None  # why it ends
-        self._deadline = float("inf")  # when the grace ends
+        self._stopping: str | None = None  # the reason for the end
+        self._deadline = float("inf")  # the end of the grace
         self._aborted = False
         self._exit_code = EXIT_OK
         self._recycling = Recycling(settings)
-        self._unsettled: Held | None = None  # what had ended and was not settled when the heartbeat looked last
+        self._unsettled: Held | None = None  # the oldest unsettled job that had ended at the last heartbeat
         self._paused = False
         self._asks_down: Callable[[], bool] | None = None
-        self._was_down_at: float | None = None  # when ``is_down`` was asked, if it was True then
+        self._was_down_at: float | None = None  # time of the last ``is_down`` call, if it returned True
         self._was_paused = False
         self._taken = 0
-        self._taken_before = int(self._process_row.taken)  # by earlier processes of this slot
+        self._taken_before = int(self._process_row.taken)  # jobs taken by earlier processes of this slot
         self._stop_requested = False
-        self._is_finished = threading.Event()  # the loop has come to its end
+        self._is_finished = threading.Event()  # set when the loop has ended
         self._ending = threading.Lock()
         self._loop_thread = 0
         self._counting = threading.Lock()
@@ -184,28 +187,28 @@ class WorkerProcess:
     # --- from outside ---
 
     def interrupting(self) -> AbstractContextManager[None]:
-        """While the block lasts, inline jobs are interrupted at their time limit. Call it in the main thread."""
+        """Interrupt inline jobs at their time limit while the block lasts. Call it in the main thread."""
         return self._timeouts.interrupting()
 
     def run(self) -> int:
-        """Work until stopped. Returns the exit code."""
+        """Work until the process is stopped. Returns the exit code."""
         with self._watchdog or contextlib.nullcontext():
             return self._run()
 
     def stop(self) -> None:
-        """Take no more jobs, give back what has not begun, finish what runs within the grace."""
+        """Stop taking jobs, give back jobs that have not begun, and finish running jobs within the grace."""
         if not self._stop_requested:
             self._stop_requested = True
             self._deadline = time.monotonic() + self._settings.grace
             self._exit_at(self._deadline + _EXIT_AFTER_GRACE)
-            self._hold(True)  # the heartbeat watches the deadline: the loop may hang in a user's hook
-        self._end("asked to", EXIT_OK)  # the reason of WorkerStopping
+            self._hold(True)  # the heartbeat checks the deadline, because the loop may hang in a user's hook
+        self._end("asked to", EXIT_OK)  # the reason in WorkerStopping
 
     def abort(self, *, by_signal: bool = False) -> None:
-        """Settle everything now. Jobs that run are not waited for, and their results will not count.
+        """Settle all jobs now. Running jobs are not awaited, and their results do not count.
 
-        If a job or hook occupies the main thread, the process is ended, but only if the worker owns the process, or if
-        the operator has sent a second signal (*by_signal*). Otherwise the job or hook runs on.
+        A job or hook may occupy the main thread. The process then exits if the worker owns it, or if an operator has
+        sent a second signal (*by_signal*). Otherwise the job or hook runs on.
         """
         self._aborted = self._stop_requested = True
         late = _EXIT_AFTER_JOBS if self._is_finished.is_set() else _EXIT_AFTER_ABORT
@@ -227,31 +230,31 @@ class WorkerProcess:
 
     @property
     def running(self) -> int:
-        """How many jobs run at this moment."""
         return len(self._executor.running())
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether a stop was requested from outside; an end at a limit (``max_jobs``) does not count."""
+        """Whether a stop was requested from outside. An end at a limit (``max_jobs``) does not count."""
         return self._stop_requested
 
     def pause(self) -> None:
-        """Reserve nothing until ``resume``. Jobs that run go on, and their leases are renewed."""
+        """Stop reserving jobs until ``resume``. Running jobs continue, and their leases are renewed."""
         self._paused = True
         self._notify()
 
     def resume(self) -> None:
-        """Reserve again."""
         self._paused = False
         self._notify()
 
     def wake(self) -> None:
-        """Make the loop read the shared state now, because it has changed."""
+        """Make the loop read the shared state now."""
         self._notify()
 
     def obey_down(self, is_down: Callable[[], bool]) -> None:
-        """Ask now whether the connection is down (``multiq down``). If the connection is down, take no jobs until the
-        sidecar has read the flag again or, without a sidecar, until *is_down* says otherwise.
+        """Check now whether the connection is down (``multiq down``). Take no jobs from a connection that is down.
+
+        With a sidecar, the process waits until the sidecar has read the flag again. Without a sidecar, the process
+        waits until *is_down* returns False.
         """
         self._asks_down = is_down
         self._check_down()
@@ -278,17 +281,17 @@ class WorkerProcess:
             self._lifecycle.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
             self._executor.close()
             if self._reclaim_signals is not None:
-                self._reclaim_signals(also_wakeups=True)  # closing a job's loop gives back what that has taken
+                self._reclaim_signals(also_wakeups=True)  # closing a job's event loop has reset its signal handlers
             self._fetcher.close()
         return self._stopped()
 
     def _goes_on(self) -> bool:
-        """Whether there is another turn. Any change from this moment on ends the wait in the next turn."""
+        """Whether to make another turn. Any change from now on ends the wait in that turn."""
         self._changed.clear()
         return self._stopping is None
 
     def _turn(self) -> None:
-        """Settle the finished jobs, reserve as many jobs as there is room for, and start them."""
+        """Settle finished jobs, reserve as many jobs as there is room for, and start them."""
         executor = self._executor
         self._begin_turn()
         if self._recycling.is_reached(self._taken):
@@ -300,7 +303,7 @@ class WorkerProcess:
             self._wait(finished, self._patience())
             return
         if finished and (self._app.fetch_hooks or self._events.listeners[WorkerLooping]):
-            self._fetcher.settle(finished)  # now, because the user's hooks may take long
+            self._fetcher.settle(finished)  # before the user's hooks, which may take long
             finished = []
         if self._events.listeners[WorkerLooping]:
             self._events.emit(WorkerLooping(worker=self.name))
@@ -312,7 +315,7 @@ class WorkerProcess:
         self._prefetch.note_batch(room, len(jobs))
         self._count(len(jobs))
         if jobs and self._stopping is not None:
-            self._give_back(jobs)  # the stop came during the call: none of these begins
+            self._give_back(jobs)  # a stop came during the call, so none of these jobs begins
         elif jobs:
             self._hold(True)
             executor.start(jobs)
@@ -322,7 +325,6 @@ class WorkerProcess:
             self._found_nothing(was_handing_on=was_handing_on)
 
     def _begin_turn(self) -> None:
-        """What each turn begins with, whether there are jobs or not."""
         self._process_row.beat = now = time.monotonic()
         self._summary.log_if_due(now)
         if self._reclaim_signals is not None:
@@ -336,9 +338,9 @@ class WorkerProcess:
         self._emit_pause_change()
 
     def _end(self, reason: str, code: int) -> None:
-        """Take no more jobs, and finish what runs: without a deadline, unless ``stop`` has set one.
+        """Take no more jobs, and finish running jobs. There is no deadline unless ``stop`` has set one.
 
-        The first call's reason and code count. Neither the loop nor the next signal waits for subscribers.
+        The reason and the code of the first call count. Neither the loop nor the next signal waits for subscribers.
         """
         with self._ending:
             is_first = self._stopping is None
@@ -356,8 +358,8 @@ class WorkerProcess:
 
     @property
     def _is_down(self) -> bool:
-        """Whether the connection is down, as the sidecar read it last; before that, as this process read it at its
-        start.
+        """Whether the connection is down, according to the sidecar. This process's own check counts until the sidecar
+        has read the flag.
         """
         if self._was_down_at is not None and self._worker_row.asked_at < self._was_down_at:
             return True
@@ -368,16 +370,14 @@ class WorkerProcess:
         self._was_down_at = asked_at if self._asks_down is not None and self._asks_down() else None
 
     def _follow_shared_state(self) -> None:
-        """Stop or abort if the shared state says so. A job may have replaced the handlers of the signals for this."""
+        """Stop or abort if the shared state requests it, because a job may have replaced the signal handlers."""
         if self._worker_row.stops > 1 and not self._aborted:
             self.abort()
         elif self._worker_row.stops and not self._stop_requested:
             self.stop()
 
     def _emit_pause_change(self) -> None:
-        """Emit ``WorkerPaused`` or ``WorkerResumed`` from the loop, in the turn in which the pause or its end takes
-        effect.
-        """
+        """Emit ``WorkerPaused`` or ``WorkerResumed`` in the turn in which the change takes effect."""
         is_paused = self._is_paused
         if is_paused != self._was_paused:
             self._was_paused = is_paused
@@ -385,22 +385,21 @@ class WorkerProcess:
             self._events.emit(kind(worker=self.name))
 
     def _room(self) -> int:
-        """How many more jobs to reserve."""
         if self._is_paused:
             return 0
         size = self._prefetch.size
         if self._executor.is_held_up:
-            size = min(size, self._executor.capacity)  # more would wait behind long jobs, be given back, and come again
+            size = min(size, self._executor.capacity)  # more jobs would wait for long jobs, and would be given back
         return int(min(size - self._executor.busy, self._jobs_left))
 
     @property
     def _jobs_left(self) -> float:
-        """How many jobs ``max_jobs`` leaves to this slot of the supervisor, counting all processes that filled it."""
+        """The number of jobs left until ``max_jobs``, which counts all processes of this slot together."""
         most = self._settings.max_jobs
         return NEVER if most is None else most - self._taken_before - self._taken
 
     def _may_fetch(self) -> bool:
-        """Whether all ``before_fetch`` hooks allow it: False from one of them is a veto."""
+        """Whether all ``before_fetch`` hooks agree. A hook refuses by returning False."""
         for hook in self._app.fetch_hooks:
             try:
                 if hook(self.name) is False:
@@ -410,7 +409,7 @@ class WorkerProcess:
         return True
 
     def _wait(self, finished: list[Held], patience: float) -> None:
-        """Without room, or after a veto: settle, and sleep until something changes."""
+        """Settle jobs, and sleep until something changes. Called if there is no room, or after a refusal by a hook."""
         if finished or self._fetcher.has_unsettled:
             self._fetcher.settle(finished)
         if self._jobs_left <= 0 and self._executor.busy == 0:
@@ -429,13 +428,13 @@ class WorkerProcess:
         return min(self._fetcher.next_touch_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self, *, was_handing_on: bool) -> None:
-        """Nothing is due and nothing runs: end, if ``stop_when_empty`` says so."""
+        """End the process if ``stop_when_empty`` is set, because no job is due or running."""
         self._hold(False)
         if self._settings.stop_when_empty and not self._fetcher.is_down and not was_handing_on:
             self._end("no job is due", EXIT_OK)
 
     def _drain(self) -> None:
-        """Give back what has not begun, wait for what runs, and settle it all."""
+        """Give back jobs that have not begun, wait for running jobs, and settle all of them."""
         self._give_back_waiting()
         while not self._aborted:
             finished = self._executor.take_finished()
@@ -454,10 +453,10 @@ class WorkerProcess:
     # --- beside the jobs ---
 
     def _on_heartbeat(self) -> None:
-        """The heartbeat's work, in its own thread, so that no job and no hook of the user's delays it.
+        """The heartbeat's round, in a separate thread, so that no job and no hook can delay it.
 
-        Renew leases. Settle the finished jobs, and give back the waiting ones, that a long job holds up. Check timeouts
-        and the grace.
+        The round renews leases, and checks timeouts and the grace. If a long job blocks the loop, the round also
+        settles finished jobs and gives back waiting jobs.
         """
         self._check_timeouts()
         executor = self._executor
@@ -476,7 +475,7 @@ class WorkerProcess:
             self.abort()
 
     def _check_timeouts(self) -> None:
-        """Notify jobs that run longer than they may; end the process for one that runs on."""
+        """Notify jobs that exceed their timeout. End the process for a job that runs on."""
         overdue = self._timeouts.check()
         if overdue:
             run_in_thread(lambda: self._emit_overdue(overdue)).wait(_CUT_EVENTS)
@@ -499,12 +498,12 @@ class WorkerProcess:
         self._exit_process(code)
 
     def _exit_at(self, deadline: float) -> None:
-        """Have the watchdog end the process at *deadline*. There is no watchdog if the process must not be ended."""
+        """Let the watchdog exit the process at *deadline*. There is no watchdog if the process must not exit."""
         if self._watchdog is not None:
             self._watchdog.set_deadline(deadline)
 
     def _exit_hung(self) -> None:
-        """The watchdog's action: exit without waiting for what hangs. Calls nothing that may hang."""
+        """Exit without waiting for code that hangs. Called by the watchdog, so it makes no call that may hang."""
         assert self._exit_process is not None, "else there is no watchdog"  # noqa: S101 - for the reader, and mypy
         text = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
         run_in_thread(lambda: _log.error(text)).wait(_CUT_EVENTS)
@@ -517,14 +516,14 @@ class WorkerProcess:
             self._events.emit(JobOverdue(job=timed.call.job, timeout=timed.call.timeout or 0.0))
 
     def _after_inline_job(self) -> None:
-        """Called between two jobs of an inline batch: the main loop makes no turn until the batch is over."""
+        """Called between two jobs of an inline batch, because the main loop makes no turn during the batch."""
         if self._reclaim_signals is not None:
             self._reclaim_signals()
         if self._recycling.is_memory_used_up():
             self._give_back_waiting()
 
     def _hold(self, holding: bool) -> None:
-        """Make the heartbeat run while jobs are held, and sleep while no jobs are held."""
+        """Let the heartbeat run while the process holds jobs, and sleep otherwise."""
         if holding:
             self._heartbeat.holding.set()
         elif not self._stop_requested:
@@ -536,7 +535,9 @@ class WorkerProcess:
             self._fetcher.settle(jobs)
 
     def _take_back(self) -> Sequence[Held]:
-        """Take the jobs that have not begun, with the verdict give-back. The executor will never begin them."""
+        """Take the jobs that have not begun, and set their verdict to give-back. The executor never begins the taken
+        jobs.
+        """
         return self._as_given_back(self._executor.take_back())
 
     def _give_back(self, jobs: Sequence[Held]) -> None:
@@ -549,7 +550,9 @@ class WorkerProcess:
         return jobs
 
     def _count(self, change: int) -> None:
-        """Count jobs taken or given back. Under a lock: the loop takes jobs, the heartbeat gives some back."""
+        """Count jobs as taken or given back. The lock is needed because the loop takes jobs and the heartbeat gives
+        some back.
+        """
         with self._counting:
             self._taken += change
             self._process_row.taken += change
@@ -561,7 +564,7 @@ class WorkerProcess:
         return isinstance(self._executor, InlineExecutor)
 
     def _stopped(self, patience: float | None = None) -> int:
-        """Emit the last events, waiting up to *patience* seconds, if given. Returns the exit code."""
+        """Emit the last events, and wait for subscribers up to *patience* seconds, if given. Returns the exit code."""
         self._summary.log(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._lifecycle.stopped(code, patience)
@@ -569,7 +572,7 @@ class WorkerProcess:
         return code
 
     def _on_job_done(self) -> None:
-        """Called when a job has ended. One notification per turn is enough: the turn takes all jobs that have ended."""
+        """Called when a job has ended. One notification per turn is enough, because a turn takes all finished jobs."""
         if not self._changed.is_set():
             self._notify()
 
@@ -581,7 +584,7 @@ class WorkerProcess:
         settings, common = self._settings, (self._runner, self._prefetch, self._on_job_done)
         if settings.concurrency:
             return CoroutineExecutor(*common, settings.concurrency, self._inflight, timeouts=self._timeouts)
-        # in a thread that runs an event loop (a notebook's cell), the worker cannot run another one
+        # A thread with a running event loop (in a notebook, for example) cannot run another loop.
         if settings.threads > 1 or asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, says asyncio.events
             return ThreadExecutor(*common, settings.threads, self._inflight)
         return InlineExecutor(*common, self._inflight, after_job=self._after_inline_job)

@@ -1,20 +1,20 @@
-"""Recovery: settles the jobs of dead worker processes, and renews the leases of stuck ones, from the sidecar's process.
+"""Recovery: the sidecar settles the jobs of dead worker processes, and renews the leases of stuck ones.
 
-A child is stuck when one call into C keeps the child's interpreter busy, for minutes perhaps. Recovery reads the
-children's in-flight tables. What the child has written about a lease decides what recovery does with that lease:
+A child is stuck while one call into C occupies its interpreter, perhaps for minutes. Recovery reads the in-flight
+tables of the children. The verdict on a lease depends on what the child has written about it:
 
 =============================  =============================================================================
 the child has written          recovery's verdict
 =============================  =============================================================================
-the job waits                  give back, uncounted: it never began, whatever ended the process
+the job waits                  give back, uncounted, because the job never began
 the job has run, and is acked  ack
-the job has run, and is not    the verdict that stands in the table: release, give back or bury
+the job has run, and is not    the verdict in the table: release, give back or bury
 the job runs, and the child
-  had a stuck event loop       abandon: which of its running jobs held the loop cannot be known
-  wrote its exit code          give back; timed out, if the job's own limit was over and the child ended for that
-  was killed for a time limit  timed out, if it was this job's; else give back, because a neighbour was to blame
+  had a stuck event loop       abandon, because it is unknown which job held the loop
+  wrote its exit code          timed out, if the child ended for an overdue job and this job was overdue; else give back
+  was killed for a time limit  timed out, if this job was overdue; else give back
   was killed at the end        give back
-  died                         abandon: ready again at once, and a crash is counted
+  died                         abandon, so that the job is ready again at once, and a crash is counted
 =============================  =============================================================================
 """
 
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.sidecar")
 
 UNKNOWN_EXIT = 2**31
-"""The exit status of a child that ended after its supervisor: only a parent learns how a process ended."""
+"""The exit status of a child that ended after its supervisor. Only a parent process can read the real status."""
 
-_SLACK = 0.1  # of a ttr: a child that touches a little late is not stuck
+_SLACK = 0.1  # share of a ttr by which a touch may be late before the child counts as stuck
 _TOUCH_SHARE = 1 / 3
-_RETRY = 0.2  # seconds, after a call that did not reach the backend
+_RETRY = 0.2  # seconds after a failed call to the backend
 _STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this job or another"
 
 
 class Recovery:
-    """Settles and touches for the children of one worker.
+    """Settles and touches leases for the children of one worker.
 
-    - *shares_loop*: children run coroutines side by side on one event loop, so that a job may hold up its neighbours.
+    *shares_loop*: whether children run several coroutine jobs on one event loop. A job can then block the others.
     """
 
     def __init__(self, app: App, shared_state: SharedState, *, shares_loop: bool) -> None:
@@ -68,33 +68,33 @@ class Recovery:
         self._worker_row = shared_state.worker
         self._events = app.events
         self._backend = app.backend
-        self._can_settle = bool(app.backend.capabilities.portable_leases)  # else a child's leases end with the child
+        self._can_settle = bool(app.backend.capabilities.portable_leases)  # if False, a lease ends with its connection
         self._shares_loop = shares_loop
         self._runner = Runner(app, Timeouts(0.0))
         self._consumer: Consumer | None = None
-        self._touched: dict[tuple[int, float, float], float] = {}  # by table, life and serial of the lease -> when
+        self._touched: dict[tuple[int, float, float], float] = {}  # (table, life, serial) -> time of the last touch
         self._lost: set[tuple[int, float, float]] = set()
         self._settle_outage, self._touch_outage = Outage(), Outage()
 
     def forget(self, child: tuple[int, float]) -> None:
-        """Drop what is stored about a child that has ended. *child*: its table's ``number`` and ``life``."""
+        """Drop the data about a child that has ended. *child* is its table's ``number`` and ``life``."""
         self._touched = {lease: at for lease, at in self._touched.items() if lease[:2] != child}
         self._lost = {lease for lease in self._lost if lease[:2] != child}
 
     # --- dead children ---
 
     def settle_dead(self) -> None:
-        """Settle what dead children held. While the backend is down, their tables stay for the next round."""
+        """Settle the jobs of dead children. While the backend is down, their tables stay for the next round."""
         for table in self._tables:
             if table.state == DEAD:
-                # each call may wait for the backend as long as its timeout allows
+                # each call may wait for the backend until its timeout
                 self._worker_row.sidecar_beat = time.monotonic()
                 self._settle_table(table, table.entries() if self._can_settle else [])
 
     def _settle_table(self, table: InflightTable, entries: list[Entry]) -> None:
-        """Settle what one dead child held.
+        """Settle the jobs of one dead child.
 
-        While the backend is down, and leases may be alive, the child's table stays.
+        While the backend is down, the table is not freed until the longest ttr is over.
         """
         if not entries:
             table.free()
@@ -110,20 +110,23 @@ class Recovery:
                 table.free()
             return
         self._settle_outage.reset()
-        table.free()  # before the events: a user's subscriber that hangs must not keep the table
+        table.free()  # before the events, because a subscriber that hangs must not block the table
         for (_, emit), error in zip(verdicts, lost, strict=True):
             if error is None:
                 emit()
 
     def _verdict(self, table: InflightTable, entry: Entry, entries: list[Entry]) -> tuple[Verdict, Callable[[], None]]:
-        """The verdict on a lease, and a function that emits its events: call it once the backend has accepted it."""
+        """Return the verdict on a lease, and a function that emits the events of the verdict.
+
+        Call the function when the backend has accepted the verdict.
+        """
         lease = _lease(entry.held)
         if not entry.is_running:
             return _pending_verdict(lease, entry), _no_event
         is_over = entry.kill_at <= table.died_at
         is_stuck = table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1
         if is_stuck or table.exit_code == EXIT_STUCK:
-            return self._crashed(lease, _STUCK_LOOP)  # which job held the loop cannot be known
+            return self._crashed(lease, _STUCK_LOOP)  # it is unknown which job held the loop
         if table.is_cut:
             return GiveBack(lease), _no_event
         if table.is_late or table.exit_code is not None:
@@ -134,13 +137,13 @@ class Recovery:
 
     def _crashed(self, lease: Lease, reason: str) -> tuple[Verdict, Callable[[], None]]:
         task = None
-        with contextlib.suppress(MultiqError):  # the job is gone, or the verdict will fail in the same way
+        with contextlib.suppress(MultiqError):  # the job does not exist, or the verdict will fail with the same error
             task = JobInfo.of(self._backend.peek(lease.queue, lease.id)).task
         event = JobCrashed(queue=lease.queue, job_id=lease.id, task=task, reason=reason)
         return Abandon(lease, reason), lambda: self._events.emit(event)
 
     def _timed_out(self, lease: Lease) -> tuple[Verdict, Callable[[], None]]:
-        """The verdict of the task's retry policy on a job that did not end in time."""
+        """Return the verdict of the task's retry policy for a job that was killed at its time limit."""
         try:
             record = self._backend.peek(lease.queue, lease.id)
         except BackendError:
@@ -148,7 +151,7 @@ class Recovery:
         except Unsupported:
             return self._crashed(lease, "it ran longer than its timeout")
         except MultiqError:
-            return Abandon(lease), _no_event  # the job is gone: any verdict on it is refused
+            return Abandon(lease), _no_event  # the job does not exist, so the backend refuses any verdict
         return self._runner.timed_out(
             Lease(
                 queue=lease.queue,
@@ -167,7 +170,7 @@ class Recovery:
     # --- stuck children ---
 
     def touch_for_stuck(self) -> None:
-        """Renew the leases of living children that have missed their own touch."""
+        """Renew the leases of living children that have missed a touch."""
         if not self._can_settle:
             return
         now = time.monotonic()
@@ -189,8 +192,8 @@ class Recovery:
     def _keep_alive(self, table: InflightTable, entries: list[Entry], now: float) -> None:
         """Touch the leases of jobs that run, have run, or wait.
 
-        A waiting job is given back once the child can no longer begin it (``Entry.ends_at``), so that no job waits
-        long behind a stuck one.
+        When a child can no longer begin a waiting job (``Entry.ends_at``), the job is given back. The waiting job thus
+        does not wait long for a stuck one.
         """
         verdicts: list[Verdict] = []
         for entry in entries:
@@ -200,7 +203,7 @@ class Recovery:
             lost = self._settler().settle(verdicts)
         except MultiqError as exc:
             if self._touch_outage.should_log(str(exc)):
-                # the child may be stuck, or wait for the same backend: that cannot be seen from here
+                # the child may be stuck, or may wait for the backend like this process
                 _log.warning("leases that a worker process has not touched in time cannot be touched for it: %s", exc)
             return
         self._touch_outage.reset()
@@ -208,17 +211,17 @@ class Recovery:
             key = table.number, table.life, entry.serial
             self._touched[key] = now
             if error is not None or isinstance(verdict, GiveBack):
-                self._lost.add(key)  # it was settled, or is over: there is nothing to keep alive
+                self._lost.add(key)  # the lease was settled, or has ended
 
     def _settler(self) -> Consumer:
-        """A consumer that reserves nothing: it settles the leases of other processes."""
+        """A consumer that only settles the leases of other processes."""
         if self._consumer is None:
             self._consumer = self._backend.consumer(("default",))
         return self._consumer
 
 
 def _pending_verdict(lease: Lease, entry: Entry) -> Verdict:
-    """The verdict that the child would have given on a job that does not run."""
+    """Return the verdict of the child on a job that does not run."""
     held = entry.held
     if entry.mark == ACKED:
         return Ack(lease)
@@ -236,13 +239,15 @@ def _lease(held: Record) -> Lease:
 
 
 def _no_event() -> None:
-    """No event follows."""
+    """Emit nothing."""
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the child was stopped (SIGSTOP, a debugger): its jobs make no progress, so their leases may end."""
+    """Whether the child is stopped (SIGSTOP, a debugger). The jobs of a stopped child make no progress, so their leases
+    may end.
+    """
     try:
         stat = Path("/proc", str(pid), "stat").read_text()
-    except OSError:  # no such process, or no such file system
+    except OSError:  # the process or the file system does not exist
         return False
     return stat.rpartition(")")[2].split()[0] in {"T", "t"}

@@ -1,8 +1,8 @@
-"""What a reload passes to the re-executed program in the same process: the previous children, and their lifeline.
+"""The data that a reload passes to the re-executed program: the previous children, and their lifeline.
 
-Signals stay blocked across the ``exec``, so that no signal ends the program before the program can handle signals.
-Processes that the app starts while it is imported would inherit the blocked signals. So as soon as multiq itself is
-imported, the signals are unblocked and noted (``note_signals``), until the supervisor takes them.
+Signals stay blocked during the ``exec``, because the new program could not handle them yet. Processes that the app
+starts while it is imported would inherit the blocked signals. multiq therefore unblocks the signals as soon as it is
+imported, and collects those that arrive (``note_signals``) until the supervisor takes them.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from . import fork
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: environment variable: the supervisor's pid, its lifeline's descriptor, whether it is paused (1), the pids of its
-#: children, and those of sidecars as negative numbers
+#: Environment variable: the supervisor's pid, the descriptor of its lifeline, 1 for a paused worker, and the pids of
+#: the children. Negative numbers are pids of sidecars.
 _RELOADED = "MULTIQ_RELOADED"
 
-_POLL = 0.1  # seconds between two checks of the children, where no supervisor checks them
+_POLL = 0.1  # seconds between two checks of the children by a worker without a supervisor
 
 BLOCKED_SIGNALS = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2, signal.SIGCONT}
 )
-"""The signals that a supervisor handles. They are blocked when a reloaded program begins."""
+"""The signals that a supervisor handles. These signals are blocked when a reloaded program starts."""
 
 _noted_signals: list[signal.Signals] = []
-_tokens: dict[signal.Signals, Any] = {}  # what gives back the handlers that note signals
+_tokens: dict[signal.Signals, Any] = {}  # tokens that restore the handlers which ``note_signals`` has replaced
 
 
 def reload_environment(
     lifeline: int, children: Iterable[int], sidecars: Iterable[int] = (), *, is_paused: bool = False
 ) -> dict[str, str]:
-    """The environment for the re-executed program. Until that program takes over, the children work on."""
+    """Return the environment for the re-executed program. The children work until that program takes over."""
     pids = [*children, *(-pid for pid in sidecars)]
     return {**os.environ, _RELOADED: " ".join(map(str, [os.getpid(), lifeline, int(is_paused), *pids]))}
 
 
 def was_reloaded() -> bool:
-    """Whether a reload has re-executed this program, and the program has not taken over yet."""
+    """Return whether a reload has started this program, and the program has not taken over yet."""
     return os.environ.get(_RELOADED, "").split()[:1] == [str(os.getpid())]
 
 
 def note_signals() -> None:
-    """After a reload, unblock the signals and note those that arrive, for ``noted_signals``."""
+    """After a reload, unblock the signals, and collect those that arrive for ``noted_signals``."""
     if not was_reloaded() or threading.current_thread() is not threading.main_thread():
         return
     for number in BLOCKED_SIGNALS - {signal.SIGCHLD}:
@@ -57,9 +57,9 @@ def note_signals() -> None:
 
 
 def note_signal(number: int, _frame: object = None) -> bool:
-    """The handler that ``note_signals`` installs; handlers that replace it for a time call it.
+    """Collect a signal. Handlers that replace this handler for a while call it, too.
 
-    Returns False if no reload is going on.
+    Returns False if there was no reload.
     """
     if _tokens:
         _noted_signals.append(signal.Signals(number))
@@ -67,7 +67,7 @@ def note_signal(number: int, _frame: object = None) -> bool:
 
 
 def noted_signals() -> list[signal.Signals]:
-    """The signals noted so far, in their order; clears the notes."""
+    """Return the collected signals in their order, and clear the list."""
     came = _noted_signals[:]
     del _noted_signals[: len(came)]
     return came
@@ -75,7 +75,7 @@ def noted_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def taking_over() -> Iterator[None]:
-    """While the block lasts, the caller takes the signals; then their handlers are restored as before the reload."""
+    """Let the caller handle the signals while the block lasts. The handlers are then restored."""
     try:
         yield
     finally:
@@ -84,19 +84,21 @@ def taking_over() -> Iterator[None]:
 
 
 class PreviousGeneration:
-    """The children and sidecars of the programs that reloads have replaced. They are children of this process."""
+    """The children and sidecars of the programs that reloads have replaced. These processes are children of this
+    process.
+    """
 
     def __init__(self, children: set[int], sidecars: set[int], *, is_paused: bool = False) -> None:
         self.children = children
         self.sidecars = sidecars
         self.codes: list[int] = []
-        """Exit codes of the children that have ended, or, less than 0, the signals that killed them."""
+        """The exit codes of the children that have ended. A negative number is the signal that killed a child."""
         self.is_paused = is_paused
-        """Whether the previous program was paused by a signal."""
+        """Whether a signal had paused the previous program."""
 
     @classmethod
     def take(cls) -> PreviousGeneration:
-        """The previous generation, empty without a reload. Closes the lifeline of its children, so that they stop."""
+        """Return the previous generation, which is empty without a reload. Closing its lifeline stops its children."""
         is_ours = was_reloaded()
         words = [int(word) for word in os.environ.pop(_RELOADED, "").split()]
         if not is_ours:
@@ -104,7 +106,7 @@ class PreviousGeneration:
         os.close(words[1])
         pids = words[3:]
         for pid in pids:
-            # stopped by a signal, too: a process that the app has started meanwhile may hold the lifeline open
+            # the signal is needed because a process of the app may hold the lifeline open
             if pid > 0 and is_child(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
@@ -112,11 +114,13 @@ class PreviousGeneration:
 
     @property
     def pids(self) -> set[int]:
-        """Processes that have not ended yet."""
+        """The processes that have not ended yet."""
         return self.children | self.sidecars
 
     def have_all_ended(self) -> bool:
-        """Whether all have ended. Their own sidecar settles what they held, and kills those that do not end."""
+        """Whether all processes have ended. Their own sidecar settles the children's jobs, and kills children that do
+        not end.
+        """
         for pid in self.pids:
             try:
                 ended, status = os.waitpid(pid, os.WNOHANG)
@@ -130,12 +134,12 @@ class PreviousGeneration:
         return not self.pids
 
     def reap(self) -> None:
-        """Wait for all of them. A worker without a supervisor calls this in a thread of its own."""
+        """Wait for all processes. A worker without a supervisor calls this in a separate thread."""
         while not self.have_all_ended():
             time.sleep(_POLL)
 
     def send(self, number: signal.Signals) -> None:
-        """Send the children a signal. Another thread may run ``reap`` meanwhile."""
+        """Send a signal to the children. Another thread may run ``reap`` at the same time."""
         for pid in list(self.children):
             if is_child(pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -143,7 +147,7 @@ class PreviousGeneration:
 
 
 def is_child(pid: int) -> bool:
-    """Whether *pid* is a child of this process. Then the pid is not reused until the child has been waited for."""
+    """Return whether *pid* is a child of this process. The pid of a child is not reused before the child is reaped."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,8 +1,9 @@
-"""The shared state of one worker: numbers in memory that its processes share, made before the first fork.
+"""The shared state of one worker: numbers in memory that its processes share. The memory is created before the first
+fork.
 
-Reading and writing are plain assignments without locks; each number has one writer. A number outlives the process that
-wrote it. Moments are ``time.monotonic``, one clock for all processes of a host. The leases that children hold stand in
-tables of their own (``inflight``).
+Each number has one writer, so assignments need no locks. A number outlives the process that wrote it. Times are
+``time.monotonic``, which is one clock for all processes of a host. The leases that children hold are in separate tables
+(``inflight``).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
     from .inflight import InflightTable
 
 _CELL = 8  # bytes
-_SPARE = 2  # tables beyond two per child: its own, and one of a dead predecessor that is not settled yet
+_SPARE = 2  # tables beyond two per child: one for the child, and one for its dead predecessor
 
 
 class _Cell:
-    """One number of a row, as an attribute."""
+    """A descriptor for one number of a row."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -34,8 +35,6 @@ class _Cell:
 
 
 class Row:
-    """A fixed number of cells of the shared memory."""
-
     room = 16  # cells
 
     def __init__(self, cells: memoryview[float]) -> None:
@@ -43,48 +42,52 @@ class Row:
 
 
 class WorkerRow(Row):
-    """What the supervisor and the sidecar write about the whole worker."""
+    """The part that the supervisor and the sidecar write."""
 
     started_at = _Cell(0)
     supervisor_beat = _Cell(1)
-    """When the supervisor last made a round; it does twice a second at least."""
+    """The time of the supervisor's last round. The supervisor makes at least two rounds per second."""
     stops = _Cell(2)
-    """How many stops were requested. The supervisor writes it; children read it in case they miss a signal."""
+    """The number of requested stops. The supervisor writes this number, and children read it in case they miss a
+    signal.
+    """
     is_paused = _Cell(3)
-    """Whether a signal has paused the worker. The supervisor writes it; children obey it."""
+    """Whether a signal has paused the worker. The supervisor writes this flag, and children obey it."""
     is_down = _Cell(4)
-    """Whether the connection is down, as the sidecar has read from the backend. Children obey it."""
+    """Whether the connection is down. The sidecar reads the flag from the backend, and children obey it."""
     asked_at = _Cell(5)
-    """When the sidecar began its last successful call to read whether the connection is down."""
+    """The time at which the sidecar began the last successful call that read ``is_down``."""
     contact = _Cell(6)
-    """When the backend last answered the sidecar."""
+    """The time of the backend's last answer to the sidecar."""
     crashed = _Cell(7)
-    """Children that died, so far."""
+    """The number of children that have died."""
     replaced = _Cell(8)
-    """Children that ended because they were to be replaced, so far."""
+    """The number of children that have ended in order to be replaced."""
     restarts = _Cell(9)
-    """How many requests to restart the sidecar has read from the backend."""
+    """The number of restart requests that the sidecar has read from the backend."""
     restart_mark = _Cell(10)
-    """The last request to restart that the sidecar has read, as a number. 1: there is none; 0: it has not asked yet."""
+    """The last restart request that the sidecar has read, as a number. 1: none. 0: the sidecar has not asked yet."""
     sidecar_beat = _Cell(11)
-    """When the sidecar last made a round; it does four times a second, unless it waits for the backend."""
+    """The time of the sidecar's last round. The sidecar makes four rounds per second, unless the backend does not
+    answer.
+    """
 
 
 class ProcessRow(Row):
-    """What the children that fill one slot of the supervisor, one after the other, write about themselves."""
+    """The part that a child writes. Successive children in the same slot share one row."""
 
     pid = _Cell(0)
-    """0: no child is there."""
+    """0 if there is no child."""
     beat = _Cell(1)
-    """When the child last made a turn."""
+    """The time of the child's last turn."""
     taken = _Cell(2)
-    """Jobs that were taken and not given back so far, by all children of this slot."""
+    """The number of jobs taken and not given back, by all children of this slot so far."""
     table = _Cell(3)
-    """The number of the child's in-flight table."""
+    """The index of the child's in-flight table."""
 
 
 class SharedState:
-    """The rows of one worker with so many *processes*, and in-flight tables of so many *slots* each."""
+    """The rows of a worker with *processes* children, and in-flight tables with *slots* slots each."""
 
     def __init__(self, processes: int, slots: int = 1) -> None:
         shared = mmap.mmap(-1, _CELL * Row.room * (1 + processes))
@@ -96,10 +99,10 @@ class SharedState:
         self.worker.started_at = self.worker.supervisor_beat = time.monotonic()
 
     def free_table(self) -> InflightTable | None:
-        """A table for a new child; None: too many dead children's tables are not settled yet."""
+        """Return a table for a new child. None if the tables of too many dead children are not settled yet."""
         return next((table for table in self.tables if table.state == FREE), None)
 
     @property
     def is_handing_on(self) -> bool:
-        """Whether the sidecar has yet to settle what a dead child held."""
+        """Whether the sidecar still has to settle jobs of a dead child."""
         return any(table.state == DEAD for table in self.tables)

@@ -1,11 +1,10 @@
-"""The sidecar: a process beside the children that makes all calls to the backend on behalf of the worker as a whole.
+"""The sidecar: a process that calls the backend on behalf of the whole worker.
 
-It settles the jobs of dead children and renews the leases of stuck ones (``recovery``). It polls the control flags of
-the connection (``multiq down``, ``multiq restart``) and writes them to the shared state. It writes the health file,
-serves the HTTP pages, and answers viewers of ``multiq top``.
-
-When the supervisor dies, the sidecar declares tables of ended children dead, kills children that do not end, and ends
-last.
+- The sidecar settles the jobs of dead children, and renews the leases of stuck ones (``recovery``).
+- The sidecar polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
+- The sidecar writes the health file, serves the HTTP pages, and answers viewers (``multiq top``).
+- When the supervisor dies, the sidecar declares the tables of ended children dead, kills children that do not end, and
+  ends last.
 """
 
 from __future__ import annotations
@@ -38,24 +37,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.sidecar")
 
-_POLL = 0.25  # seconds: short enough for a lease of the shortest ttr, which is one second
+_POLL = 0.25  # seconds; short enough for a lease with the shortest ttr of one second
 _CONTROL_EVERY = 5.0  # seconds
-_ANSWER_EVERY = 1.0  # seconds, while there is a viewer
-_LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end
+_ANSWER_EVERY = 1.0  # seconds between two answers to viewers
+_LAST_EVENTS = 2.0  # seconds that coroutine subscribers get at the end
 
 
 class Sidecar:
-    """Runs until the supervisor is gone and all children's jobs are settled.
+    """Runs until the supervisor has ended and all jobs of the children are settled.
 
-    - *app*: whose backend is called, and whose subscribers get ``JobCrashed``.
-    - *shared_state*: the worker's shared state.
-    - *notifications*: the supervisor sends a byte when a child has died; the socket closes when the supervisor ends.
-    - *lifeline*: a pipe that closes when the children are to end.
-    - *patience*: seconds from that close until children that still live are killed.
-    - *force*: the worker works although the connection is down.
+    - *app*: the app with the backend and the subscribers of ``JobCrashed``.
+    - *notifications*: the socket on which the supervisor reports dead children. The socket closes when the supervisor
+      ends.
+    - *lifeline*: a pipe that closes when the children must end.
+    - *patience*: seconds after the lifeline's close until remaining children are killed.
+    - *force*: whether the worker works even if the connection is down.
     - *shares_loop*: see ``Recovery``.
-    - *status*: what the health file and the viewers show.
-    - *health_file*, *server*: None if the worker has none.
+    - *status*: the source of the health file and of the answers to viewers.
     """
 
     def __init__(
@@ -79,7 +77,7 @@ class Sidecar:
         self._patience = patience
         self._events = app.events
         self._recovery = Recovery(app, shared_state, shares_loop=shares_loop)
-        self._children: dict[tuple[int, float], _ProcessHandle] = {}  # by their tables' number and life
+        self._children: dict[tuple[int, float], _ProcessHandle] = {}  # (number, life) of a table -> its child
         self._control = Control(app.backend)
         self._obeys_down = not force
         self._poll_at = 0.0
@@ -91,13 +89,12 @@ class Sidecar:
         self._kill_requested = False
 
     def run(self) -> int:
-        """The process's work. Returns its exit code."""
         is_alone, kill_at = False, float("inf")
         while True:
             if not is_alone and not self._is_supervisor_alive():
                 is_alone = True
                 if self._server is not None:
-                    self._server.close()  # after a reload, the new program takes over the address
+                    self._server.close()  # after a reload, the new program uses the address
             if is_alone and kill_at == float("inf") and self._is_lifeline_closed():
                 kill_at = time.monotonic() + self._patience
             self._worker_row.sidecar_beat = time.monotonic()
@@ -114,11 +111,10 @@ class Sidecar:
                 self._poll_control(time.monotonic())
 
     def kill(self) -> None:
-        """Kill the children as soon as the supervisor is gone. May be called from a signal handler."""
+        """Kill the children when the supervisor has ended. Signal handlers may call this method."""
         self._kill_requested = True
 
     def _poll_control(self, now: float) -> None:
-        """Read the control flags and answer viewers, when it is time for either."""
         is_time = now >= self._poll_at
         with contextlib.suppress(MultiqError):  # the children report the outage
             if is_time:
@@ -126,7 +122,7 @@ class Sidecar:
                 state, is_down = self._control.read(), self._obeys_down and self._control.is_down()
                 self._worker_row.contact = time.monotonic()
                 self._publish_control(state.last_restart, is_down=is_down)
-                self._worker_row.asked_at = now  # last: what the row says now was read after that moment
+                self._worker_row.asked_at = now  # last, because the row's values were all read after this time
                 if state.is_presence_asked:
                     self._responder.find_viewers()
             if now >= self._answer_at and not self._responder.is_idle:
@@ -136,33 +132,32 @@ class Sidecar:
             self._health_file.write(self._status.report())
 
     def _publish_control(self, last_restart: str | None, *, is_down: bool) -> None:
-        """Write the control flags to the shared state, where the supervisor and the children read them."""
         if is_down != bool(self._worker_row.is_down):
             _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
             self._worker_row.is_down = is_down
         mark = 1.0 if last_restart is None else 2.0 + zlib.crc32(last_restart.encode())
-        # in the shared state, so that a sidecar that replaces this one knows it
+        # the mark survives this sidecar, so its successor knows the last request
         before, self._worker_row.restart_mark = self._worker_row.restart_mark, mark
         if before not in {0.0, mark} and last_restart is not None:
             _log.warning("all workers of this connection are to restart: this one ends")
             self._worker_row.restarts += 1
 
     def _is_supervisor_alive(self) -> bool:
-        """Wait a quarter of a second at most for a notification. Returns False if the supervisor is gone."""
+        """Wait up to a quarter of a second for a notification. Returns False if the supervisor has ended."""
         poll = select.poll()
         poll.register(self._notifications, select.POLLIN)
         return not poll.poll(_POLL * 1000) or bool(self._notifications.recv(64))
 
     def _is_lifeline_closed(self) -> bool:
-        """Whether the children are to end. In a reload, the new program closes the lifeline when it takes over."""
+        """Whether the children must end. In a reload, the new program closes the lifeline when it takes over."""
         poll = select.poll()
         poll.register(self._lifeline, select.POLLIN)
         return bool(poll.poll(0))
 
     def _watch_children(self) -> None:
-        """Open a handle on each living child before its pid can be reused; drop those of children that ended."""
-        # read the pid only once, and after the life: between the two reads, the table may be assigned to a new child,
-        # whose pid is 0 at first
+        """Open a handle on each living child before its pid can be reused. Close the handles of ended children."""
+        # The pid is read once, and after the life. In between, a new child may get the table, and its pid is 0 at
+        # first.
         pids = {(table.number, table.life): table.pid for table in self._tables if table.state == LIVE}
         living = {key: pid for key, pid in pids.items() if pid}
         for key in self._children.keys() - living.keys():
@@ -172,7 +167,7 @@ class Sidecar:
             self._children[key] = _ProcessHandle(living[key])
 
     def _watch_orphans(self, *, killing: bool) -> None:
-        """Notice which children have ended, and kill those that do not end: no supervisor does this any more."""
+        """Detect ended children, and kill those that do not end. Before its death, the supervisor did this work."""
         for table in self._tables:
             if table.state != LIVE:
                 continue
@@ -184,8 +179,9 @@ class Sidecar:
 
 
 class _ProcessHandle:
-    """A process of this host that is not a child of this one. With a pidfd, it is never confused with a later process
-    of the same pid.
+    """A process that is not a child of this process.
+
+    With a pidfd, a later process with the same pid cannot be mistaken for this process.
     """
 
     def __init__(self, pid: int) -> None:
@@ -198,7 +194,7 @@ class _ProcessHandle:
                 self._descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
                 self._was_gone = True
-            except OSError:  # an old kernel, or no descriptor left
+            except OSError:  # an old kernel, or too many open files
                 _log.debug("process %d has no pidfd", pid, exc_info=True)
 
     def is_gone(self) -> bool:
@@ -217,7 +213,7 @@ class _ProcessHandle:
             os.close(self._descriptor)
 
     def _send(self, number: int) -> bool:
-        """False: there is no such process."""
+        """Returns False if the process does not exist."""
         try:
             if self._descriptor is None:
                 os.kill(self._pid, number)

@@ -1,11 +1,11 @@
-"""Signals, read from a socket: a Python handler would run in the middle of whatever the main thread does.
+"""Receives signals through a socket, because a Python handler would interrupt the code of the main thread anywhere.
 
-The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it acts.
-So no signal interrupts a driver in the middle of a call, and no signal waits until a job's C code returns.
+The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``). A thread reads the number and
+acts on it. Thus no signal interrupts a driver during a call, and no signal waits for a job's C code to return.
 
-A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While the job has the
-socket, the Python handler forwards the signal to the inbox. ``reclaim_signals`` takes back socket and signals when the
-job is over.
+A job may replace the wake-up socket or a handler (``loop.add_signal_handler`` does). While the wake-up socket is
+replaced, the Python handler forwards signals to the inbox. ``reclaim_signals`` restores the socket and the handlers
+when the job is over.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class SignalInbox:
-    """While the ``with`` block lasts, these signals arrive here instead of interrupting.
+    """Receives signals while the ``with`` block lasts.
 
-    Outside of the main thread Python installs no handlers: then ``installed`` is False, and only ``put`` adds signals.
-    *lifeline* is a pipe that the supervisor holds open as long as it lives; when it closes, a SIGTERM arrives here.
+    Python installs handlers only in the main thread. In other threads ``installed`` is False, and only ``put`` adds
+    signals. *lifeline* is a pipe that the supervisor holds open. When the pipe closes, the inbox receives a SIGTERM.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals], lifeline: int | None = None) -> None:
@@ -39,19 +39,19 @@ class SignalInbox:
         self._lifeline = lifeline
         self.installed = threading.current_thread() is threading.main_thread()
         self._previous_handlers: dict[signal.Signals, Any] = {}
-        self._handler = self._handle  # one object: a bound method is another one each time
+        self._handler = self._handle  # stored, because each access to a bound method creates a new object
         self._pid = os.getpid()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup = self._writer.fileno()
-        self._has_thread = False  # whether ``serve`` has started a thread, which then closes the reader
+        self._has_thread = False  # whether ``serve`` has started a thread, which closes the reader
 
     def __enter__(self) -> Self:
         if self.installed:
             self._fd_before = self._take_wakeups()
             for number in self._numbers:
                 self._previous_handlers[number] = fork.take_signal(number, self._handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor forks with them blocked
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor blocks them before it forks
         return self
 
     def __exit__(
@@ -61,21 +61,21 @@ class SignalInbox:
             fork.restore_signal(number, token)
         if self.installed:
             signal.set_wakeup_fd(self._fd_before)
-        self._writer.close()  # the reader sees the end
+        self._writer.close()  # the reader gets the end of the stream
         if not self._has_thread:
             self._reader.close()
 
     def wait(self, timeout: float | None) -> list[signal.Signals]:
-        """The signals that have arrived. Waits up to *timeout* seconds (None: for ever) for the first.
+        """Return the signals that have arrived. Waits up to *timeout* seconds for the first one, or forever if None.
 
-        Returns an empty list after the timeout. Raises ``EOFError`` when the block is left.
+        Returns an empty list after the timeout. Raises ``EOFError`` after the end of the block.
         """
-        poll = select.poll()  # and not select, which takes no file descriptors above 1,023
+        poll = select.poll()  # select() accepts no file descriptor above 1,023
         poll.register(self._reader, select.POLLIN)
         if self._lifeline is not None:
             poll.register(self._lifeline, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(None if timeout is None else math.ceil(timeout * 1000))]
-        if self._lifeline in ready:  # nothing is ever written to it
+        if self._lifeline in ready:  # nothing is written to this pipe, so readable means closed
             self._lifeline = None
             return [signal.SIGTERM]
         if not ready:
@@ -83,13 +83,13 @@ class SignalInbox:
         received = self._reader.recv(64)
         if not received:
             raise EOFError
-        # the socket also gets signals for which a job has installed handlers; of these, real-time signals have no name
+        # The socket also gets signals that a job handles. Real-time signals among them have no name.
         return [signal.Signals(number) for number in received if number in self._numbers]
 
     def reclaim_signals(self, *, also_wakeups: bool = False) -> None:
-        """Take back the handlers and the wake-up socket that a job may have taken. Call it in the main thread.
+        """Restore the handlers, and with *also_wakeups* the wake-up socket. Call it in the main thread.
 
-        Without *also_wakeups*, only the handlers are taken back. Then signals arrive here, but not while C code runs.
+        Without the wake-up socket, signals still arrive, but not while C code runs.
         """
         if not self.installed:
             return
@@ -101,12 +101,11 @@ class SignalInbox:
             self._take_wakeups()
 
     def put(self, number: signal.Signals) -> None:
-        """Add a signal, as if it had arrived."""
-        with contextlib.suppress(OSError):  # the block was left meanwhile
+        with contextlib.suppress(OSError):  # the block has ended
             self._writer.send(bytes([number]))
 
     def serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
-        """Start a thread that calls the action of each signal that arrives, until the block is left."""
+        """Start a thread that calls the action of each signal, until the block ends."""
         self._has_thread = True
         threading.Thread(target=self._serve, args=(actions,), name="multiq-signals", daemon=True).start()
 
@@ -118,19 +117,18 @@ class SignalInbox:
                         actions[number]()
 
     def _take_wakeups(self) -> int:
-        """Have signals written to the inbox's socket. Returns the descriptor that they were written to before."""
+        """Write signals to the inbox's socket. Returns the previous descriptor."""
         return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def _handle(self, number: int, _frame: object) -> None:
-        """Forward a signal while a job has the wake-up socket.
+        """Forward a signal if a job has replaced the wake-up socket.
 
-        The inbox needs this handler in any case: only signals that have a Python handler are written to the wake-up
-        socket.
+        Without a Python handler, a signal is not written to the wake-up socket at all.
         """
         if os.getpid() != self._pid:
-            return  # in a child of the supervisor that has no inbox of its own yet; forks.generation may not know yet
+            return  # a new child without an inbox, in which forks.generation may not be updated yet
         current = self._take_wakeups()
         if current != self._wakeup:
             self.put(signal.Signals(number))
             if current >= 0:
-                signal.set_wakeup_fd(current)  # a job's event loop, which still runs
+                signal.set_wakeup_fd(current)  # belongs to the event loop of a running job

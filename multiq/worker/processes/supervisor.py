@@ -1,11 +1,11 @@
-"""The supervisor: starts worker processes, replaces those that die, kills those that are overdue, reloads, stops.
+"""The supervisor: starts worker processes, replaces dead ones, kills overdue ones, reloads the code, and stops.
 
-Children are forked, so the app and its tasks are loaded once, however the app was made. The supervisor opens no
-connection and starts no thread, because a fork would copy either in an undefined state. All calls to the backend about
-a child's jobs are made by the sidecar, a separate process.
+Children are forked, so the app and its tasks are loaded once. The supervisor opens no connection and starts no thread,
+because a fork would copy both in an undefined state. A separate process, the sidecar, makes all calls to the backend
+for the children's jobs.
 
-A reload (SIGHUP) re-executes the same command in the same process, with the current code. The previous generation of
-children works on until the new program takes over; then that generation is stopped, as if its supervisor had died.
+A reload (SIGHUP) executes the same command in the same process, with the current code. The previous children continue
+to work until the new program takes over. Then the previous children are stopped, as if their supervisor had died.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.supervisor")
 
-_YOUNG = 5.0  # seconds: a child that lived longer did not die because of its start
-_FIRST_BACKOFF = 0.1  # seconds before a child that died young is replaced, doubling...
-_LONGEST_BACKOFF = 30.0  # ...up to this,
-_WORKING_BACKOFF = 1.0  # or to this if it got as far as a job: then the job is to blame, and max_crashes ends that
-_POLL = 0.5  # seconds between two checks of the children, in case a SIGCHLD does not arrive
-KILL_MARGIN = 5.0  # seconds beyond the grace after which a child that does not end is killed
-_SIDECAR_WAIT = 5.0  # seconds that the sidecar has, at the end, to settle the jobs of children that died last
+_YOUNG = 5.0  # seconds; an older child did not die because of its start
+_FIRST_BACKOFF = 0.1  # seconds until a child that died young is replaced; the delay doubles with each early death
+_LONGEST_BACKOFF = 30.0  # maximum if the child had no job
+_WORKING_BACKOFF = 1.0  # maximum if the child had a job; max_crashes then limits the deaths
+_POLL = 0.5  # seconds between two checks of the children, in case a SIGCHLD is lost
+KILL_MARGIN = 5.0  # seconds after the grace until remaining children are killed
+_SIDECAR_WAIT = 5.0  # seconds that the sidecar gets at the end to settle the jobs of the last children
 
-_FORK_RETRY = 1.0  # seconds until a fork that the system refused is tried again
-_SIDECAR_LIMIT = 60.0  # seconds without a round of the sidecar: a subscriber hangs, and dead children's jobs wait
-_TABLE_RETRY = 0.25  # seconds until the next look for a free table
-_SUSPENDED = 1.5  # seconds without a round: this process was stopped or starved, and perhaps its children were, too
-_RESUME_DELAY = 1.0  # seconds after that in which children can notify their jobs before any process is killed
+_FORK_RETRY = 1.0  # seconds until a failed fork is tried again
+_SIDECAR_LIMIT = 60.0  # seconds without a round of the sidecar; probably a subscriber hangs
+_TABLE_RETRY = 0.25  # seconds between two searches for a free table
+_SUSPENDED = 1.5  # seconds without a round after which this process counts as suspended
+_RESUME_DELAY = 1.0  # seconds after a suspension until processes are killed, so that children can notify jobs first
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
 HANDLED = tuple(BLOCKED_SIGNALS)
 ABORT = signal.SIGUSR1
-"""Sent to children that are stopping already: end now. Not a second SIGTERM, because service managers send SIGTERM to
-every process of the group: children then receive it twice for one stop."""
+"""Tells stopping children to end now. A second SIGTERM cannot say this, because service managers send SIGTERM to the
+whole process group. Children may thus receive SIGTERM twice for one stop.
+"""
 
 
 _REPLACED = {
@@ -80,17 +81,17 @@ _CLEAN_EXITS = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
 
 
 class Supervisor:
-    """Keeps one child running for each slot of the shared state, and one sidecar.
+    """Keeps a child running in each slot of the shared state, and one sidecar.
 
-    - *run_child*: the work of a child process; takes its ``Assignment``, returns an exit code.
-    - *run_sidecar*: the work of the sidecar; takes the socket that notifies it of dead children, and the pipe that
-      closes when the children are to end. Returns an exit code.
-    - *shared_state*: made beforehand, with a row for each process.
+    - *run_child*: the main function of a child. The function gets the child's ``Assignment``, and returns an exit code.
+    - *run_sidecar*: the main function of the sidecar, which returns an exit code. The arguments are the socket that
+      reports dead children, and the pipe that closes when the children must end.
+    - *shared_state*: has a row for each process.
     - *grace*: seconds that running jobs get after a stop.
-    - *once*: a child that ends with 0 has finished its work and is not replaced.
-    - *check*: a command that ends with 0 if the program would start. A reload runs this command first, and is refused
-      if the command fails. None: reload without a check.
-    - *reaps_all*: also wait for orphans of jobs, as process 1 of a container must.
+    - *once*: whether a child that exits with 0 is not replaced.
+    - *check*: a command that exits with 0 if the current code starts. A reload runs the command first, and stops if the
+      command fails. None: reload without a check.
+    - *reaps_all*: also reap orphans of jobs. Process 1 of a container must do this.
     """
 
     def __init__(
@@ -127,11 +128,14 @@ class Supervisor:
         self._had_terminal = _has_terminal()
         self._is_waiting_for_table = False
         self._sidecar: int | None = None
-        self._sidecar_at = 0.0  # the next sidecar starts then at the earliest
+        self._sidecar_at = 0.0  # earliest start of the next sidecar
 
     def run(self) -> int:
-        """Returns 0 when all children ended well, 130 when jobs were cut short, 1 when a last child crashed."""
-        self._previous = PreviousGeneration.take()  # stops it, just before the new children start
+        """Supervise until all children have ended.
+
+        Returns 0 if all children ended well, 130 if jobs were cut short, or 1 if one of the last children crashed.
+        """
+        self._previous = PreviousGeneration.take()  # stops the previous children just before the new ones start
         self._worker_row.is_paused = self._previous.is_paused
         self._lifeline_reader, self._lifeline_writer = os.pipe()
         self._sidecar_notifier, self._sidecar_wakeup = socket.socketpair()
@@ -152,14 +156,14 @@ class Supervisor:
                     self._handle(number)
             self._end_check()
             if self._sidecar is None and any(table.state == DEAD for table in self._shared_state.tables):
-                self._start_sidecar()  # the sidecar died just before the jobs of a last child were handed on
+                self._start_sidecar()  # the sidecar died before it could settle the jobs of a last child
             self._end_sidecar()
         if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(self._previous.codes):
             self._codes.append(EXIT_CUT_SHORT)
         return max(self._codes, key=(EXIT_OK, EXIT_CRASHED, EXIT_CUT_SHORT).index, default=EXIT_OK)
 
     def stop(self) -> None:
-        """Do what SIGTERM does; a second call does what a second SIGTERM does. From any thread."""
+        """Do what SIGTERM does. A second call does what a second SIGTERM does. Thread-safe."""
         self._inbox.put(signal.SIGTERM)
 
     def _handle(self, number: signal.Signals) -> None:
@@ -172,19 +176,19 @@ class Supervisor:
             self._signal_all(signal.SIGTERM if self._stop_requests == 1 else ABORT)
         elif number in FORWARDED:
             self._worker_row.is_paused = number == signal.SIGUSR2
-            self._signal_all(number)  # wakes them, to read the shared state
+            self._signal_all(number)  # wakes the children, which then read the shared state
         elif number == signal.SIGQUIT:
             self._log_running()
             self._signal_all(number)
         elif number == signal.SIGHUP and self._had_terminal and not _has_terminal():
-            self._handle(signal.SIGTERM)  # it was closed
+            self._handle(signal.SIGTERM)  # the terminal was closed
         elif number == signal.SIGHUP and not self._stop_requests:
             self._begin_reload()
 
     def _note_round(self) -> None:
-        """Note the time of this round. If the worker was suspended before this round, kill no process yet.
+        """Record the time of this round. If the worker was suspended before this round, kill no process yet.
 
-        Many timeouts may be over then, and the children need time to notify their jobs first.
+        Many timeouts may have ended during the suspension, and the children must notify their jobs first.
         """
         now = time.monotonic()
         if now - self._round_at > _SUSPENDED:
@@ -192,17 +196,19 @@ class Supervisor:
         self._round_at = self._worker_row.supervisor_beat = now
 
     def _follow_sidecar(self) -> None:
-        """Apply the control flags of the connection, which the sidecar writes to the shared state."""
+        """Apply the control flags that the sidecar writes to the shared state."""
         if self._worker_row.is_down != self._was_down:
             self._was_down = self._worker_row.is_down
-            self._signal_all(signal.SIGCONT)  # wakes them, to read the shared state
+            self._signal_all(signal.SIGCONT)  # wakes the children, which then read the shared state
         if self._worker_row.restarts > self._restarts:
             self._restarts = self._worker_row.restarts
             if not self._stop_requests:
                 self._handle(signal.SIGTERM)
 
     def _log_running(self) -> None:
-        """Log a line for each running job. The children write their threads' stacks themselves (``faulthandler``)."""
+        """Log a line for each running job. The children themselves write the stacks of their threads
+        (``faulthandler``).
+        """
         now = time.monotonic()
         for slot in self._slots:
             running = [entry for entry in slot.entries() if entry.is_running]
@@ -219,10 +225,10 @@ class Supervisor:
             self._is_check_stale = False
             try:
                 self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command
-            except OSError:  # a deployment is replacing the interpreter, or the system has no room for a process
+            except OSError:  # a deployment is replacing the interpreter, or the system refuses a process
                 _log.exception("the new code cannot be checked: the old code keeps running")
         else:
-            self._is_check_stale = True  # the running check may have read files that have changed since
+            self._is_check_stale = True  # files may have changed after the running check read them
 
     def _reload_if_check_passed(self) -> None:
         if self._checking is None or self._checking.poll() is None:
@@ -236,14 +242,13 @@ class Supervisor:
             _log.error("the new code does not start (exit code %d): the old code keeps running", code)
 
     def _end_check(self) -> None:
-        """Kill a check that still runs, because the worker ends."""
         if self._checking is not None:
             self._checking.kill()
             self._checking.wait()
             self._checking = None
 
     def _reload(self) -> None:
-        """Re-execute the same command in this process. Signals stay blocked until the new program can take them."""
+        """Execute the same command in this process. Signals stay blocked until the new program can handle them."""
         _log.warning("reloading: re-executing the command with the current code")
         fork.flush_streams()
         children = [*self._previous.children, *(slot.pid for slot in self._slots if slot.pid is not None)]
@@ -263,7 +268,6 @@ class Supervisor:
     # --- starting ---
 
     def _start_missing(self) -> None:
-        """Start the sidecar and the children that should run and do not."""
         now = time.monotonic()
         if self._sidecar is None and self._sidecar_at <= now:
             self._sidecar_at = now + _YOUNG
@@ -271,7 +275,7 @@ class Supervisor:
         for slot in self._slots:
             if slot.pid is None and not self._stop_requests and slot.start_at <= now:
                 slot.started_at = now
-                slot.start_at = now + _FORK_RETRY  # should it fail
+                slot.start_at = now + _FORK_RETRY  # in case the fork fails
                 with self._retrying_fork():
                     self._start_child(slot)
 
@@ -284,7 +288,7 @@ class Supervisor:
 
     def _start_child(self, slot: ProcessSlot) -> None:
         table = self._shared_state.free_table()
-        if table is None:  # the sidecar cannot settle what dead children held; it gives up once their leases are over
+        if table is None:  # the sidecar frees the tables of dead children at the latest when their leases have ended
             if not self._is_waiting_for_table:
                 _log.error("no process is started until the jobs of dead processes are settled")
             self._is_waiting_for_table = True
@@ -307,7 +311,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _retrying_fork(self) -> Iterator[None]:
-        """Log a fork that the system refuses (too many processes, no memory); the caller's loop tries it again."""
+        """Log a fork that the system refuses (too many processes, no memory). The caller's loop tries again."""
         try:
             yield
         except OSError as exc:
@@ -315,7 +319,7 @@ class Supervisor:
 
     def _fork(self, run_child: Callable[[], int], *, is_child: bool, table: InflightTable | None = None) -> int:
         fork.flush_streams()
-        # until the child has an inbox of its own, signals sent to the child would arrive in the supervisor's inbox
+        # Until the child has its own inbox, signals to the child would arrive in the supervisor's inbox.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, ABORT, *FORWARDED})
         pid = -1
         try:
@@ -328,7 +332,7 @@ class Supervisor:
         return self._run_forked(run_child, table, is_child=is_child)
 
     def _run_forked(self, run_child: Callable[[], int], table: InflightTable | None, *, is_child: bool) -> NoReturn:
-        """Run the new process and exit: never returns into the supervisor's code."""
+        """Run the new process, and exit without returning into the supervisor's code."""
         code = EXIT_CRASHED
         try:
             self._detach_from_supervisor(is_child=is_child)
@@ -340,14 +344,15 @@ class Supervisor:
             fork.flush_streams()
             if table is not None:
                 table.note_exit(code)
-            os._exit(code)  # skips the supervisor's atexit handlers and finally blocks, which this copy must not run
+            os._exit(code)  # skips the atexit handlers and finally blocks of the supervisor
 
     def _detach_from_supervisor(self, *, is_child: bool) -> None:
-        # The handlers of the supervisor's inbox stay, and do nothing in a child: the terminal sends Ctrl-C to the whole
-        # group, and the supervisor forwards it once, as SIGTERM. SIG_IGN instead would be inherited by jobs' programs
+        # The handlers of the supervisor's inbox stay installed, but have no effect in a child. The terminal sends
+        # Ctrl-C to the whole group, and the supervisor forwards it once, as SIGTERM. SIG_IGN would not do, because
+        # programs that jobs start would inherit it.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._lifeline_writer)  # only the supervisor holds it open: it closes when the supervisor dies
+        os.close(self._lifeline_writer)  # only the supervisor keeps it open; it closes with the supervisor's death
         self._sidecar_notifier.close()
         if is_child:
             self._sidecar_wakeup.close()
@@ -355,7 +360,7 @@ class Supervisor:
     # --- ending ---
 
     def _reap(self) -> None:
-        """Wait for ended processes, and decide when each is replaced."""
+        """Reap ended processes, and decide when each one is replaced."""
         for slot in self._slots:
             if slot.pid is not None:
                 pid, status = os.waitpid(slot.pid, os.WNOHANG)
@@ -368,7 +373,7 @@ class Supervisor:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        """Wait for orphans of jobs: as process 1, the supervisor becomes their parent."""
+        """Reap orphans of jobs. Orphans become children of the supervisor if it is process 1."""
         ours = {self._sidecar, *(slot.pid for slot in self._slots), *self._previous.pids}
         if self._checking is not None:
             ours.add(self._checking.pid)
@@ -384,10 +389,9 @@ class Supervisor:
             table.has_held,
             slot.is_timed_out or table.exit_code == EXIT_OVERDUE,
         )
-        # jobs that the child reserved and never began do not count for max_jobs: the next children of this slot may
-        # take them
+        # Jobs that the child never began do not count for max_jobs. The next children of this slot may take them.
         slot.row.taken -= sum(entry.mark == WAITING for entry in slot.entries())
-        # a job may have reset SIGTERM to its default: then the supervisor's stop has killed the process
+        # If a job has reset SIGTERM to its default, the supervisor's SIGTERM kills the process.
         is_cut = exit_code is None and (slot.is_cut or bool(self._stop_requests and status == -signal.SIGTERM))
         table.mark_dead(status, now, is_late=slot.is_timed_out, is_cut=is_cut)
         self._leave_to_sidecar(table)
@@ -410,7 +414,8 @@ class Supervisor:
             return
         self._worker_row.crashed += 1
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
-        # after a first early death, the child is replaced at once: it may have been killed from outside, and jobs wait
+        # After its first early death, a child is replaced at once. Jobs wait, and the child may have been killed from
+        # outside.
         longest = _WORKING_BACKOFF if has_held else _LONGEST_BACKOFF
         backoff = _backoff(slot.early_deaths, longest)
         slot.start_at = now + backoff
@@ -428,18 +433,17 @@ class Supervisor:
         )
 
     def _leave_to_sidecar(self, table: InflightTable) -> None:
-        """Notify the sidecar, which settles what a dead child held."""
         if not table.entries():
             table.free()
             return
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it also polls
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # the sidecar also polls
             self._sidecar_notifier.send(b"\0")
 
     def _kill_overdue(self) -> None:
-        """Kill a stuck sidecar, and children that run beyond the grace or did not end themselves for an overdue job."""
+        """Kill a stuck sidecar, and children that run after the grace or could not exit for an overdue job."""
         now = time.monotonic()
         if now >= self._kill_at:
-            self._kill_at = now + _YOUNG  # and again, if some are still there then
+            self._kill_at = now + _YOUNG  # tries again later in case some children remain
             for slot in self._slots:
                 slot.is_cut = True
             self._kill_all()
@@ -458,7 +462,7 @@ class Supervisor:
     def _kill_all(self) -> None:
         """Kill the children.
 
-        Children of a previous generation are killed by their own sidecar first, which notes why.
+        The sidecar of a previous generation kills that generation first, and records the reason.
         """
         if not self._are_sidecars_signaled:
             self._are_sidecars_signaled = True
@@ -469,7 +473,7 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
 
     def _end_sidecar(self) -> None:
-        """Wait until the sidecar has settled what the last children held."""
+        """Wait until the sidecar has settled the jobs of the last children."""
         self._sidecar_notifier.close()
         os.close(self._lifeline_writer)
         give_up_at = time.monotonic() + _SIDECAR_WAIT
@@ -485,7 +489,6 @@ class Supervisor:
     # --- small things ---
 
     def _is_over(self) -> bool:
-        """Whether no child runs, and none is to be started."""
         is_through = all(slot.start_at == NEVER for slot in self._slots)
         return not any(slot.pid for slot in self._slots) and bool(self._stop_requests or is_through)
 
@@ -496,7 +499,7 @@ class Supervisor:
 
     def _signal_all(self, number: signal.Signals) -> None:
         self._signal_slots(number)
-        if number in {ABORT, signal.SIGKILL}:  # a previous generation has been stopped already
+        if number in {ABORT, signal.SIGKILL}:  # a previous generation was already told to stop
             _signal(filter(is_child, self._previous.children), number)
 
     def _signal_slots(self, number: signal.Signals) -> None:
@@ -510,12 +513,11 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _backoff(early_deaths: int, longest: float) -> float:
-    """Seconds until a child is replaced, after so many early deaths in a row in its slot."""
+    """Return the seconds until a child is replaced, after *early_deaths* successive early deaths in its slot."""
     return min(longest, _FIRST_BACKOFF * 2.0 ** min(early_deaths - 2, 20)) if early_deaths > 1 else 0.0
 
 
 def log_waiting(running: int, grace: float) -> None:
-    """Log how many running jobs a stopping worker waits for, and for how long."""
     if running:
         what = "them" if running > 1 else "it"
         verb = "run" if running > 1 else "runs"

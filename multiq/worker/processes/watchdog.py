@@ -1,4 +1,4 @@
-"""Guards against user code that hangs: a watchdog that ends the process, and calls in a thread of their own."""
+"""Guards against user code that hangs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-_LONGEST_WAIT = 3600.0  # seconds: the length of a wait is limited, that of a grace is not
+_LONGEST_WAIT = 3600.0  # seconds; Python limits the length of a wait, and the grace has no limit
 
 
 class Watchdog:
-    """While the ``with`` block lasts, calls *action* at the deadline, even if all other threads hang.
+    """Calls *action* at the deadline, even if all other threads hang. Use the watchdog in a ``with`` block.
 
     There is no deadline at first. The thread starts with the block, because the system may refuse a thread later.
     """
@@ -39,9 +39,9 @@ class Watchdog:
             self._changed.notify()
 
     def set_deadline(self, deadline: float) -> None:
-        """Call *action* at *deadline* (``time.monotonic``); of several deadlines, the earliest counts.
+        """Call *action* at *deadline* (``time.monotonic``). The earliest of several deadlines counts.
 
-        From any thread.
+        Thread-safe.
         """
         with self._changed:
             self._deadline = min(self._deadline, deadline)
@@ -57,7 +57,7 @@ class Watchdog:
 
 
 def run_in_thread(call: Callable[[], object]) -> threading.Event:
-    """Run *call*, which may hang, in a thread of its own. Returns an event that is set once it has returned."""
+    """Run *call*, which may hang, in a new thread. Returns an event that is set when *call* has returned."""
     is_done = threading.Event()
 
     def run() -> None:
@@ -68,7 +68,7 @@ def run_in_thread(call: Callable[[], object]) -> threading.Event:
 
     try:
         threading.Thread(target=run, name="multiq-aside", daemon=True).start()
-    except RuntimeError:  # the system refuses a thread: run it here
+    except RuntimeError:  # the system refuses a thread
         with contextlib.suppress(Exception):
             run()
     return is_done
