@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 
 
 def socket_of(opened: Any) -> DeadlineSocket | None:
-    """The connection's socket; None if it is closed, or not of the driver's classes."""
+    """Return the connection's socket. None if it is closed or not of the driver's classes."""
     sock = opened._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
     return sock if isinstance(sock, DeadlineSocket) else None
 
 
 def limit_each_call(opened: pymysql.connections.Connection[Any], seconds: float) -> None:
-    """Limit each following statement and its whole reply to so many *seconds*."""
+    """Limit each later statement with its whole reply to this many *seconds*."""
     sock = socket_of(opened)
     if sock is not None:
         sock.period = seconds
 
 
 def set_deadline(opened: pymysql.connections.Connection[Any], deadline: float) -> None:
-    """Let all following statements together take until *deadline* at most (monotonic clock)."""
+    """Let all later statements together take until *deadline* at most, by the monotonic clock."""
     sock = socket_of(opened)
     if sock is not None:
         sock.deadline, sock.period = deadline, None
 
 
 def leave_to_parent(opened: Any) -> None:
-    """In a forked child: close the child's copy of the socket, and leave PyMySQL's reader on it alone.
+    """In a forked child, close the child's copy of the socket. PyMySQL's reader on the socket is not closed.
 
-    At the fork, a thread of the parent may have been in a read. Then the reader's lock stays locked in the child for
-    ever, and closing the reader would wait for that lock.
+    At the fork, a thread of the parent may have been in a read. The reader's lock then stays locked in the child for
+    ever. Closing the reader would wait for that lock.
     """
     sock, opened._sock, opened._rfile = opened._sock, None, None  # noqa: SLF001 - its own way out closes the reader
     if sock is not None:
@@ -68,6 +68,9 @@ def leave_to_parent(opened: Any) -> None:
 
 
 def drop(opened: pymysql.connections.Connection[Any]) -> None:
-    """Close the socket without COM_QUIT, which would wait for a hung server, or end the parent's session in a child."""
+    """Close the socket without sending COM_QUIT.
+
+    COM_QUIT would wait for a hung server. In a forked child it would end the parent's session.
+    """
     with contextlib.suppress(Exception):
         opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() sends COM_QUIT
