@@ -82,12 +82,12 @@ class Session:
         unconfirmed: list[Proof],
     ) -> None:
         """Parameters:
-            opened: the connection of PyMySQL's.
-            deadline: the deadline of the whole call, by the monotonic clock.
-            socket: the connection's socket.
-            packet: bytes of the largest packet that the server takes.
-            book: the connection's receipts.
-            unconfirmed: the receipts and tickets of earlier attempts of the call.
+        opened: the connection of PyMySQL's.
+        deadline: the deadline of the whole call, by the monotonic clock.
+        socket: the connection's socket.
+        packet: bytes of the largest packet that the server takes.
+        book: the connection's receipts.
+        unconfirmed: the receipts and tickets of earlier attempts of the call.
         """
         self._opened = opened
         self._socket = socket
