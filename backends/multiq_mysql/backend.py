@@ -313,8 +313,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         self._pool.poller.notify()
 
     def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
-        """Whether an earlier attempt of this call was committed although its reply was lost. If not, this locks the
-        job.
+        """Whether an earlier attempt of this call was committed although its reply was lost. If not, the job is locked.
 
         A second attempt must check this first. Otherwise it could undo what another client has done to the job since.
         """

@@ -204,7 +204,7 @@ class Connection:
         self._is_stale = False
         self._server_identity: tuple[Any, ...] = ()
         self._lost_session: int | None = None
-        """The id of a session whose connection was lost. It keeps its locks until the server notices the loss."""
+        """The id of a session whose connection was lost. Its locks stay until the server notices the loss."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
         """Run *work* and return its result. ``multiq.driverkit.call_retry`` decides whether *work* is run again.

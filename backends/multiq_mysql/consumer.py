@@ -219,7 +219,7 @@ class MysqlConsumer(Consumer):
     def _exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
         batch = Batch(self._pool, verdicts) if verdicts else None
         self._call_began = time.monotonic()
-        if not self._unconfirmed_leases:  # Otherwise the leases were reserved by an earlier call.
+        if not self._unconfirmed_leases:  # An earlier call has reserved unconfirmed leases.
             self.asked_at = self._call_began
         outcome = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
         if batch is not None:
@@ -232,7 +232,7 @@ class MysqlConsumer(Consumer):
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
         if self._unconfirmed_generation != forks.generation:
-            # These are from before a fork. They belong to the parent, and the parent reads them back.
+            # The leases are from before a fork. The parent process reads them back itself.
             self._unconfirmed_leases = []
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
@@ -552,7 +552,10 @@ class _Scan:
         return [self._row(text, body) for text, body in rows]
 
     def restart(self, session: Session) -> list[_Row]:
-        """Scan from the start, after both scans of the claim found nothing. Does nothing if this scan began there."""
+        """Scan from the start, after both scans of the claim found nothing.
+
+        Does nothing if this scan has begun at the start.
+        """
         if self._condition is FROM_START or not self._cursor.restart.is_due(IDLE):
             return []
         restarted = _Scan(

@@ -99,7 +99,7 @@ class _Connection(_PyMySQL):
     def _auth_plugin_name(self) -> str:
         """The plugin that the server's greeting names.
 
-        "" if PyMySQL would otherwise send the password itself over TLS with an unchecked certificate.
+        Empty if PyMySQL would otherwise send the password itself over TLS with an unchecked certificate.
         """
         is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
         return "" if is_too_open else self._greeted_with

@@ -21,8 +21,8 @@ _LOCKED = frozenset({DEADLOCK, LOCK_WAIT, CHANGED})
 reports 1213 at COMMIT, too.
 """
 CONFLICTS = _LOCKED | {REFUSED_BY_GROUP}
-"""These errors, and the error of Group Replication for a conflict with another node's transaction. The whole
-transaction is run again.
+"""The errors after which the whole transaction is run again. Group Replication reports 3101 for a conflict with another
+node's transaction.
 """
 NOT_PREPARED = 1047
 """The error of a Galera node that is joining its cluster."""

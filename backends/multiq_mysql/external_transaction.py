@@ -92,7 +92,9 @@ class ExternalTransaction:
         return False
 
     def _check_server(self) -> None:
-        """Raise ``OptionInvalid`` if the connection leads to another server than the URL's. No worker reads jobs there.
+        """Raise ``OptionInvalid`` if the connection leads to another server than the URL's.
+
+        No worker reads jobs from that server.
 
         Each of the caller's sessions is checked once. The check reads no table, because that would begin a snapshot in
         the caller's transaction.

@@ -21,12 +21,12 @@ from .statements import Sql
 
 CHEAP = 0.002  # seconds. A restart that takes no longer is made every time.
 MANY = 2_000  # Jobs taken since a cheap restart. Fewer jobs leave too few deleted entries to slow a restart down.
-# Slower restarts take 1/this of the time: of a busy process, of one without work, of one that waits.
+# Slower restarts take 1/100 of a busy process's time, 1/10 without work, and 1/12 while a process waits.
 BUSY, IDLE, POLL = 100, 10, 12
 LOCKED = 0.05  # seconds until locked due jobs are tried again
 # The longest time in seconds between two restarts of a process without work, unless a restart itself takes longer.
 _LONGEST = 0.8
-_LONGEST_BUSY = 10.0  # the same for a process that reserves one job after another
+_LONGEST_BUSY = 10.0  # the same time for a process that reserves one job after another
 
 FROM_START = Sql("TRUE")
 """The condition of a scan from the start of the range."""

@@ -5,9 +5,9 @@ row with three columns:
 
 - ``version`` is the last migration that is done.
 - ``oldest`` is the oldest version whose programs can work with the present tables. A migration that removes something
-  raises it.
-- ``doing`` is the number of the last statement that was begun, of the next migration. DDL commits by itself, so after a
-  process was killed the migration goes on at this statement.
+  raises ``oldest``.
+- ``doing`` is the number of the last statement that the next migration has begun. DDL commits by itself, so a migration
+  that was killed continues at this statement.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def _run_with_retries(connection: Connection[Any], text: str) -> None:
 
 @contextlib.contextmanager
 def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[None]:
-    """Hold the lock under which this database is migrated. The server releases it if this process dies."""
+    """Hold the lock under which this database is migrated. The server releases the lock if this process dies."""
     name = f"multiq schema {hashlib.sha256(_database(connection).encode()).hexdigest()[:32]}"
     if _rows(connection, "SELECT GET_LOCK(%s, %s)", name, max(1, int(timeout))) != ((1,),):
         raise BackendTimeout(

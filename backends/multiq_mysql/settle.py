@@ -1,7 +1,7 @@
 """Verdicts as statements: which verdicts may be carried out, and how.
 
 Nearly all verdicts are acks, and a batch of acks takes a fast path. It deletes the jobs whose leases are live, and the
-number of deleted rows shows whether all leases were. For any other batch, the jobs are locked and read first.
+number of deleted rows shows whether all leases are. For any other batch, the jobs are locked and read first.
 
 A *fence* is a job's seq with the token of its reservation.
 """
@@ -84,7 +84,7 @@ class UnconfirmedVerdicts:
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
-        while len(self._pending) > _MAX_UNCONFIRMED:  # Forget the oldest, because the callers have not repeated them.
+        while len(self._pending) > _MAX_UNCONFIRMED:  # Forget the oldest verdicts, which were never repeated.
             del self._pending[next(iter(self._pending))]
 
     def end(self, batch: Batch) -> None:

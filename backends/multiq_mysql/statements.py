@@ -28,7 +28,7 @@ NOW = Sql("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))")
 """Microseconds since 1970 by the server's clock, in any time zone of the session. It is constant within a statement."""
 
 TRUE_NOW = Sql(f"{NOW} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))")
-"""The same for a session of the caller. ``SET timestamp`` may have stopped the clock there. SYSDATE ignores that."""
+"""The same for a session of the caller. ``SET timestamp`` may have stopped its clock, but not that of SYSDATE."""
 
 
 _IS_SQL = frozenset({int, Sql})

@@ -2,8 +2,8 @@
 
 An enqueue in the same process wakes the consumers without a poll.
 
-A poll is one short SELECT outside any transaction. It takes no lock, so an idle worker blocks no other statement. It
-also returns when the next job becomes due or the next lease ends. The consumers wake at exactly that time.
+A poll is one short SELECT outside any transaction. A poll takes no lock, so an idle worker blocks no other statement.
+It also returns the time at which the next job becomes due or the next lease ends. The consumers wake at that time.
 """
 
 from __future__ import annotations

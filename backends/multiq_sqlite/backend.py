@@ -299,7 +299,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
         with self._pool.borrowed() as connection:
             connection.refuse_if_full(size_of(jobs))
-            # Jobs with small bodies are the common case. One statement then replaces three.
+            # A single job with a small body is the common case. It needs one statement instead of three.
             if len(jobs) == 1 and not is_large(jobs[0].body):
                 connection.write_single(add)
             else:

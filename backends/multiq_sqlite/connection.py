@@ -49,7 +49,7 @@ MAX_BODY = 1_000_000_000 - 1_000  # bytes. SQLite's own limit is on a whole row.
 _DATA_VERSION = "PRAGMA data_version"
 _STATEMENTS_KEPT = 128  # prepared statements per connection
 _JSON_PROBE = "SELECT value FROM json_each('[1]')"
-# seconds between two attempts to get the lock. A commit holds the lock for about 0.0002.
+# seconds between two attempts to get the lock. A commit holds the lock for about 0.0002 s.
 _LOCK_PAUSES = Pauses(0.0002, 0.003)
 # seconds until the lock's owner is read first, and seconds between later reads
 _CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0

@@ -58,7 +58,7 @@ def classify(exc: sqlite3.Error) -> Failure:
 
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
-    """Return the exception of multiq for SQLite's error *exc* about the file at *path*."""
+    """Return multiq's exception for SQLite's error *exc* about the file at *path*."""
     code = primary_code(exc)
     if code in _BUSY:
         return BackendTimeout(

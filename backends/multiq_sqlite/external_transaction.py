@@ -131,7 +131,7 @@ class ExternalTransaction:
             raise
 
     def _begin_if_python_would(self) -> bool:
-        """Begin a transaction if sqlite3's legacy mode would begin one before an INSERT. The caller commits it."""
+        """Begin a transaction if sqlite3's legacy mode would begin one. The caller commits the transaction."""
         level = self._sqlite.isolation_level
         if self._sqlite.in_transaction or level is None or getattr(self._sqlite, "autocommit", _LEGACY) != _LEGACY:
             return False
@@ -139,7 +139,7 @@ class ExternalTransaction:
         return True
 
     def _try_execute(self, text: str) -> None:
-        """Run a statement that undoes work after an error. It may fail, if SQLite has rolled back by itself."""
+        """Run a statement that undoes work after an error. It fails if SQLite has already rolled back by itself."""
         with contextlib.suppress(sqlite3.Error):
             self._sqlite.execute(text)
 

@@ -56,8 +56,8 @@ def file_identity(path: str) -> FileIdentity:
 def create_file(path: str) -> None:
     """Create the file with mode 600. SQLite would use the umask. Its -wal and -shm files get the same mode.
 
-    The file is created under a lock, and only if it does not exist. When this function closes the file, the process
-    drops all its locks on the file, including those of other threads' connections.
+    The file is created under a lock, and only if it does not exist. If a file that is in use were closed
+    here, the process would lose all its locks on the file, including those of other threads' connections.
     """
     with create_lock:
         if _is_there(path):

@@ -1,6 +1,6 @@
 """Finds the process that holds a file's write lock.
 
-SQLite locks ranges of bytes with ``fcntl``, which does not report a process's own locks to it. Linux lists all locks in
+SQLite locks ranges of bytes with ``fcntl``, which reports only the locks of other processes. Linux lists all locks in
 ``/proc/locks``, by process and inode. On other systems the owner is unknown, and a call waits until its timeout.
 """
 

@@ -60,9 +60,9 @@ class Waiter:
             self._watch = None
 
     def _poll(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> bool:
-        """Poll until something changes or time is up. Returns False then.
+        """Poll until something changes, time is up, or the quiet period begins.
 
-        Returns True when the quiet period begins. The caller then waits for hints.
+        Returns whether the quiet period has begun. The caller then waits for hints.
         """
         notifications, version = seen
         notifier = self._pool.notifier
@@ -89,7 +89,7 @@ class Waiter:
                 hinted = watch.wait(pause)
         changed = self._connection.data_version() != seen[1]
         if changed and not hinted:
-            self._relies_on_hints = watch.wait(0)  # False means that there was a commit without a hint.
+            self._relies_on_hints = watch.wait(0)  # Without an event, there was a commit without a hint.
         if changed or hinted:
             self.speed_up()
 
