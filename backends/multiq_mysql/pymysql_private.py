@@ -1,26 +1,26 @@
-"""What the driver uses of PyMySQL that is not its documented interface. test_pymysql.py guards it.
+"""The undocumented parts of PyMySQL that the driver uses.
 
 ===========================  ============================================================================  ============
 name                         what for                                                                      used in
 ===========================  ============================================================================  ============
-``connect(sock)``            PyMySQL speaks over the driver's own socket, which keeps a deadline           dsn.py
+``connect(sock)``            PyMySQL sends over the driver's own socket, which has a deadline              dsn.py
 ``_sock``                    that socket, or the TLS socket that has replaced it                           here
-``_rfile``                   the socket's reader, which is left alone in a forked child                    here
+``_rfile``                   the socket's reader, which a forked child does not close                      here
 ``_force_close()``           closes the socket and sends nothing                                           here
 ``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls only this method of the context                dsn.py
 ``_secure``                  whether a password may be sent in the clear; read at the login                dsn.py
 ``_auth_plugin_name``        the plugin that the greeting names; read at the login                         dsn.py
 ``server_public_key``        set when the server sends a key to encrypt the password with                  dsn.py
-``auth_plugin_map``          plugin's name in bytes -> class with ``authenticate``, which is asked first   dsn.py
+``auth_plugin_map``          plugin's name in bytes -> class whose ``authenticate`` is called first        dsn.py
 ``query()``                  sends a statement, or several, and reads the first result                     connection.py
 ``_result``                  the result read last, with ``rows``, ``affected_rows`` and ``has_next``;      connection.py
                              PyMySQL's cursors read it, too, and copy the rows
 ``next_result()``            reads the next result                                                         connection.py
 ===========================  ============================================================================  ============
 
-tests/drivers/mysql/test_pymysql.py fails if a version of PyMySQL lacks one of these names or gives it another meaning,
-and also if the driver uses a name that is not listed here. What these names do at the login is also tested in
-test_hostile_server.py.
+tests/drivers/mysql/test_pymysql.py fails if a version of PyMySQL lacks one of these names or gives it another meaning.
+It also fails if the driver uses a name that is not listed here. test_hostile_server.py tests the names that are used at
+the login.
 """
 
 from __future__ import annotations
