@@ -1,7 +1,7 @@
 """The tables, and the numbered migrations that create and change them.
 
 Each migration runs once, even if several processes try, or if a process is killed in between. ``multiq_schema`` has one
-row with three columns:
+row with these columns:
 
 - ``version`` is the last migration that is done.
 - ``oldest`` is the oldest version whose programs can work with the present tables. A migration that removes something
