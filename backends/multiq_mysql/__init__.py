@@ -1,1 +1,1 @@
-"""The MySQL and MariaDB driver: jobs are rows of one table, which consumers poll."""
+"""The MySQL and MariaDB driver. Jobs are rows of one table, and consumers poll that table."""

@@ -1,22 +1,22 @@
-"""MySQL and MariaDB: a table in the application's own database, which waiting processes poll.
+"""MySQL and MariaDB: jobs in a table of the application's own database. Waiting processes poll the table.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 durable when it       InnoDB, flushed at each commit as ``innodb_flush_log_at_trx_commit``     one fsync per call
 returns               says
-atomic verbs          one transaction each, READ COMMITTED, run again after a deadlock        one or two round trips
+atomic calls          one READ COMMITTED transaction, run again after a deadlock              one or two round trips
 priority, then age    one index by (queue, state, place, seq), read in its order              O(log n)
 no lock waits         ``FOR UPDATE SKIP LOCKED``; no lock is held while a job runs            none
 never early           due times in microseconds of the server's clock                         an index entry per move
-one live lease        a random token per reserve; every settle compares the token, and        a condition by primary key
-                      checks by the clock that the lease has not ended
+one live lease        a random token per reserve; every settle compares the token, and the    a condition by primary key
+                      lease's end with the clock
 waiting               one poll every 47 ms for all consumers of a process, without a lock     23 queries/s, idle
-slow purge of InnoDB  scans resume at a cursor behind the deleted entries                     a scan from the start,
-                                                                                              1 % of the time
+fast while InnoDB     scans resume at a cursor behind the deleted entries                     1 % of the time, for scans
+cannot purge                                                                                  from the start
 ====================  ======================================================================  =======================
 
-The tables are named ``multiq_...``, and a job can be enqueued inside the application's own transaction.
+The tables' names begin with ``multiq_``. A job can be enqueued inside the application's own transaction.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ _CODES = {
     State.RESERVED: (RESERVED,),
     State.BURIED: (BURIED,),
 }
-_SURELY_FITS = 100_000  # bytes: such a body fits without a check of max_allowed_packet, which is usually megabytes
-_START = (-1, 0)  # before the first place of a listing
+_SURELY_FITS = 100_000  # bytes. A smaller body fits without a check of max_allowed_packet, which is usually megabytes.
+_START = (-1, 0)  # sorts before every job of a listing
 
 
 @guarded(*BACKEND_METHODS, server="a MySQL or MariaDB")
@@ -128,9 +128,11 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     }
 
     def __init__(self, dsn: Dsn, *, timeout: float = 10.0, create: bool = True, clock: Clock | None = None) -> None:
-        """*create*: in a database without tables, make them; if False, calls raise ``SchemaNotReady`` there.
+        """Does no I/O.
 
-        *clock*: a clock that tests move by hand; None: the server's clock.
+        - *create*: whether to create the tables in a database that has none. If not, calls raise ``SchemaNotReady``
+          there.
+        - *clock*: a clock that tests set by hand. None means the server's clock.
         """
         self.dsn = dsn
         self.timeout = timeout
@@ -153,7 +155,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
             ExternalTransaction(self._pool, connection).enqueue(queue, jobs)
         elif jobs:
             now, preface = self._pool.now, []
-            if len(jobs) > 1:  # computing the time once is faster than in each row
+            if len(jobs) > 1:  # One computation of the time is faster than one per row.
                 now, preface = Sql("@multiq_now"), [f"SET @multiq_now = {now}"]
             insert = _Insert(preface, insert_statements(queue, jobs, now))
             try:
@@ -283,7 +285,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     # --- helpers ---
 
     def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
+        """Close all connections after a malformed reply. Later replies on them may belong to earlier requests."""
         self._pool.close()
 
     def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
@@ -307,14 +309,13 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
             return connection.select(render(verb, now=self._pool.now, **values))
 
     def _made_ready(self, queue: str) -> None:
-        """Tell the consumers of this process that a call has made jobs ready again."""
         self._pool.poller.scan_windows.made_ready(queue)
         self._pool.poller.notify()
 
     def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
-        """Whether an earlier attempt of this call, whose reply was lost, was committed. If not, the job is now locked.
+        """Whether an earlier attempt of this call was committed although its reply was lost. If not, the job is locked.
 
-        A second attempt checks this first: it must not undo what another client has done to the job since.
+        A second attempt must check this first. Otherwise it could undo what another client has done to the job since.
         """
         if not session.unconfirmed:
             return False
@@ -325,7 +326,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         return True
 
     def _find(self, session: Session, queue: str, job_id: str) -> State:
-        """The state of a job. Raises ``JobNotFound``."""
+        """Return the job's state. Raises ``JobNotFound``."""
         asked = render("find", queue=queue.encode(), id=pack_id(job_id), now=self._pool.now)
         ((rows, _),) = session.execute(asked)
         if not rows:
@@ -334,9 +335,9 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         return effective_state(code, is_due=bool(is_due))
 
     def _reschedule(self, session: Session, queue: str, job_id: str, delay: float) -> None:
-        """Remove the row and insert it again, because only an insert gives the job a new seq, and so a new age.
+        """Remove the row and insert it again. Only an insert gives the job a new seq, and the seq is the job's age.
 
-        The row is inserted in the state AGAIN: other processes scan the index range of that state from the start at
+        The row is inserted in the state AGAIN. Other processes scan the index range of that state from the start at
         least every second.
         """
         now = self._pool.now
@@ -380,7 +381,7 @@ class _Insert:
     def run(self, session: Session) -> None:
         """Insert the batch.
 
-        A single statement is a transaction by itself, without BEGIN and COMMIT: that saves two round trips.
+        A single statement is a transaction by itself. It needs no BEGIN and COMMIT, which saves two round trips.
         """
         first, *others = self._statements
         if not others:
@@ -401,10 +402,10 @@ class _Insert:
 
 
 class _Kick:
-    """One slice of a kick. After a lost reply, the next attempt finds out whether the slice was carried out."""
+    """One slice of a kick. After a lost reply, the next attempt checks whether the slice was committed."""
 
     def __init__(self, pool: Pool, queue: str, size: int, behind: int) -> None:
-        """*behind*: the place behind all jobs that were buried when the kick began."""
+        """*behind*: a ``place`` greater than that of every job that was buried when the kick began."""
         self._pool = pool
         self._behind = behind
         self._queue = queue
@@ -429,6 +430,6 @@ _TEMPLATE = NewJob(body=b"", id="")
 
 
 def _purge_some(session: Session, seqs: list[int], code: int) -> int:
-    """Delete these jobs. Returns how many this call has deleted."""
+    """Delete these jobs. Returns the number of jobs that this call has deleted in all its attempts."""
     purged, *_ = session.commit(render("purge", seqs=seqs, state=code), done=CHANGED)
     return purged.affected + (session.done_before() or 0)

@@ -1,4 +1,4 @@
-"""The fastest loops that PyMySQL and InnoDB allow, with which ``multiq bench`` compares multiq."""
+"""The baseline of ``multiq bench``: the fastest loops that PyMySQL and InnoDB allow."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _COLUMNS = (
 
 
 class MysqlBaseline(Baseline):
-    """Sends as few statements and packets as possible, on a table and a *connection* of its own."""
+    """Sends as few statements and packets as possible. It uses a table and a connection of its own."""
 
     FLAG: ClassVar[int] = CLIENT.MULTI_STATEMENTS
     """The client flag with which the connection must be opened."""
 
     def __init__(self, connection: Connection[Any], body: bytes) -> None:
-        """Raises ``pymysql.MySQLError``; the connection is closed then."""
+        """Raises ``pymysql.MySQLError``, after it has closed the connection."""
         self._row = f"(x'{body.hex()}')"
         self._db = connection
         self._cursor = connection.cursor()
@@ -46,7 +46,7 @@ class MysqlBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def put_in_batches(self, count: int) -> float:
-        """One INSERT per batch. It has the text of each row in full, although the rows are equal: real jobs differ."""
+        """One INSERT per batch. The statement repeats the text of each row, because the rows of real jobs differ."""
         start = time.perf_counter()
         for at in range(0, count, PUT_BATCH):
             rows = ",".join([self._row for _ in range(min(PUT_BATCH, count - at))])
@@ -54,7 +54,7 @@ class MysqlBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """Delete the last rows and mark the next ones, in one transaction and two packets per batch."""
+        """Delete the last rows and mark the next ones. Each batch is one transaction and two packets."""
         start, count, held = time.perf_counter(), 0, "0"
         while True:
             (*_, taken) = self._ask(

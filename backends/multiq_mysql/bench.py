@@ -1,4 +1,4 @@
-"""MySQL's adapter for ``multiq bench``: starts a MariaDB, reads a server's settings and counters."""
+"""MySQL's adapter for ``multiq bench``. It starts a MariaDB, and reads a server's settings and counters."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ _DURABILITY_SETTINGS = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", 
 
 _DENIED = frozenset({ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
 
-#: innodb_flush_log_at_trx_commit: at a commit, 0 leaves the log in the server's memory, 1 syncs it to the disk
+#: innodb_flush_log_at_trx_commit: with 0, a commit leaves the log in the server's memory. With 1, it syncs the log to
+#: the disk.
 _PROFILES = {"fast": "0", "durable": "1"}
 
-#: large enough that neither cache nor log limits what is measured
+#: Neither the cache nor the log is small enough to limit the measurement.
 _SETTINGS = {
     "innodb_buffer_pool_size": "256M",
     "innodb_log_file_size": "96M",
@@ -54,10 +55,7 @@ _SETTINGS = {
 
 
 class MysqlServer(servers.Server):
-    """``mariadbd`` on a port of loopback and a UNIX socket, with a data folder of its own.
-
-    User root needs no password.
-    """
+    """``mariadbd`` on a loopback port and a UNIX socket, with a data folder of its own. User root needs no password."""
 
     program, package = "mariadbd", _PACKAGE
 
@@ -97,9 +95,9 @@ class MysqlServer(servers.Server):
 
 
 class MysqlAdapter(Adapter):
-    """A database.
+    """A server of any URL.
 
-    The server's memory and CPU are known only if it runs on this machine and its pid file can be read.
+    The server's memory and CPU are known only if the server runs on this machine and its pid file can be read.
     """
 
     def __init__(self, url: str) -> None:
@@ -121,7 +119,7 @@ class MysqlAdapter(Adapter):
         return Durability(survives(settings), durable)
 
     def counters(self) -> Counters:
-        pid = self._pid  # first, because the statements that find it are counted, too
+        pid = self._pid  # first, because the server also counts the statements that find the pid
         status = self._pairs("SHOW GLOBAL STATUS WHERE variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')")
         return Counters(
             commands=int(status["questions"]) - self._asked,
@@ -132,7 +130,7 @@ class MysqlAdapter(Adapter):
         )
 
     def baseline(self, body: bytes) -> Baseline | None:
-        """The baseline, in a table of its own. None if this user may not create tables."""
+        """Return the baseline. None if this user may not create tables."""
         try:
             return MysqlBaseline(self._dsn.connect(60.0, autocommit=True, client_flag=MysqlBaseline.FLAG), body)
         except pymysql.err.OperationalError as exc:
@@ -141,7 +139,6 @@ class MysqlAdapter(Adapter):
             raise self._explained(exc) from exc
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
@@ -149,7 +146,8 @@ class MysqlAdapter(Adapter):
     def _pid(self) -> int | None:
         """The server's process id.
 
-        None if the server runs on another machine, or in a container: there its process id means another process.
+        None if the server runs on another machine or in a container. A process id from there means another process
+        here.
         """
         variables = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
         if variables.get("hostname") != socket.gethostname():
@@ -163,7 +161,7 @@ class MysqlAdapter(Adapter):
         try:
             if self._connection is None or not self._connection.open:
                 self._connection = self._dsn.connect(self._timeout, autocommit=True)
-                self._asked += 1  # opening a session counts as a question, too
+                self._asked += 1  # The server also counts the opening of a session as a question.
             with self._connection.cursor() as cursor:
                 cursor.execute(poll)
                 self._asked += 1
@@ -193,7 +191,8 @@ class MysqlBench(Bench):
 
 @functools.cache
 def empty_data() -> Path:
-    """An empty data folder: made once per process, in half a second, and copied for each server.
+    """Return an empty data folder. It is created once per process, which takes half a second, and copied for each
+    server.
 
     Raises ``ServerMissing``, ``ServerFailed``.
     """

@@ -1,13 +1,13 @@
-"""One connection to a database: packets of several statements, and transactions that are repeated after some errors.
+"""One connection to a database. It sends several statements in one packet, and repeats transactions after some errors.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 few round trips       statements that do not need each other's replies go in one packet       none
-no half-done verb     a transaction each; an exception rolls back or closes the connection    one fsync per commit
+no half-done call     one transaction per call, which any exception rolls back                one fsync per commit
 no deadlock error     after errors 1213, 1205 and 1020 the whole transaction is run again     a pause of milliseconds
 no mixed-up replies   an exception before the full reply is read closes the connection        a reconnect
-bounded calls         the whole reply has to be read within what is left of the call's time   one ``recv_into`` of ours
+bounded calls         the whole reply must arrive before the call's deadline                  one ``recv_into`` of ours
                       (driverkit/timed_socket.py)                                             per read
 safe forks            a child drops its parent's connections as soon as it is forked          none
 ====================  ======================================================================  =======================
@@ -41,10 +41,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-SHORTEST_TIMEOUT = 0.05  # seconds: the timeout of a packet even if the call's time is over
+SHORTEST_TIMEOUT = 0.05  # seconds. A packet gets this timeout even if the call's time is over.
 
-_COMMAND = 16  # bytes that a packet has beside the statements, at most
-_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # how often to check for a killed session's end; seconds
+_COMMAND = 16  # bytes that a packet may have in addition to the statements
+# The number of checks whether a killed session has ended, and the seconds between two of them.
+_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004
 
 
 class Reply(NamedTuple):
@@ -55,7 +56,7 @@ class Reply(NamedTuple):
 
 
 class Session:
-    """A connection during one attempt of a verb's transaction."""
+    """A connection during one attempt of a call's transaction."""
 
     __slots__ = (
         "_book",
@@ -80,15 +81,13 @@ class Session:
         book: ReceiptBook,
         unconfirmed: list[Proof],
     ) -> None:
-        """Begin.
-
-        Parameters:
-            opened: the connection of PyMySQL's.
-            deadline: of the whole call, by the monotonic clock.
-            socket: the connection's.
-            packet: bytes of the largest packet that the server takes.
-            book: the connection's receipts.
-            unconfirmed: the proofs of earlier attempts of the call.
+        """Parameters:
+        opened: the connection of PyMySQL's.
+        deadline: the deadline of the whole call, by the monotonic clock.
+        socket: the connection's socket.
+        packet: bytes of the largest packet that the server takes.
+        book: the connection's receipts.
+        unconfirmed: the receipts and tickets of earlier attempts of the call.
         """
         self._opened = opened
         self._socket = socket
@@ -97,16 +96,18 @@ class Session:
         self._ticket: Ticket | None = None
         self.deadline = deadline
         self.unconfirmed = unconfirmed
-        """The proofs of earlier attempts of this call whose replies were lost: they may have been committed."""
+        """The receipts and tickets of earlier attempts of this call. The attempts' replies were lost, so each attempt
+        may have been committed.
+        """
         self.is_broken = False
         self.in_transaction = False
         self.proof: Proof | None = None
-        """The proof of the transaction that is being committed."""
+        """The receipt or ticket of the transaction that is being committed."""
 
     def execute(self, *texts: str) -> list[Reply]:
-        """Send statements, in one packet if they fit, and return their replies.
+        """Send statements and return their replies. Statements that fit go in one packet.
 
-        At the first error the rest is not run.
+        After the first error, the server does not run the remaining statements.
         """
         text = ";".join(texts)
         if len(text) >= self._packet and len(texts) > 1:
@@ -137,13 +138,13 @@ class Session:
         return self.execute("BEGIN", *texts)[1:]
 
     def take_ticket(self) -> Ticket:
-        """A ticket for the next transaction. The statements of that transaction delete the ticket."""
+        """Return a ticket for the next transaction. The statements of that transaction delete the ticket."""
         ticket = self._book.ticket()
         while ticket is None:
             keys = self._book.new_stock()
             try:
                 self.execute(receipts.stock(keys), *receipts.discard(self._book.rest()))
-            except pymysql.IntegrityError:  # some of the numbers are taken
+            except pymysql.IntegrityError:  # Some of the numbers are in use.
                 if time.monotonic() >= self.deadline:
                     raise
                 continue
@@ -155,8 +156,8 @@ class Session:
     def commit(self, *texts: str, done: int | Sql | None = None) -> list[Reply]:
         """End the transaction with these statements. Outside a transaction, each statement is a transaction by itself.
 
-        With *done* and without a ticket, the transaction writes a receipt with the value of *done*. If no transaction
-        is open in that case, this call opens one for the statements and the receipt.
+        With *done* and without a ticket, the transaction writes a receipt that holds the value of *done*. If no
+        transaction is open then, this call opens one for the statements and the receipt.
         """
         self.proof, self._ticket = self._ticket, None
         if done is not None and self.proof is None:
@@ -176,7 +177,7 @@ class Session:
         self.in_transaction, self._ticket = False, None
 
     def done_before(self) -> int | None:
-        """The number of rows that earlier attempts of this call have changed; None if no attempt was committed.
+        """Return the number of rows that earlier attempts of this call have changed. None if no attempt was committed.
 
         The caller must have locked the rows of these jobs.
         """
@@ -188,9 +189,9 @@ class Session:
 
 
 class Connection:
-    """A connection that opens when it is used, and again after a fork or an error.
+    """A connection that opens when it is used. It opens again after a fork or an error.
 
-    Only one thread at a time uses it.
+    Only one thread uses it at a time.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -203,16 +204,14 @@ class Connection:
         self._is_stale = False
         self._server_identity: tuple[Any, ...] = ()
         self._lost_session: int | None = None
-        """The id of a session whose connection was lost.
-
-        The session keeps its locks until the server notices the loss.
-        """
+        """The id of a session whose connection was lost. Its locks stay until the server notices the loss."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
-        """Run *work* and return its result. ``multiq.driverkit.call_retry`` decides when *work* is run again.
+        """Run *work* and return its result. ``multiq.driverkit.call_retry`` decides whether *work* is run again.
 
-        After a lost reply, *work* finds the earlier attempts' proofs in ``session.unconfirmed``. *deadline*: the
-        deadline of the whole call, if this work is only a part of it. Raises ``BackendError``, and what *work* raises.
+        After a lost reply, ``session.unconfirmed`` has the receipts and tickets of the earlier attempts. *deadline* is
+        the deadline of the whole call, if *work* is only a part of the call. Raises ``BackendError``, and the errors of
+        *work*.
         """
         timeout = self._pool.timeout
         deadline = time.monotonic() + timeout if deadline is None else deadline
@@ -243,7 +242,7 @@ class Connection:
                         unconfirmed.append(session.proof)
                     self._clean_up(session)
                     if code_of(exc) in READ_ONLY:
-                        self._pool.close()  # the address may lead to another server by now
+                        self._pool.close()  # By now, the address may lead to another server.
                     failure = classify(
                         exc, is_connected=session is not None, is_broken=session is not None and session.is_broken
                     )
@@ -252,14 +251,15 @@ class Connection:
                         continue
                     raise explain(exc, self._pool.dsn.place, timeout) from exc
                 except BaseException:
-                    self._drop()  # half a reply may be on its way
+                    self._drop()  # The rest of a reply may still arrive.
                     raise
                 return result
 
     def _clean_up_receipts(self, session: Session) -> bool:
-        """Delete old receipts if that is due. False: the session is lost.
+        """Delete old receipts if that is due. Returns False if the session is lost.
 
-        This is done before a call's work: an interrupt at this time cannot lose an answer of the call.
+        This happens before the work of a call. An interrupt during the clean-up therefore cannot lose a reply of that
+        call.
         """
         if not self._book.is_used or not self._pool.is_cleanup_due():
             return True
@@ -274,11 +274,13 @@ class Connection:
         return not session.is_broken
 
     def select(self, text: str) -> tuple[Any, ...]:
-        """The rows of one statement that reads, outside a transaction."""
+        """Run one statement that reads, outside a transaction. Returns the rows."""
         return self.run(lambda session: session.execute(text))[0].rows
 
     def close(self) -> None:
-        """Close the connection until its next use. If another thread is in a call, that call ends first."""
+        """Close the connection until its next use. If another thread is in a call, the connection is closed after that
+        call.
+        """
         if self._lock.acquire(blocking=False):
             try:
                 self._drop()
@@ -288,7 +290,7 @@ class Connection:
             self._is_stale = True
 
     def start_over_in_child(self) -> None:
-        """After a fork: drop the parent's session without sending anything on its socket."""
+        """After a fork, drop the parent's session. This sends nothing on its socket."""
         self._lock = threading.Lock()
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -310,10 +312,10 @@ class Connection:
         return self._opened
 
     def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
-        """Kill the lost session: it keeps jobs locked, which are skipped until the server notices the loss.
+        """Kill the lost session. Consumers skip the jobs that it has locked until the server notices the loss.
 
-        An account needs no privilege to kill its own sessions. This is done only if the server is the same and was not
-        restarted since, as otherwise another session may have the lost session's id. A server's ids rise.
+        An account needs no privilege to kill its own sessions. Nothing is killed if the server has changed or was
+        restarted, because another session may have the lost session's id there. The ids of one server only rise.
         """
         lost, self._lost_session = self._lost_session, None
         before, self._server_identity = self._server_identity, self._pool.server_identity
@@ -328,7 +330,7 @@ class Connection:
                 time.sleep(_KILL_CHECK_PAUSE)
 
     def _clean_up(self, session: Session | None) -> None:
-        """After an error: roll the transaction back; or close the connection, if a rollback may fail."""
+        """After an error, roll the transaction back. If the session is broken, close the connection instead."""
         if session is None:
             return
         if session.is_broken:
@@ -348,16 +350,15 @@ class Connection:
 
 
 def _read_reply(opened: Any) -> Reply:
-    """Return the result that PyMySQL has read last. No cursor is used, because a cursor would copy the result."""
+    """Return the last result that PyMySQL has read. A cursor would copy the result."""
     result = opened._result  # noqa: SLF001 - PyMySQL's cursors take it from there, too
     return Reply(result.rows or (), result.affected_rows)
 
 
 def _session_id(opened: Any) -> int:
-    """The server's id of a session."""
     return int(opened.thread_id())
 
 
 def _is_same_server(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether both are the identity of one server that was not restarted: the start times differ by at most 1 s."""
+    """Whether both identities are of one server that was not restarted. The start times may differ by 1 s."""
     return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1

@@ -1,8 +1,8 @@
-"""The consumer: settles and reserves in one transaction; while it waits, no transaction is open.
+"""The consumer settles and reserves in one transaction. While it waits, no transaction is open.
 
-A call of ``exchange`` is two round trips and one commit. The first packet has the acks, a poll, and a *claim*: a SELECT
-that locks ready rows. The second packet has the UPDATE that makes these rows leases, and the COMMIT. How a consumer
-waits is in ``waiting``.
+A call of ``exchange`` takes two round trips and one commit. The first packet has the acks, a poll, and a *claim*. A
+claim is a SELECT that locks ready rows. The second packet has the UPDATE that makes leases of these rows, and the
+COMMIT. ``waiting`` describes how a consumer waits.
 """
 
 from __future__ import annotations
@@ -44,19 +44,17 @@ _READ_CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, @multiq_at, SYSDATE(6))"
 
 _MAKE_READY = frozenset({Release, GiveBack, Abandon})
 
-_LONGEST_SLEEP = 1.0  # seconds; after that a waiting consumer polls again, whatever happened
+_LONGEST_SLEEP = 1.0  # seconds after which a waiting consumer polls again in any case
 
 
 class _Outcome(NamedTuple):
-    """The results of one transaction that settles and reserves."""
-
     answers: list[LeaseLost | None]
     leases: list[Lease]
     outlooks: list[Outlook]
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """A ready job whose row is locked. The first seven fields are the numbers that claim.sql selects, in its order."""
+    """A ready job whose row is locked. claim.sql selects the first seven fields in this order."""
 
     priority: int
     seq: int
@@ -91,7 +89,7 @@ class _Row(msgspec.Struct, array_like=True):
         )
 
 
-_row_of_numbers = msgspec.json.Decoder(_Row).decode  # one JSON list is decoded in less time than two numbers by int()
+_row_of_numbers = msgspec.json.Decoder(_Row).decode  # One JSON list is decoded faster than int() converts two numbers.
 _BY_PLACE = operator.attrgetter("place")
 
 
@@ -105,15 +103,17 @@ class MysqlConsumer(Consumer):
         self._connection = pool.connection()
         self._interrupted = False
         self._likely_queue = self.queues[0]
-        """The queue that had jobs last. Rows of this queue are claimed without a poll of the queue before."""
+        """The queue that had jobs last. Its rows are claimed in the same packet as the poll."""
         self._without: frozenset[str] = frozenset()
         """Queues that had no jobs at the last poll."""
         self._is_busy = False
         self._unconfirmed_leases: list[Lease] = []
-        """Leases of a transaction whose COMMIT had no reply: the transaction may have been carried out or not."""
+        """Leases of a transaction whose COMMIT had no reply. The server may or may not have carried out the
+        transaction.
+        """
         self._unconfirmed_generation = 0
         self._may_forget = True
-        """Whether this user may delete the rows of pauses that are over."""
+        """Whether this user may delete the rows of pauses that have ended."""
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
 
@@ -147,7 +147,7 @@ class MysqlConsumer(Consumer):
         try:
             return outcome.answers, self._wait_or_read_back(limit, give_up_at)
         except BaseException:
-            self._unconfirmed.begin(Batch(self._pool, verdicts), outcome.answers, None)  # the caller gets no answers
+            self._unconfirmed.begin(Batch(self._pool, verdicts), outcome.answers, None)  # This call returns no answers.
             raise
 
     def interrupt(self) -> None:
@@ -158,13 +158,13 @@ class MysqlConsumer(Consumer):
         deadline = time.monotonic() + self._pool.timeout
         if leases := self._recover_leases(deadline):
             batch = Batch(self._pool, [GiveBack(lease) for lease in leases])
-            with contextlib.suppress(MultiqError):  # after an error the leases run out, and count as crashes
+            with contextlib.suppress(MultiqError):  # After an error, the leases run out and count as crashes.
                 self._connection.run(lambda session: self._settle(session, batch), deadline)
             self._notify_released(batch.verdicts)
         self._connection.close()
 
     def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply: later replies on them may be malformed, too."""
+        """Close all connections after a malformed reply. Later replies on a connection may be malformed, too."""
         self._connection.close()
         self._pool.close()
 
@@ -173,7 +173,7 @@ class MysqlConsumer(Consumer):
     def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
         if batch.is_short and not self._unconfirmed.about(batch):
             done, acks = batch.all_done(), batch.acks(session.take_ticket())
-            if len(done) == 1:  # one statement, committed by itself
+            if len(done) == 1:  # A single statement commits by itself.
                 if batch.are_done(self._commit(session, batch, done, acks)):
                     return done
             elif batch.are_done(session.begin(*acks)):
@@ -198,7 +198,7 @@ class MysqlConsumer(Consumer):
         answers: Sequence[LeaseLost | None],
         statements: Sequence[str],
     ) -> list[Reply]:
-        """Commit. If the reply is lost, the ticket or the receipt shows later whether these answers are true."""
+        """Commit. If the reply is lost, the ticket or the receipt shows later whether the transaction was committed."""
         if batch is None:
             return session.commit(*statements)
         try:
@@ -211,16 +211,15 @@ class MysqlConsumer(Consumer):
     # --- reserving ---
 
     def _set_order(self, queues: Sequence[str] | None) -> None:
-        """Set the order of the queues for the present call; None: the order in which the consumer was given them."""
+        """Set the order of the queues for the present call. None means the order that the consumer was created with."""
         self._order = self.queues if queues is None else self.in_order(queues)
-        # the first queue that may have jobs: rows of a later queue would be locked for nothing
+        # This is the first queue that may have jobs. Locking rows of a later queue would be wasted work.
         self._likely_queue = next((queue for queue in self._order if queue not in self._without), self._order[0])
 
     def _exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
-        """Settle and reserve in one transaction."""
         batch = Batch(self._pool, verdicts) if verdicts else None
         self._call_began = time.monotonic()
-        if not self._unconfirmed_leases:  # else the leases were reserved by an earlier call
+        if not self._unconfirmed_leases:  # An earlier call has reserved unconfirmed leases.
             self.asked_at = self._call_began
         outcome = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
         if batch is not None:
@@ -233,7 +232,8 @@ class MysqlConsumer(Consumer):
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
         if self._unconfirmed_generation != forks.generation:
-            self._unconfirmed_leases = []  # from before a fork: they belong to the parent, which reads them back itself
+            # The leases are from before a fork. The parent process reads them back itself.
+            self._unconfirmed_leases = []
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
             self._unconfirmed_leases = ours[limit:]
@@ -243,7 +243,7 @@ class MysqlConsumer(Consumer):
         try:
             return self._settle_and_claim(session, batch, claims, limit)
         finally:
-            claims.drop()  # the next scan must find the rows that were locked and not reserved
+            claims.drop()  # The next scan must find the rows that were locked and not reserved.
 
     def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Outcome:
         answers, acks = [], []
@@ -253,7 +253,7 @@ class MysqlConsumer(Consumer):
             answers = self._settle_carefully(session, batch)
         polled = self._look_and_claim(session, acks, claims, limit)
         if batch is not None and acks and not batch.are_done(polled.acks):
-            session.roll_back()  # a lease has ended; which one is known when the rows are locked
+            session.roll_back()  # A lease has ended. The locked rows will show which one.
             claims.drop()
             answers = self._settle_carefully(session, batch)
             polled = self._look_and_claim(session, [], claims, limit)
@@ -262,7 +262,7 @@ class MysqlConsumer(Consumer):
         return _Outcome(answers, self._reserve(session, batch, answers, claims, chosen), outlooks)
 
     def _look_and_claim(self, session: Session, acks: list[str], claims: _Claims, limit: int) -> _Polled:
-        """Send one packet: the acks, a poll of the queues, and a claim that locks rows of the likely queue."""
+        """Send the acks, a poll of the queues, and a claim on the likely queue in one packet."""
         polling = Poll(self._pool, self._order, BUSY, claimed_from=self._likely_queue)
         claim = claims.begin(self._likely_queue, limit)
         statements = [*acks, polling.sql, *claim.statements]
@@ -281,10 +281,10 @@ class MysqlConsumer(Consumer):
     def _choose(
         self, session: Session, outlooks: Sequence[Outlook], claims: _Claims, limit: int
     ) -> dict[str, list[_Row]]:
-        """The best rows, queue by queue. The COMMIT unlocks all other rows.
+        """Return the best rows, queue by queue. The COMMIT unlocks all other rows.
 
-        A queue's due jobs are promoted (made ready) only when that queue's turn comes: if an earlier queue has enough
-        jobs, the call does not wait for the promotion. Jobs that become due during this call are left to the next one.
+        A queue's due jobs are promoted (made ready) only when that queue's turn comes. If an earlier queue has enough
+        jobs, the call does not wait for the promotion. Jobs that become due during this call are left to the next call.
         """
         chosen: dict[str, list[_Row]] = {}
         left = limit
@@ -301,7 +301,7 @@ class MysqlConsumer(Consumer):
         return chosen
 
     def _best(self, session: Session, outlook: Outlook, claims: _Claims, limit: int) -> list[_Row]:
-        """The best rows of one queue, locked, after its due jobs were promoted."""
+        """Promote the queue's due jobs, then lock and return the queue's best rows."""
         promoting: list[str] = []
         if outlook.has_due:
             found = session.execute(*due_statements(outlook))
@@ -329,7 +329,6 @@ class MysqlConsumer(Consumer):
         claims: _Claims,
         chosen: dict[str, list[_Row]],
     ) -> list[Lease]:
-        """Reserve the rows under one token, and commit."""
         rows = [row for found in chosen.values() for row in found]
         if not rows and batch is None and not claims.has_promoted:
             session.roll_back()
@@ -343,19 +342,19 @@ class MysqlConsumer(Consumer):
             self._commit(session, batch, answers, statements)
         except BaseException:
             if not session.is_broken:
-                self._unconfirmed_leases = []  # the server replied with an error: nothing was reserved
+                self._unconfirmed_leases = []  # The server replied with an error, so nothing was reserved.
             raise
         self._unconfirmed_leases = []
         claims.taken(chosen)
         return leases
 
     def _recover_leases(self, deadline: float) -> list[Lease]:
-        """The leases of an unconfirmed transaction, if it was carried out.
+        """Return the leases of an unconfirmed transaction, if the transaction was carried out.
 
-        Left alone, they would end and count as crashes.
+        Without this, the leases would run out and count as crashes.
         """
         if not self._unconfirmed_leases or self._unconfirmed_generation != forks.generation:
-            return []  # there are none, or they are the parent process's
+            return []  # There are no such leases, or they belong to the parent process.
         if time.monotonic() >= deadline:
             return []
         try:
@@ -366,7 +365,7 @@ class MysqlConsumer(Consumer):
         return leases
 
     def _read_back(self, session: Session) -> list[Lease]:
-        """Those of the unconfirmed leases that the server has stored under our token."""
+        """Return the unconfirmed leases that the server has stored under their token."""
         fences = [lease.token.split(":") for lease in self._unconfirmed_leases]
         token = int(fences[0][1])
         asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._pool.now)
@@ -376,10 +375,11 @@ class MysqlConsumer(Consumer):
     # --- waiting ---
 
     def _wait_for_jobs(self, limit: int, give_up_at: float, *, has_looked: bool) -> list[Lease]:
-        """Reserve, and wait until *give_up_at* for jobs. *has_looked*: a poll found no jobs just before this call."""
+        """Reserve jobs, and wait for them until *give_up_at*. *has_looked*: a poll has just found no jobs."""
         poller = self._pool.poller
         while True:
-            notifications = poller.notifications  # read before the poll: a later enqueue in this process wakes us
+            # read before the poll, so that a later enqueue in this process ends the wait
+            notifications = poller.notifications
             outlooks: list[Outlook] = []
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 outcome = self._exchange((), limit)
@@ -397,10 +397,10 @@ class MysqlConsumer(Consumer):
             poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
 
     def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
-        """Wait for jobs; after an error, return what was reserved.
+        """Wait for jobs. After an error, return the leases that were reserved.
 
-        The error is not raised, because the caller would settle its verdicts again, which are settled already. The next
-        reserve raises it.
+        The error is not raised, because the caller's verdicts are already settled and the caller would repeat them. The
+        next reserve raises the error.
         """
         try:
             return self._wait_for_jobs(limit, give_up_at, has_looked=True)
@@ -415,16 +415,16 @@ class MysqlConsumer(Consumer):
         return any(outlook.has_work for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
-        """Delete the rows of pauses that are over, so that polls do not see them again.
+        """Delete the rows of pauses that have ended, so that polls do not read them again.
 
-        Several processes may do that.
+        Several processes may do this at the same time.
         """
         if self._may_forget:
             try:
                 with self._pool.borrowed() as connection:
                     statement = render("forget_pauses", now=self._pool.now)
                     connection.run(lambda session: session.commit(statement))
-            except BackendError:  # a row that stays does no harm, and this user may not have the right to DELETE
+            except BackendError:  # This user may lack the right to DELETE. The row then stays and does no harm.
                 self._may_forget = False
 
     def _wake_at(self, outlooks: Sequence[Outlook], give_up_at: float) -> float:
@@ -433,20 +433,18 @@ class MysqlConsumer(Consumer):
         return min(give_up_at, time.monotonic() + nap)
 
     def _notify_released(self, verdicts: Sequence[Verdict]) -> None:
-        """Wake this process's waiting consumers if a verdict may have made a job ready or due."""
+        """Wake the waiting consumers of this process if a verdict may have made a job ready or due."""
         if not _MAKE_READY.isdisjoint(map(type, verdicts)):
             self._pool.poller.notify()
 
 
 class _Polled(NamedTuple):
-    """The replies to one packet of acks, a poll and a claim."""
-
     acks: list[Reply]
     outlooks: list[Outlook]
 
 
 class _Claims:
-    """The claims of one attempt of a transaction: of each queue the last claim."""
+    """The last claim on each queue, for one attempt of a transaction."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -454,32 +452,31 @@ class _Claims:
         self.has_promoted = False
 
     def begin(self, queue: str, limit: int) -> _Claim:
-        """A new claim, which replaces the queue's earlier one."""
+        """Return a new claim, which replaces the queue's earlier claim."""
         self._last[queue] = claim = _Claim(self._pool, queue, limit)
         return claim
 
     def of(self, queue: str) -> _Claim | None:
-        """The queue's last claim."""
         return self._last.get(queue)
 
     def taken(self, chosen: Mapping[str, list[_Row]]) -> None:
-        """Record that the transaction is committed, and that these rows are reserved."""
+        """Record that the transaction is committed and these rows are reserved."""
         for queue, rows in chosen.items():
             self._last[queue].taken(rows)
 
     def drop(self) -> None:
-        """Record that the other rows were locked, but not reserved."""
+        """Record that the remaining rows were locked but not reserved."""
         for claim in self._last.values():
             claim.drop()
 
 
 class _Claim:
-    """Locks the best ready jobs of a queue, with two scans: one of jobs in the state AGAIN, one of jobs in READY."""
+    """Locks the best ready jobs of a queue. One scan reads the jobs in the state AGAIN, and one those in READY."""
 
     def __init__(self, pool: Pool, queue: str, limit: int) -> None:
         self._limit = limit
         self.rows: list[_Row] = []
-        """The rows that were found and are not reserved yet, best first."""
+        """The rows that were found and are not reserved yet. The best row is first."""
         self._surplus: list[_Row] = []
         """Rows that were found and locked beyond the limit."""
         self._window = window = pool.poller.scan_windows.of(queue)
@@ -488,11 +485,11 @@ class _Claim:
 
     @property
     def statements(self) -> list[str]:
-        """The statements of both scans: first those for AGAIN, then those for READY."""
+        """The statements for AGAIN, followed by the statements for READY."""
         return [*self._again.statements, *self._ready.statements]
 
     def read(self, session: Session, replies: list[Reply]) -> list[_Row]:
-        """The rows, best first, from the replies to ``statements``."""
+        """Return the rows from the replies to ``statements``. The best row is first."""
         first_of_ready = len(self._again.statements)
         again, ready = self._again.read(replies[:first_of_ready]), self._ready.read(replies[first_of_ready:])
         if not again and not ready:
@@ -502,7 +499,7 @@ class _Claim:
         return self.rows
 
     def taken(self, rows: Sequence[_Row]) -> None:
-        """Record that these first rows are reserved: later scans can start behind them."""
+        """Record that these first rows are reserved. Later scans can start behind them."""
         for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             last = next((row for row in reversed(rows) if row.is_again is is_again), None)
             if last is not None:
@@ -511,7 +508,7 @@ class _Claim:
         self.rows = self.rows[len(rows) :]
 
     def drop(self) -> None:
-        """Record that the remaining rows were not reserved: the next scan must find them."""
+        """Record that the remaining rows were not reserved. The next scan must find them."""
         dropped, self.rows, self._surplus = [*self.rows, *self._surplus], [], []
         for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             first = next((row for row in dropped if row.is_again is is_again), None)
@@ -520,9 +517,9 @@ class _Claim:
 
 
 class _Scan:
-    """One scan of a queue's ready jobs in one state, with statements around it that measure its time if necessary.
+    """One scan of a queue's ready jobs in one state. If necessary, further statements measure the scan's time.
 
-    The statements are rendered only once, because whether to measure depends on counts that other threads change.
+    The statements are rendered only once. Other threads change the counts that decide whether to measure.
     """
 
     __slots__ = ("_condition", "_cursor", "_is_measured", "_limit", "_pool", "_queue", "_state", "statements")
@@ -539,7 +536,7 @@ class _Scan:
         self.statements = [_START_CLOCK, select, _READ_CLOCK] if self._is_measured else [select]
 
     def read(self, replies: list[Reply]) -> list[_Row]:
-        """The rows, from the replies to ``statements``. Updates the cursor."""
+        """Return the rows from the replies to ``statements``, and update the cursor."""
         if self._is_measured:
             _clock_started, selected, clock_read = replies
             ((micros,),) = clock_read.rows
@@ -550,11 +547,15 @@ class _Scan:
         if self._condition is FROM_START:
             self._cursor.scanned(took, len(rows))
         elif self._condition is not NO_SCAN and len(rows) < self._limit:
-            self._cursor.restart.request()  # all jobs of this priority are taken: the next scan finds other priorities
+            # All jobs of this priority are reserved. The next scan finds other priorities.
+            self._cursor.restart.request()
         return [self._row(text, body) for text, body in rows]
 
     def restart(self, session: Session) -> list[_Row]:
-        """After both scans of the claim found nothing: scan from the start, unless this scan began there already."""
+        """Scan from the start, after both scans of the claim found nothing.
+
+        Does nothing if this scan has begun at the start.
+        """
         if self._condition is FROM_START or not self._cursor.restart.is_due(IDLE):
             return []
         restarted = _Scan(

@@ -1,7 +1,7 @@
 """Checks how a MySQL or MariaDB server is set up for jobs: durability, speed, limits and access.
 
-Only reads. The server may refuse a statement to an account that lacks a privilege. That check is then reported as
-unknown, never as ok.
+The checks only read. The server may refuse a statement to an account that lacks a privilege. Such a check is reported
+as unknown, never as ok.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes a few round trips per batch of jobs
 _SKEW = 1.0  # seconds
-_LONG_HISTORY = 100_000  # transactions in InnoDB's history list, which wait for purge
+_LONG_HISTORY = 100_000  # transactions in InnoDB's history list, which are not purged yet
 _OLD_SNAPSHOT = 60  # seconds
 _SMALL_PACKET = 1 << 20  # bytes
-_NEARLY_ALL = 0.9  # of max_connections
+_NEARLY_ALL = 0.9  # share of max_connections
 _OLDEST_MARIADB = (10, 6)
 _OLDEST_MYSQL = (8, 0, 1)
 
@@ -47,14 +47,12 @@ _ON = frozenset({"1", "ON", "YES"})
 
 
 class Examinable(Protocol):
-    """The attributes of a backend that the checks use."""
-
     dsn: Dsn
     timeout: float
 
 
 def examine(backend: Examinable) -> list[Finding]:
-    """The findings about the server, the database and the connection to it. Raises ``BackendError``."""
+    """Return the findings about the server, the database and the connection. Raises ``BackendError``."""
     dsn = backend.dsn
     try:
         with contextlib.closing(dsn.connect(backend.timeout, autocommit=True)) as connection:
@@ -64,8 +62,6 @@ def examine(backend: Examinable) -> list[Finding]:
 
 
 class _Server(NamedTuple):
-    """One session."""
-
     connection: Connection[Any]
     dsn: Dsn
 
@@ -75,7 +71,7 @@ class _Server(NamedTuple):
             return tuple(cursor.fetchall())
 
     def rows_or_none(self, text: str) -> tuple[tuple[Any, ...], ...] | None:
-        """The rows; None if this user may not run the statement, or this kind of server does not know it."""
+        """Return the rows. None if this user may not run the statement, or if this kind of server does not know it."""
         try:
             return self.rows(text)
         except (pymysql.err.OperationalError, pymysql.err.ProgrammingError, pymysql.err.InternalError):
@@ -388,7 +384,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def survives(settings: Mapping[str, str]) -> Survives:
-    """What a job survives on a server with these settings, once its enqueue has returned."""
+    """Return the worst event that a job survives on a server with these settings, once its enqueue has returned."""
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
         return "unknown"
@@ -398,7 +394,7 @@ def survives(settings: Mapping[str, str]) -> Survives:
 
 
 def _durability_summary(settings: Mapping[str, str]) -> Finding:
-    """The column of ``docs/durability.md`` that these settings lead to."""
+    """Return what ``docs/durability.md`` says about these settings."""
     if "innodb_flush_log_at_trx_commit" not in settings:
         return Finding(
             "unknown",

@@ -1,4 +1,4 @@
-"""``Dsn``: the connection settings of a URL (address, user, password source, TLS), and how a connection is opened."""
+"""``Dsn``: the connection settings of a URL, and how a connection is opened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multiq.settings.url import BackendUrl
 
 PORT = 3306
-_SCHEMES = ("mysql", "mysql+pymysql")  # the latter is how SQLAlchemy writes the same address
+_SCHEMES = ("mysql", "mysql+pymysql")  # SQLAlchemy writes the same address in the second form.
 _LONGEST_NAME = 64  # characters of a database's name
 
 OPTIONS: Mapping[str, Option] = {
@@ -53,8 +53,7 @@ OPTIONS: Mapping[str, Option] = {
 
 
 class _Refusal:
-    """Takes the place of the authentication plugins that send the password itself: a false server could ask for such
-    a plugin."""
+    """Replaces the authentication plugins that send the password itself. A false server could ask for such a plugin."""
 
     def __init__(self, _connection: Connection[Any]) -> None: ...
 
@@ -77,9 +76,10 @@ else:
 
 
 class _Connection(_PyMySQL):
-    """Accepts a server's key to encrypt the password with only where that is safe: a false server could send its own.
+    """A connection that accepts the server's key for the password only where that is safe. A false server could send a
+    key of its own.
 
-    Over TLS with an unchecked certificate the password itself is not sent, because a false server can offer TLS, too.
+    Over TLS with an unchecked certificate, the password itself is not sent. A false server can offer TLS, too.
     """
 
     takes_keys = True
@@ -99,7 +99,7 @@ class _Connection(_PyMySQL):
     def _auth_plugin_name(self) -> str:
         """The plugin that the server's greeting names.
 
-        "" if PyMySQL would at once send the password itself, over TLS with an unchecked certificate.
+        Empty if PyMySQL would otherwise send the password itself over TLS with an unchecked certificate.
         """
         is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
         return "" if is_too_open else self._greeted_with
@@ -128,11 +128,11 @@ class Dsn(NamedTuple):
 
     database: str
     host: str | None = None
-    """None: a UNIX socket."""
+    """None for a UNIX socket."""
     port: int = PORT
     unix_socket: str | None = None
     username: str | None = None
-    """None: the user that runs this process, as with MySQL's own clients."""
+    """None means the user that runs this process, as with MySQL's own clients."""
     fixed_password: str | None = None
     password_file: str | None = None
     password_env: str | None = None
@@ -141,7 +141,7 @@ class Dsn(NamedTuple):
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> Self:
-        """The DSN of a URL. Raises ``UrlInvalid``. Reads the certificates, and does no network I/O."""
+        """Return the DSN of a URL. Reads the certificates, but does no network I/O. Raises ``UrlInvalid``."""
         given = url.options
         if url.scheme not in _SCHEMES:
             raise UrlInvalid(f"{url} cannot be used: the scheme must be mysql://")
@@ -172,11 +172,10 @@ class Dsn(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        """The DSN without the password."""
         return f"Dsn({self.username or ''}@{self.place}/{self.database})"
 
     def __rich_repr__(self) -> Iterator[str]:
-        """For the library ``rich``, which would otherwise show all fields, the password too."""
+        """For the library ``rich``, which would otherwise show all fields, including the password."""
         yield f"{self.username or ''}@{self.place}/{self.database}"
 
     @property
@@ -186,7 +185,7 @@ class Dsn(NamedTuple):
 
     @property
     def password(self) -> str:
-        """The password, read at each call, so that a changed password is used.
+        """The password. It is read at each call, because it may have changed.
 
         Raises ``UrlInvalid`` if it cannot be read.
         """
@@ -197,14 +196,15 @@ class Dsn(NamedTuple):
         return self.fixed_password or ""
 
     def connect(self, timeout: float, *, period: float | None = None, **more: Any) -> Connection[Any]:
-        """A new connection, made and logged in within *timeout* seconds; *more* goes to ``pymysql.connect``.
+        """Return a new connection, connected and logged in within *timeout* seconds. *more* goes to
+        ``pymysql.connect``.
 
-        After that each statement and its whole reply take no longer than *period* seconds, by default *timeout*.
-        Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, ``OSError`` for TLS.
+        Later, each statement with its whole reply takes at most *period* seconds, by default *timeout*. Raises
+        ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, and ``OSError`` for TLS.
         """
         deadline = time.monotonic() + timeout
-        # without ssl_disabled or a context, PyMySQL would try TLS without being asked, check no certificate, and read
-        # all certificate authorities for each connection
+        # Without ssl_disabled or a context, PyMySQL would try TLS without being asked. It would check no certificate,
+        # and read all certificate authorities for each connection.
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
         connection = _Connection(
             **{
@@ -234,12 +234,13 @@ class Dsn(NamedTuple):
             connection.connect(sock)
         except (pymysql.MySQLError, OSError, MultiqError):
             raise
-        except RuntimeError as exc:  # PyMySQL lacks a package for this authentication plugin
+        except RuntimeError as exc:  # PyMySQL lacks a package for this authentication plugin.
             raise BackendUnavailable(f"{self.place} cannot be logged in to: {exc}") from exc
-        except Exception as exc:  # a garbled greeting may raise any exception in PyMySQL
+        except Exception as exc:  # A malformed greeting may raise any exception in PyMySQL.
             raise malformed(exc) from exc
         limit_each_call(connection, timeout if period is None else period)
-        if self.tls is not None and not isinstance(socket_of(connection), ssl.SSLSocket):  # as was negotiated
+        # the class shows whether TLS was negotiated
+        if self.tls is not None and not isinstance(socket_of(connection), ssl.SSLSocket):
             connection.close()
             why = f"{self.place} offers no TLS, which tls=yes needs"
             raise pymysql.err.OperationalError(CR_SSL_CONNECTION_ERROR, why)
@@ -247,13 +248,13 @@ class Dsn(NamedTuple):
 
     @property
     def _may_send_password(self) -> bool:
-        """Whether the password itself may be sent: only if no one except the server can read it."""
+        """Whether the password itself may be sent. It may only if nobody except the server can read it."""
         if self.unix_socket is not None:
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, deadline: float) -> socket.socket:
-        """Connect. PyMySQL would leave a socket open that cannot connect, and resolve names without a time limit."""
+        """Connect. PyMySQL would leak a socket that fails to connect, and would resolve names without a time limit."""
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
             return connect(address, deadline)

@@ -1,4 +1,4 @@
-"""Classifies errors of the server and of PyMySQL: which end the connection, and which error of multiq each becomes."""
+"""Classifies errors of the server and of PyMySQL, and translates them into multiq's exceptions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 DEADLOCK, LOCK_WAIT, CHANGED, REFUSED_BY_GROUP = 1213, 1205, 1020, 3101
 _LOCKED = frozenset({DEADLOCK, LOCK_WAIT, CHANGED})
-"""Another transaction's lock or change. InnoDB ends a transaction to break a deadlock; Galera reports 1213 at COMMIT,
-too."""
+"""Another transaction's lock or change prevented the statement. InnoDB ends a transaction to break a deadlock. Galera
+reports 1213 at COMMIT, too.
+"""
 CONFLICTS = _LOCKED | {REFUSED_BY_GROUP}
-"""Those, and the error of Group Replication for a transaction that conflicts with another node's. The whole transaction
-is run again."""
+"""The errors after which the whole transaction is run again. Group Replication reports 3101 for a conflict with another
+node's transaction.
+"""
 NOT_PREPARED = 1047
-"""The error of a Galera node that is joining."""
+"""The error of a Galera node that is joining its cluster."""
 
 _LOST = frozenset(
     {
@@ -47,7 +49,7 @@ _LOST = frozenset(
 _UNSENT = frozenset({0, 2006})
 
 READ_ONLY = frozenset({1290, 1792, 1836})
-"""Errors of a server that is a replica, or has become one."""
+"""Errors of a server that is a replica."""
 
 _UNAVAILABLE = {
     1040: "takes no more connections: raise max_connections, or use fewer processes",
@@ -105,7 +107,7 @@ GARBLED = (
     AttributeError,
     LookupError,
     MemoryError,
-    RuntimeError,  # a request for a local file, which is never sent; a package that is missing
+    RuntimeError,  # a request for a local file, which is never sent, or a missing package
     TypeError,
     ValueError,
     struct.error,
@@ -114,12 +116,12 @@ GARBLED = (
 
 
 def malformed(exc: BaseException) -> pymysql.OperationalError:
-    """PyMySQL's own error for a malformed reply, after which the connection cannot be used."""
+    """Return PyMySQL's own error for a malformed reply. The connection cannot be used after it."""
     return pymysql.OperationalError(CR_MALFORMED_PACKET, f"malformed reply: {repr(exc)[:200]}")
 
 
 def code_of(exc: BaseException) -> int | None:
-    """The number that the server or the client library gave the error; None for an error without a number."""
+    """Return the error's number, which the server or the client library has set. None for an error without a number."""
     number = exc.args[0] if exc.args else None
     return number if isinstance(number, int) else None
 
@@ -127,24 +129,21 @@ def code_of(exc: BaseException) -> int | None:
 def is_lost(exc: BaseException) -> bool:
     """Whether the connection cannot be used after this error.
 
-    If so, it is unknown whether the server has carried out the request.
+    If so, the server may or may not have carried out the request.
     """
     number = code_of(exc)
     return isinstance(exc, OSError) or number is None or number in _LOST
 
 
 def is_unsent(exc: BaseException) -> bool:
-    """Whether the server cannot have received the whole packet.
-
-    The error's number says so: PyMySQL uses these numbers for nothing else.
-    """
+    """Whether the server cannot have received the whole packet. PyMySQL uses these error numbers for nothing else."""
     return code_of(exc) in _UNSENT
 
 
 def classify(exc: BaseException, *, is_connected: bool, is_broken: bool) -> Failure:
-    """The kind of an error of the server or of PyMySQL. Transactions leave receipts, so they may be repeated.
+    """Return the class of an error of the server or of PyMySQL. Transactions write receipts, so they may be repeated.
 
-    *is_broken*: the connection cannot be used any more, as the reply was not read to its end.
+    *is_broken*: the connection cannot be used any more, because the reply was not read to its end.
     """
     number = code_of(exc)
     if number in CONFLICTS:
@@ -161,7 +160,7 @@ def classify(exc: BaseException, *, is_connected: bool, is_broken: bool) -> Fail
 
 
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
-    """The ``MultiqError`` for an error of the server or of PyMySQL. *place*: the server's address."""
+    """Return the ``MultiqError`` for an error of the server or of PyMySQL. *place* is the server's address."""
     number = code_of(exc)
     if isinstance(exc, NameTimeoutError):
         return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")

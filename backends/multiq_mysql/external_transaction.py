@@ -1,11 +1,10 @@
-"""Enqueuing inside a transaction of the caller's own, on the caller's own connection.
+"""Enqueues inside the caller's transaction, on the caller's connection.
 
-The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. Its statements mean the
-same in every SQL mode, time zone, character set and isolation level of the caller's session (``statements`` explains
-why).
+The driver only adds rows. It neither commits nor rolls back the caller's work. Its statements mean the same in every
+SQL mode, time zone, character set and isolation level of the caller's session. ``statements`` explains why.
 
-Such jobs are inserted in the state AGAIN: the caller may commit much later, when the consumers' cursors have already
-passed jobs of the same age (``scan_window``).
+Such jobs are inserted in the state AGAIN. The caller may commit much later, when the consumers' cursors have already
+passed jobs of the same age. ``scan_window`` explains the cursors.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _ACCEPTED = (
 
 
 class ExternalTransaction:
-    """Enqueues on a connection of the caller's. Raises ``OptionInvalid`` if it cannot be used."""
+    """Enqueues on the caller's connection. Raises ``OptionInvalid`` if the connection cannot be used."""
 
     def __init__(self, pool: Pool, connection: Any) -> None:
         self._pool = pool
@@ -50,9 +49,10 @@ class ExternalTransaction:
             self._execute = _statement_runner(theirs)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> None:
-        """Add jobs. They exist when the caller has committed, or at once if the connection autocommits."""
+        """Add jobs. The jobs exist once the caller commits, or at once if the connection commits by itself."""
         if self._pool.max_packet is None:
-            with self._pool.borrowed() as ours:  # creates the tables here, as DDL would end the caller's transaction
+            # This creates the tables. DDL on the caller's connection would end its transaction.
+            with self._pool.borrowed() as ours:
                 ours.select("SELECT 1")
         with explained(self._translate):
             self._check_server()
@@ -65,7 +65,7 @@ class ExternalTransaction:
 
     @contextlib.contextmanager
     def _whole(self, statements: int) -> Iterator[None]:
-        """Run several statements: all of them or none, even if the caller catches the error and commits."""
+        """Run all statements or none, even if the caller catches the error and commits."""
         if statements <= 1:
             yield
             return
@@ -74,13 +74,13 @@ class ExternalTransaction:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # the server may have rolled everything back already
+            with contextlib.suppress(Exception):  # The server may already have rolled everything back.
                 self._execute(undo)
             raise
         self._execute(end)
 
     def _commits_by_itself(self) -> bool:
-        """Whether no transaction is open: only then does a savepoint end with the statement that made it."""
+        """Whether no transaction is open. Only then does a savepoint end with the statement that made it."""
         begin, end, _ = _SAVEPOINT
         self._execute(begin)
         try:
@@ -92,10 +92,12 @@ class ExternalTransaction:
         return False
 
     def _check_server(self) -> None:
-        """Raise ``OptionInvalid`` for a connection to another server than the URL's, where no worker looks for jobs.
+        """Raise ``OptionInvalid`` if the connection leads to another server than the URL's.
 
-        Checked once for each of the caller's sessions. The statements of the check read no table, as that would begin a
-        snapshot in the caller's transaction.
+        No worker reads jobs from that server.
+
+        Each of the caller's sessions is checked once. The check reads no table, because that would begin a snapshot in
+        the caller's transaction.
         """
         session = self._driver.thread_id()
         if _checked.get(self._driver) == (self._pool.dsn, session):
@@ -131,7 +133,7 @@ class ExternalTransaction:
 
 _READ_ONLY = 1792
 _NO_SUCH_SAVEPOINT = 1305
-_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers: SQLAlchemy makes their connections look like the others
+_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers, whose connections SQLAlchemy makes look like the others
 _WHERE = "SELECT @@hostname, @@port"
 _GROUPS = (
     "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_state_uuid'",
@@ -140,13 +142,13 @@ _GROUPS = (
 """Nodes of one cluster have the same rows."""
 
 _checked: weakref.WeakKeyDictionary[Any, tuple[Dsn, int]] = weakref.WeakKeyDictionary()
-"""Callers' sessions that are known to be on the server of this DSN."""
+"""Callers' sessions that are known to lead to the server of this DSN."""
 
 _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEPOINT multiq")
 
 
 def _mysqlclients() -> tuple[type, ...]:
-    """mysqlclient's connection class, if it is loaded. (The name ``MySQLdb`` alone may also stand for PyMySQL.)"""
+    """Return mysqlclient's connection class, if it is loaded. The module ``MySQLdb`` itself may also be PyMySQL."""
     module = sys.modules.get("MySQLdb.connections")
     return (module.Connection,) if module is not None else ()
 
@@ -154,12 +156,12 @@ def _mysqlclients() -> tuple[type, ...]:
 def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
     """Return a function that runs a statement.
 
-    If a library (SQLAlchemy, Django) wraps the database driver, the statement goes through that library, because it
-    tracks transactions.
+    If SQLAlchemy or Django wraps the database driver, the statement goes through that library, because it tracks
+    transactions.
     """
     driver = theirs.driver
     if isinstance(driver, pymysql.connections.Connection):
-        cursor: Any = pymysql.cursors.Cursor  # the connection's own cursor class may return rows in any form
+        cursor: Any = pymysql.cursors.Cursor  # The connection's own cursor class may return rows in any form.
         return theirs.execute or (lambda text: _rows(cursor(driver), text))
     if isinstance(driver, _mysqlclients()):
         cursor = sys.modules["MySQLdb.cursors"].Cursor

@@ -1,11 +1,10 @@
-"""The pool of connections to one database: opens sessions with the driver's settings, and lends connections.
+"""The pool of connections to one database. It opens sessions with the driver's settings, and lends connections.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-nothing depends on    each session sets READ COMMITTED, the SQL mode, the time zone and the   one round trip when a
-the server's          length of lock waits                                                    connection opens
-defaults
+independent of the    each session sets READ COMMITTED, the SQL mode, the time zone and the   one round trip when a
+server's defaults     length of lock waits                                                    connection opens
 safe forks            a child drops its parent's sessions, and sends nothing on them          none
 ====================  ======================================================================  =======================
 """
@@ -39,26 +38,27 @@ if TYPE_CHECKING:
     from .dsn import Dsn
     from .waiting import Poller
 
-_IDLE_FOR = 60.0  # seconds that an unused connection is kept open for the next caller
-_LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
+_IDLE_FOR = 60.0  # seconds after which an unused connection may be closed
+_LOCK_WAIT = 2  # seconds that a statement waits for a row. Then the server gives up, and the transaction is run again.
 
 _SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _CLEANUP_INTERVAL = 3600.0  # seconds
-_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there are more old receipts than one clean-up deletes
-_IDLE_TRANSACTION = 10  # seconds that a transaction may be idle: the driver's transactions never are
-_IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, and releases its locks
+_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up, if one clean-up could not delete all old receipts
+_IDLE_TRANSACTION = 10  # seconds that a transaction may be idle. The driver's transactions are never idle.
+_IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, which releases its locks
 
-#: READ COMMITTED needs a statement of its own: the variable has different names in MySQL and in MariaDB
+#: READ COMMITTED needs a statement of its own, because MySQL and MariaDB have different names for the variable.
 _SESSION = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
-    # MariaDB has a shorter limit for sessions that are idle inside a transaction; MySQL ignores the text in /*M! ... */
+    # MariaDB has a shorter limit for sessions that are idle inside a transaction. MySQL ignores the text in /*M! ...
+    # */.
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
     f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
-    # without this, MariaDB makes a temporary table of a long IN (...), and reads all jobs to join them with that table
+    # Without this, MariaDB makes a temporary table of a long IN (...), and reads all jobs to join them with that table.
     "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
-    # without this, MariaDB does not use the index for more than 32,000 numbers in one IN (...)
+    # Without this, MariaDB does not use the index for more than 32,000 numbers in one IN (...).
     "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
@@ -74,15 +74,15 @@ class Pool:
         self.create = create
         """Whether tables are created in a database that has none."""
         self.max_packet: int | None = None
-        """Bytes of the largest statement that the server takes; None until the first connection."""
+        """Bytes of the largest statement that the server takes. None until the first connection."""
         self.server_identity: tuple[Any, ...] = ()
-        """Host name, port and start time of the server that was connected to last."""
+        """Host name, port and start time of the last server that was connected to."""
         self._clock = clock
         self._server_began = 0.0
-        """The server's time, about, when this process's monotonic clock was zero."""
+        """Roughly the server's time at the zero of this process's monotonic clock."""
         self._cleaned_up_at = float("-inf")
-        self._idle: deque[Connection] = deque()  # its methods are atomic
-        """Unused connections. The one that was used last is used next."""
+        self._idle: deque[Connection] = deque()  # deque's methods are atomic
+        """Unused connections. The connection that was used last is used next."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._poller: tuple[int, Poller] | None = None
@@ -90,23 +90,23 @@ class Pool:
 
     @property
     def poller(self) -> Poller:
-        """The poller that all users of the database in this process share."""
+        """The poller of this database, which all its users in this process share."""
         if self._poller is None or self._poller[0] != forks.generation:
             self._poller = (forks.generation, pollers.of(self.dsn.place, self.dsn.database))
         return self._poller[1]
 
     @property
     def now(self) -> Sql:
-        """The present time in microseconds, as SQL: by the server's clock, or by a test's clock."""
+        """The present time in microseconds, as SQL. It comes from the server's clock, or from a test's clock."""
         return NOW if self._clock is None else Sql(self._clock() // 1000)
 
     @property
     def true_now(self) -> Sql:
-        """As ``now``, but for a session of the caller: ``SET timestamp`` may have stopped the usual clock there."""
+        """As ``now``, but for a session of the caller. ``SET timestamp`` may have stopped the usual clock there."""
         return TRUE_NOW if self._clock is None else self.now
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
-        """Open a session with the driver's settings, and check or create the tables.
+        """Open a session with the driver's settings. Checks the tables, or creates them.
 
         Raises PyMySQL's errors, ``OSError``, ``MultiqError``.
         """
@@ -134,16 +134,16 @@ class Pool:
 
     @property
     def minute(self) -> int:
-        """Minutes since 1970 by the server's clock, which was read when a connection was opened.
+        """Minutes since 1970 by the server's clock. The clock is read when a connection opens.
 
-        Orders receipts by age.
+        The minutes order receipts by age.
         """
         return int((self._server_began + time.monotonic()) // 60)
 
     def is_cleanup_due(self) -> bool:
-        """Whether it is over an hour since old receipts were deleted.
+        """Whether old receipts must be deleted. This is due once an hour.
 
-        True for one caller only, which must then delete them.
+        Only one caller gets True. That caller must then delete them.
         """
         now = time.monotonic()
         if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
@@ -152,11 +152,11 @@ class Pool:
         return True
 
     def clean_up_again_soon(self) -> None:
-        """More old receipts are left: let the next clean-up be due in a second, not in an hour."""
+        """Make the next clean-up due in a second instead of an hour, because more old receipts are left."""
         self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
 
     def connection(self) -> Connection:
-        """A connection for the caller alone, opened when it is first used."""
+        """Return a connection for the caller alone. It opens when it is first used."""
         connection = Connection(self)
         with self._lock:
             self._connections.add(connection)
@@ -164,7 +164,7 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Connection]:
-        """Borrow a connection for a ``with`` block."""
+        """Lend a connection for a ``with`` block."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -179,22 +179,22 @@ class Pool:
     def _close_surplus(self) -> None:
         """Close the connection that has been unused longest, if it was unused for over ``_IDLE_FOR`` seconds.
 
-        So the pool keeps as many connections as were in use at the same time lately, and callers that take turns do not
+        The pool thus keeps as many connections as were recently in use at the same time. Callers that take turns do not
         reconnect.
         """
-        with contextlib.suppress(IndexError):  # another thread took the last one
+        with contextlib.suppress(IndexError):  # Another thread took the last one.
             if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:
                 self._idle.popleft().close()
 
     def close(self) -> None:
-        """Close all connections; each opens again if it is used again."""
+        """Close all connections. A connection opens again if it is used again."""
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
             connection.close()
 
     def start_over_in_child(self) -> None:
-        """After a fork: make new locks, which no other thread holds, and drop the parent's connections."""
+        """After a fork, replace the locks, which other threads may have held, and drop the parent's connections."""
         self._lock = threading.Lock()
         self._idle = deque()
         for connection in list(self._connections):

@@ -1,26 +1,26 @@
-"""What the driver uses of PyMySQL that is not its documented interface. test_pymysql.py guards it.
+"""The undocumented parts of PyMySQL that the driver uses.
 
 ===========================  ============================================================================  ============
 name                         what for                                                                      used in
 ===========================  ============================================================================  ============
-``connect(sock)``            PyMySQL speaks over the driver's own socket, which keeps a deadline           dsn.py
+``connect(sock)``            PyMySQL sends over the driver's own socket, which has a deadline              dsn.py
 ``_sock``                    that socket, or the TLS socket that has replaced it                           here
-``_rfile``                   the socket's reader, which is left alone in a forked child                    here
+``_rfile``                   the socket's reader, which a forked child does not close                      here
 ``_force_close()``           closes the socket and sends nothing                                           here
 ``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls only this method of the context                dsn.py
 ``_secure``                  whether a password may be sent in the clear; read at the login                dsn.py
 ``_auth_plugin_name``        the plugin that the greeting names; read at the login                         dsn.py
 ``server_public_key``        set when the server sends a key to encrypt the password with                  dsn.py
-``auth_plugin_map``          plugin's name in bytes -> class with ``authenticate``, which is asked first   dsn.py
+``auth_plugin_map``          plugin's name in bytes -> class whose ``authenticate`` is called first        dsn.py
 ``query()``                  sends a statement, or several, and reads the first result                     connection.py
 ``_result``                  the result read last, with ``rows``, ``affected_rows`` and ``has_next``;      connection.py
                              PyMySQL's cursors read it, too, and copy the rows
 ``next_result()``            reads the next result                                                         connection.py
 ===========================  ============================================================================  ============
 
-tests/drivers/mysql/test_pymysql.py fails if a version of PyMySQL lacks one of these names or gives it another meaning,
-and also if the driver uses a name that is not listed here. What these names do at the login is also tested in
-test_hostile_server.py.
+tests/drivers/mysql/test_pymysql.py fails if a version of PyMySQL lacks one of these names or gives it another meaning.
+It also fails if the driver uses a name that is not listed here. test_hostile_server.py tests the names that are used at
+the login.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 
 
 def socket_of(opened: Any) -> DeadlineSocket | None:
-    """The connection's socket; None if it is closed, or not of the driver's classes."""
+    """Return the connection's socket. None if it is closed or not of the driver's classes."""
     sock = opened._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
     return sock if isinstance(sock, DeadlineSocket) else None
 
 
 def limit_each_call(opened: pymysql.connections.Connection[Any], seconds: float) -> None:
-    """Limit each following statement and its whole reply to so many *seconds*."""
+    """Limit each later statement with its whole reply to this many *seconds*."""
     sock = socket_of(opened)
     if sock is not None:
         sock.period = seconds
 
 
 def set_deadline(opened: pymysql.connections.Connection[Any], deadline: float) -> None:
-    """Let all following statements together take until *deadline* at most (monotonic clock)."""
+    """Let all later statements together take until *deadline* at most, by the monotonic clock."""
     sock = socket_of(opened)
     if sock is not None:
         sock.deadline, sock.period = deadline, None
 
 
 def leave_to_parent(opened: Any) -> None:
-    """In a forked child: close the child's copy of the socket, and leave PyMySQL's reader on it alone.
+    """In a forked child, close the child's copy of the socket. PyMySQL's reader on the socket is not closed.
 
-    At the fork, a thread of the parent may have been in a read. Then the reader's lock stays locked in the child for
-    ever, and closing the reader would wait for that lock.
+    At the fork, a thread of the parent may have been in a read. The reader's lock then stays locked in the child for
+    ever. Closing the reader would wait for that lock.
     """
     sock, opened._sock, opened._rfile = opened._sock, None, None  # noqa: SLF001 - its own way out closes the reader
     if sock is not None:
@@ -68,6 +68,9 @@ def leave_to_parent(opened: Any) -> None:
 
 
 def drop(opened: pymysql.connections.Connection[Any]) -> None:
-    """Close the socket without COM_QUIT, which would wait for a hung server, or end the parent's session in a child."""
+    """Close the socket without sending COM_QUIT.
+
+    COM_QUIT would wait for a hung server. In a forked child it would end the parent's session.
+    """
     with contextlib.suppress(Exception):
         opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() sends COM_QUIT

@@ -1,4 +1,7 @@
-"""What the backend and its consumers share: states, ids, enqueuing, polls, promotion and job records."""
+"""What the backend and its consumers share: states, ids, enqueuing, polls, promotion and job records.
+
+A poll reads whether a queue has ready jobs and when other jobs become ready. Its result is an ``Outlook``.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .scan_window import ScanRestart, ScanWindow
 
-READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as in the column ``state``; jobs in AGAIN are ready, too
+READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # the numbers in the column ``state``; jobs in AGAIN are ready, too
 _STATES = (*STORED_STATES, State.READY)  # the states in the order of these numbers
 
 MICROSECOND = 1_000  # nanoseconds
@@ -32,18 +35,18 @@ SECOND = 1_000_000  # microseconds
 
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
 
-_CHUNK = 1_000_000  # bytes of one INSERT statement, about
-_HORIZON = 100_000  # microseconds: how far ahead an idle process looks; it polls again long before they are over
-_OVERHEAD = 2048  # bytes of a statement without the body: the longest name and id in hex, and the SQL words
+_CHUNK = 1_000_000  # approximate bytes of one INSERT statement
+_HORIZON = 100_000  # microseconds that an idle process looks ahead. It polls again long before this time is over.
+_OVERHEAD = 2048  # bytes of a statement without the body: the SQL words, and the longest name and id in hex
 _LONGEST_ID = 255  # bytes
 _is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 _UUID_BYTES = 16
-_NO_UUID = b"\xff"  # the first byte of an id that is not a UUID: UTF-8 never has it
+_NO_UUID = b"\xff"  # The first byte of an id that is not a UUID. UTF-8 never has this byte.
 
 
 @functools.lru_cache(maxsize=256)
 def microseconds(seconds: float) -> int:
-    """Convert seconds to microseconds, rounded up: a delay may be longer than asked for, never shorter."""
+    """Convert seconds to microseconds, rounded up. A delay may be longer than asked for, but never shorter."""
     return -(-nanoseconds(seconds) // MICROSECOND)
 
 
@@ -51,7 +54,10 @@ def microseconds(seconds: float) -> int:
 
 
 def pack_id(job_id: str) -> bytes:
-    """An id as the table stores it: a UUID in 16 bytes; any other id as its bytes, after one or two marker bytes."""
+    """Return an id as the table stores it.
+
+    A UUID is stored in 16 bytes. Any other id is stored as its bytes, after one or two marker bytes.
+    """
     return bytes.fromhex(_pack_id_hex(job_id))
 
 
@@ -69,7 +75,7 @@ def unpack_hex_id(kept: str) -> str:
 
 
 def decode_text(kept: bytes) -> str:
-    """Decode a stored text. If another program wrote it, it may not be UTF-8: such bytes are shown as escapes."""
+    """Decode a stored text. Bytes that are not UTF-8 come from another program, and are shown as escapes."""
     try:
         return kept.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -89,7 +95,7 @@ def _pack_id_hex(job_id: str) -> str:
 def insert_statements(
     queue: str, jobs: Sequence[NewJob], now: Sql, *, ready: int = READY, table: str = "multiq_jobs", chunk: int = _CHUNK
 ) -> list[str]:
-    """The statements that add jobs in their order: several only if one would be longer than about *chunk* bytes.
+    """Return the statements that add jobs in their order. One statement has at most about *chunk* bytes.
 
     *ready* is the state of the jobs without a delay.
     """
@@ -111,13 +117,13 @@ def insert_statements(
 
 
 def body_limit(packet: int) -> int:
-    """The size of the largest body, in bytes, that fits (in hex) into a statement of *packet* bytes."""
+    """Return the size in bytes of the largest body that fits, in hex, into a statement of *packet* bytes."""
     return max(0, (packet - _OVERHEAD) // 2)
 
 
 @functools.lru_cache(maxsize=16)
 def _insert_into(table: str) -> tuple[str, str]:
-    """The parts of an INSERT before and behind the rows."""
+    """Return the parts of an INSERT before and after the rows."""
     head, _, tail = template("enqueue").replace("multiq_jobs", table).partition("({row})")
     return head, tail
 
@@ -131,7 +137,7 @@ def _row(name: str, job: NewJob, now: str, ready: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> str:
-    """The values of a new row from state to enqueued_at, which are the same for most jobs."""
+    """Return the values of a new row from state to enqueued_at. Most jobs have the same values, so the cache helps."""
     state, place = (DELAYED, f"{now}+{microseconds(delay)}") if delay > 0 else (ready, priority)
     return f"{state:d},{place},{priority:d},{microseconds(ttr):d},{now}"
 
@@ -140,29 +146,26 @@ def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> 
 
 
 class Outlook(NamedTuple):
-    """The result of a poll of one queue: whether jobs are ready, and when others become ready.
-
-    Times in microseconds.
-    """
+    """The result of a poll of one queue. Times are in microseconds."""
 
     queue: str
     now: int
     paused_for: int
-    """0 or less: the queue is not paused."""
+    """The queue is not paused if this is 0 or less."""
     has_ready: bool
     due_in: int | None
-    """Time until a delayed job is due; None: longer than the look-ahead."""
+    """Time until a delayed job is due. None if it is longer than the look-ahead."""
     lease_ends_in: int | None
-    """Time until a lease ends; None: longer than the look-ahead."""
+    """Time until a lease ends. None if it is longer than the look-ahead."""
 
     @property
     def has_due(self) -> bool:
-        """Whether a delayed job is due, or the lease of a job has ended, and that job was not made ready yet."""
+        """Whether a job is due and not promoted yet. Such a job is delayed, or its lease has ended."""
         return any(left <= 0 for left in self._times())
 
     @property
     def without_due(self) -> Outlook:
-        """The same outlook without its due jobs, for when none of them can be reserved now."""
+        """The same outlook without its due jobs. Used when none of the due jobs can be reserved now."""
         due_in, lease_ends_in = (
             None if left is None or left <= 0 else left for left in (self.due_in, self.lease_ends_in)
         )
@@ -175,12 +178,12 @@ class Outlook(NamedTuple):
 
     @property
     def has_past_pause(self) -> bool:
-        """Whether the row of a pause that has ended still exists. Without a row, the end is read as 0: 1970."""
+        """Whether the row of a pause that has ended still exists. A missing row reads as a pause that ended in 1970."""
         return -self.now < self.paused_for <= 0
 
     @property
     def changes_in(self) -> int | None:
-        """The time after which a job may become reservable without any call; None: not within the look-ahead."""
+        """The time after which a job may become reservable without any call. None if that is beyond the look-ahead."""
         return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)
 
     def _times(self) -> Iterator[int]:
@@ -188,10 +191,9 @@ class Outlook(NamedTuple):
 
 
 class Poll:
-    """One poll of some queues: its statement, and what its reply tells the scan windows.
+    """The statement of one poll of some queues. Reading its reply also updates the scan windows.
 
-    *claimed_from*: the queue whose ready jobs the poll leaves out, because a busy consumer claims them in the same
-    packet.
+    *claimed_from* is a queue whose ready jobs the poll leaves out. A busy consumer claims them in the same packet.
     """
 
     def __init__(self, pool: Pool, queues: Sequence[str], share: int, *, claimed_from: str | None = None) -> None:
@@ -206,14 +208,14 @@ class Poll:
         self.sql = _look_statement(pool, queues, values, 0 if share == BUSY else _HORIZON)
 
     def read(self, rows: Sequence[tuple[str]]) -> list[Outlook]:
-        """The outlooks in the poll's reply. Updates the scan windows."""
+        """Return the outlooks in the poll's reply, and update the scan windows."""
         took, found = _outlooks(rows, self._queues)
         for restart in self._restarts:
             restart.scanned(took)
         for number, (scan_window, outlook) in enumerate(zip(self._scan_windows, found, strict=True)):
             if outlook.has_due and scan_window.is_due_locked:
                 found[number] = outlook.without_due
-            if outlook.has_ready:  # the claim that follows has to find the ready jobs
+            if outlook.has_ready:  # The claim that follows must find the ready jobs.
                 scan_window.ready.restart.request()
                 scan_window.again.restart.request()
         return found
@@ -233,15 +235,16 @@ class Poll:
 
 
 def look(connection: Connection, pool: Pool, queues: Sequence[str], share: int = IDLE) -> list[Outlook]:
-    """Poll the queues, without locking any row."""
+    """Poll the queues without locking any row."""
     poll = Poll(pool, queues, share)
     return poll.read(connection.select(poll.sql))
 
 
 def _look_statement(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]], horizon: int) -> str:
-    """The statement that polls *queues* under the *conditions* of their scan windows, *horizon* microseconds ahead.
+    """Return the statement that polls *queues*, *horizon* microseconds ahead. *conditions* are those of the scan
+    windows.
 
-    Without a horizon it returns only whether any job is due, and not which one is due first.
+    With a horizon of 0, the statement returns only whether any job is due, and not which job is due first.
     """
     order = Sql("ASC" if horizon else "DESC")
     parts = [
@@ -252,7 +255,7 @@ def _look_statement(pool: Pool, queues: Sequence[str], conditions: Sequence[dict
 
 
 def _outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, list[Outlook]]:
-    """The outlooks in a poll's reply, in the order of *queues*, and how many seconds the poll took the server."""
+    """Return the seconds that the poll took on the server, and the outlooks in the order of *queues*."""
     took = 0
     found = []
     for (text,) in rows:
@@ -267,13 +270,13 @@ def _outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float,
 
 
 def due_statements(outlook: Outlook) -> list[str]:
-    """The statements that lock a slice of a queue's due jobs, as of the time of the poll."""
+    """Return the statements that lock a slice of the jobs that were due at the time of the poll."""
     states = ((RESERVED, outlook.lease_ends_in), (DELAYED, outlook.due_in))
     return [_due(outlook.queue, state, outlook.now) for state, left in states if left is not None and left <= 0]
 
 
 def promote_statements(found: Sequence[Reply]) -> list[str]:
-    """The statement that makes ready the jobs that ``due`` has found; no statement if it has found none."""
+    """Return the statement that makes the found jobs ready. Empty if no job was found."""
     seqs = sorted(seq for rows, _ in found for (seq,) in rows)
     return [render("promote", seqs=seqs)] if seqs else []
 
@@ -281,7 +284,7 @@ def promote_statements(found: Sequence[Reply]) -> list[str]:
 def promote(connection: Connection, outlook: Outlook, give_up_at: float) -> None:
     """Make the jobs ready that were due at the time of a poll, in slices.
 
-    Jobs that another session has locked stay as they are.
+    Jobs that another session has locked stay unchanged.
     """
     for state in (RESERVED, DELAYED):
         some = functools.partial(_promote_some, queue=outlook.queue, state=state, now=outlook.now)
@@ -325,7 +328,7 @@ class Row(NamedTuple):
     body: bytes
 
     def record(self, queue: str) -> JobRecord:
-        """The job as it stands now."""
+        """Return the public record."""
         return records.job_record(
             queue=queue,
             id=unpack_id(self.id),
@@ -343,5 +346,5 @@ class Row(NamedTuple):
 
 
 def effective_state(code: int, *, is_due: bool) -> State:
-    """A job's state: ready if it is due."""
+    """Return a job's state. A due job is ready."""
     return records.effective_state(_STATES[code], is_due=is_due)

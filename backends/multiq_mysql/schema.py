@@ -1,9 +1,13 @@
-"""The tables: numbered migrations, each run once, even if several processes try, or a process is killed meanwhile.
+"""The tables, and the numbered migrations that create and change them.
 
-``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
-programs can work with the present tables: a migration that only adds something leaves ``oldest`` as it is, a migration
-that removes something raises it. ``doing`` is the number of the last statement of the next migration that was begun. It
-is needed because DDL commits by itself: after a process was killed, the migration goes on at that statement.
+Each migration runs once, even if several processes try, or if a process is killed in between. ``multiq_schema`` has one
+row with these columns:
+
+- ``version`` is the last migration that is done.
+- ``oldest`` is the oldest version whose programs can work with the present tables. A migration that removes something
+  raises ``oldest``.
+- ``doing`` is the number of the last statement that the next migration has begun. DDL commits by itself, so a migration
+  that was killed continues at this statement.
 """
 
 from __future__ import annotations
@@ -52,22 +56,20 @@ _NO_SUCH_TABLE = 1146
 _NO_SUCH_COLUMN = 1054
 _FORBIDDEN = frozenset({1044, 1142, 1227, 1370})
 _WAITED_TOO_LONG = 1205
-#: errors: a table, column or index exists already, or was dropped already
+#: Errors for a table, column or index that exists already or was dropped already.
 _DONE_ALREADY = frozenset({1050, 1060, 1061, 1091})
 
 PLAIN_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
-"""The SQL mode, so that the server's default does not matter: in the mode ORACLE a column cannot be called ``body``."""
+"""The SQL mode of the sessions. The server's default may be ORACLE, in which a column cannot be called ``body``."""
 
-_LONGEST = 86400.0  # seconds for one statement: an index on a large table takes long
-_LOCK_WAIT = 2  # seconds: while a DDL statement waits, all other statements on the table wait behind it
-_PAUSE = 0.5  # seconds that other statements get before the next attempt
-_MAKING = 15.0  # seconds that creating the tables of a new database may take, once
+_LONGEST = 86400.0  # seconds for one statement. An index on a large table takes long.
+_LOCK_WAIT = 2  # seconds. While a DDL statement waits for its lock, all other statements on the table wait behind it.
+_PAUSE = 0.5  # seconds for other statements before the next attempt
+_MAKING = 15.0  # seconds that the first call may take to create the tables of a new database
 _PATIENCE = 300.0  # seconds for which a statement is retried under load
 
 
 class Migration(NamedTuple):
-    """One migration file."""
-
     version: int
     name: str
     oldest: int
@@ -87,7 +89,7 @@ NO_SCAN = Found(0, 0, None)
 
 @guarded("check", "up", server="a MySQL or MariaDB")
 class MysqlSchema(Schema):
-    """The tables of one database, on connections of its own."""
+    """The tables of one database. Opens connections of its own."""
 
     def __init__(self, dsn: Dsn, timeout: float) -> None:
         self._dsn = dsn
@@ -122,15 +124,15 @@ class MysqlSchema(Schema):
 
 @functools.cache
 def shipped() -> tuple[Migration, ...]:
-    """The migrations of this multiq."""
+    """Return the migrations of this version of multiq."""
     return read(_MIGRATIONS)
 
 
 def read(folder: Traversable) -> tuple[Migration, ...]:
-    """The migrations in a folder, in their order.
+    """Return the migrations in a folder, in their order.
 
-    Statements end with a semicolon at the end of a line. A line ``-- oldest: N`` names the oldest version whose
-    programs can still use the tables.
+    A semicolon at the end of a line ends a statement. A line ``-- oldest: N`` names the oldest version whose programs
+    can still use the tables.
     """
     found = [
         _parse(int(match[1]), match[2], entry.read_text(encoding="utf-8"))
@@ -150,11 +152,11 @@ def ensure(
     create: bool = True,
     migrations: Sequence[Migration] | None = None,
 ) -> None:
-    """Check with one query that this multiq can use the tables; create them where there are none at all.
+    """Check with one query that this multiq can use the tables. Creates the tables if there are none.
 
-    Older tables are left alone: an upgrade may take long, so an operator decides on it. Without *create*, the tables
-    must exist. *connection* autocommits. Raises ``SchemaNotReady``, which says what to do, ``BackendCorrupt`` if this
-    multiq is too old, ``BackendTimeout``, ``pymysql.MySQLError``.
+    Older tables stay unchanged. An upgrade may take long, so an operator decides when to run it. Without *create*, the
+    tables must exist. *connection* must autocommit. Raises ``SchemaNotReady``, whose text says what to do,
+    ``BackendTimeout``, ``pymysql.MySQLError``, and ``BackendCorrupt`` if this multiq is too old.
     """
     known = shipped() if migrations is None else migrations
     found = look(connection)
@@ -193,9 +195,9 @@ def check_version(found: Found, known: Sequence[Migration], database: str) -> No
 
 
 def look(connection: Connection[Any]) -> Found:
-    """The version of the tables that exist.
+    """Return the version of the existing tables.
 
-    Raises ``BackendCorrupt`` if ``multiq_schema`` is not ours, ``pymysql.MySQLError``.
+    Raises ``pymysql.MySQLError``, and ``BackendCorrupt`` if another program made ``multiq_schema``.
     """
     try:
         rows = _rows(connection, _READ)
@@ -216,11 +218,9 @@ def look(connection: Connection[Any]) -> Found:
 def up(
     connection: Connection[Any], *, timeout: float = 60.0, migrations: Sequence[Migration] | None = None
 ) -> list[str]:
-    """Run the missing migrations; only one process at a time does so.
+    """Run the missing migrations and return their names. Only one process at a time can do this.
 
-    Returns the names of the migrations that were run.
-
-    Workers may go on meanwhile. Raises as ``ensure``.
+    Workers may run at the same time. Raises the errors of ``ensure``.
     """
     known = shipped() if migrations is None else migrations
     try:
@@ -235,7 +235,7 @@ def up(
 
 
 def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, upgrade: bool) -> list[str]:
-    """Run the missing migrations, under the lock; without *upgrade*, only where there are no tables."""
+    """Run the missing migrations, under the lock. Without *upgrade*, do so only if there are no tables."""
     found = look(connection)
     if found.version >= len(known) or (found.version and not upgrade):
         return []
@@ -251,9 +251,9 @@ def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, up
 
 
 def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str:
-    """The migrations after version *since* as a script, for databases in which programs may not create tables.
+    """Return the migrations after version *since* as a script. Does no I/O.
 
-    Does no I/O.
+    The script is for databases in which programs may not create tables.
     """
     known = shipped() if migrations is None else migrations
     lines = [] if since else [f"{text};" for text in _BOOKKEEPING]
@@ -270,8 +270,8 @@ def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str
 def _migrate(connection: Connection[Any], migration: Migration, doing: int | None) -> None:
     """Run the migration's statements.
 
-    *doing*: the number of the statement at which an earlier run was killed; this statement may have taken effect or
-    not.
+    *doing* is the number of the statement at which an earlier run was killed. The server may or may not have carried
+    out that statement.
     """
     for number, text in enumerate(migration.statements):
         if doing is not None and number < doing:
@@ -309,7 +309,7 @@ def _run_with_retries(connection: Connection[Any], text: str) -> None:
 
 @contextlib.contextmanager
 def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[None]:
-    """Hold the lock under which this database is migrated. The server releases it if this process dies."""
+    """Hold the lock under which this database is migrated. The server releases the lock if this process dies."""
     name = f"multiq schema {hashlib.sha256(_database(connection).encode()).hexdigest()[:32]}"
     if _rows(connection, "SELECT GET_LOCK(%s, %s)", name, max(1, int(timeout))) != ((1,),):
         raise BackendTimeout(
@@ -320,7 +320,7 @@ def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[Non
         _run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
         yield
     finally:
-        with contextlib.suppress(pymysql.MySQLError):  # an error that ends the connection also ends the lock
+        with contextlib.suppress(pymysql.MySQLError):  # An error that ends the connection also ends the lock.
             _run(connection, "SET SESSION lock_wait_timeout = DEFAULT")
             _rows(connection, "SELECT RELEASE_LOCK(%s)", name)
 

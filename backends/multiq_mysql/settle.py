@@ -1,7 +1,9 @@
 """Verdicts as statements: which verdicts may be carried out, and how.
 
-The short way is for acks, and nearly all verdicts are acks: jobs are deleted on the condition that their leases are
-live, and the number of deleted rows shows whether all were. For any other batch the jobs are locked and read first.
+Nearly all verdicts are acks, and a batch of acks takes a fast path. It deletes the jobs whose leases are live, and the
+number of deleted rows shows whether all leases are. For any other batch, the jobs are locked and read first.
+
+A *fence* is a job's seq with the token of its reservation.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ Fence = tuple[int, int]
 """A job's seq and the token of its reservation."""
 
 Key = tuple[Fence, type]
-"""Identifies a verdict when it is repeated: its fence and its kind."""
+"""Identifies a repeated verdict by its fence and its kind."""
 
-_CUT = b"..."  # the end of a reason that was cut to a quarter of a packet (in hex it takes half of the packet)
+# The end of a reason that was cut to a quarter of a packet. In hex, the reason then takes half of the packet.
+_CUT = b"..."
 
 _MAX_UNCONFIRMED = 100_000  # verdicts that are remembered
 
@@ -39,7 +42,7 @@ _ONE_STEP = ((Touch, "touch"), (Ack, "remove"))
 
 
 def fence_of(verdict: Verdict) -> Fence:
-    """The seq and token in a lease's token; a text in another form becomes (0, 0), which fits no job."""
+    """Return the seq and the token in a lease's token. A text in another form gives (0, 0), which fits no job."""
     seq, _, token = verdict.lease.token.partition(":")
     try:
         return int(seq) % 2**63, int(token) % 2**64
@@ -48,10 +51,10 @@ def fence_of(verdict: Verdict) -> Fence:
 
 
 class UnconfirmedVerdicts:
-    """Verdicts of transactions whose COMMIT had no reply, kept until the caller has repeated them and has the answers.
+    """Verdicts of transactions whose COMMIT had no reply. They are stored until the caller repeats them and gets the
+    answers.
 
-    They are kept so long because the consumer may make other calls between the call whose reply was lost and its
-    repetition.
+    The consumer may make other calls between the lost reply and the repetition.
     """
 
     def __init__(self) -> None:
@@ -62,57 +65,54 @@ class UnconfirmedVerdicts:
         return bool(self._pending) and not self._pending.keys().isdisjoint(batch.named())
 
     def proofs(self, batch: Batch) -> list[Proof]:
-        """The proofs of the transactions that may have carried out these verdicts."""
+        """Return the receipts and tickets of the transactions that may have carried out these verdicts."""
         return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
 
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
-        """The answers that transactions whose proofs were *found* gave to this verdict.
+        """Return the answers of committed transactions to this verdict. *found* has their receipts and tickets.
 
-        There may be several answers, as a call may name the verdict twice.
+        There may be several answers, because a call may name the verdict twice.
         """
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
     def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
-        """Remember the answers of a transaction whose reply was lost.
+        """Store the answers of a transaction whose reply was lost.
 
-        *proof* None: it was committed, but no answers were returned.
-
-        Touches are left out: they can just be repeated.
+        *proof* is the transaction's receipt or ticket. None means that the transaction was committed, but the call
+        returned no answers. Touches are left out, because a touch can just be repeated.
         """
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
-        while len(self._pending) > _MAX_UNCONFIRMED:  # forget the oldest: their callers never repeated them
+        while len(self._pending) > _MAX_UNCONFIRMED:  # Forget the oldest verdicts, which were never repeated.
             del self._pending[next(iter(self._pending))]
 
     def end(self, batch: Batch) -> None:
-        """Forget these verdicts: the caller gets its answers now."""
+        """Forget these verdicts, because the caller gets its answers now."""
         if self._pending:
             for key in batch.named():
                 self._pending.pop(key, None)
 
 
 class Batch:
-    """The verdicts of one call."""
-
     def __init__(self, pool: Pool, verdicts: Sequence[Verdict]) -> None:
         self.verdicts = verdicts
         self.fences = [fence_of(verdict) for verdict in verdicts]
         self._pool = pool
 
     def named(self) -> list[Key]:
-        """The keys by which the verdicts are recognised when they are repeated."""
+        """Return the keys that identify these verdicts when they are repeated."""
         return [(fence, type(verdict)) for fence, verdict in zip(self.fences, self.verdicts, strict=True)]
 
     @property
     def is_short(self) -> bool:
-        """Whether the batch takes the short way: only acks, each of another job."""
+        """Whether the batch takes the fast path. All verdicts must be acks, each of another job."""
         return all(type(verdict) is Ack for verdict in self.verdicts) and len({seq for seq, _ in self.fences}) == len(
             self.fences
         )
 
     def acks(self, ticket: Ticket) -> list[str]:
-        """The statements of the short way: one for all jobs that were handed out by the same reserve.
+        """Return the statements of the fast path. One statement acks all jobs of the same reserve.
 
         The first statement deletes the ticket.
         """
@@ -133,15 +133,15 @@ class Batch:
         return statements
 
     def are_done(self, acks: Iterable[Reply]) -> bool:
-        """Whether the short way has deleted all jobs. (The ticket is one more deleted row.)"""
+        """Whether the fast path has deleted all jobs. The ticket is one more deleted row."""
         return sum(ack.affected for ack in acks) == len(self.fences) + 1
 
     def all_done(self) -> list[LeaseLost | None]:
-        """The answers if every verdict is accepted."""
+        """Return the answers if every verdict is accepted."""
         return [None] * len(self.verdicts)
 
     def lock(self, session: Session, unconfirmed: UnconfirmedVerdicts) -> tuple[list[LeaseLost | None], list[str]]:
-        """Begin a transaction with the jobs locked. Returns the answers, and the statements that are left to run.
+        """Begin a transaction and lock the jobs. Returns the answers, and the statements that must still be run.
 
         *unconfirmed* holds the verdicts that an earlier call may have carried out.
         """
@@ -149,7 +149,7 @@ class Batch:
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
         asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
         expected = unconfirmed.proofs(self)
-        if expected:  # after the locks, which wait for an unconfirmed transaction that still goes on
+        if expected:  # read after the locks, which wait for the end of an unconfirmed transaction
             asked.append(receipts.asked(expected))
         found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
         proofs = receipts.found(expected, more.pop()) if expected else {}
@@ -178,10 +178,10 @@ class Batch:
                 steps[_step(verdict, places, longest)].append(seq)
                 answers.append(None)
                 if type(verdict) is not Touch:
-                    del rows[seq]  # a reservation takes one verdict only
+                    del rows[seq]  # a reservation takes only one verdict
             else:
                 answers.append(LeaseLost(verdict.lease.queue, verdict.lease.id))
-        # touches first: after any other verdict on a job, its lease would have ended
+        # Touches are carried out first. Any other verdict on the same job ends its lease.
         order = sorted(steps, key=lambda step: step[0] != "touch")
         return answers, [self._statement(step, steps[step]) for step in order]
 
@@ -191,9 +191,9 @@ class Batch:
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
-    """The statement's verb and values, by which jobs are grouped into statements.
+    """Return the name and the values of the verdict's statement. Jobs with the same result share one statement.
 
-    *longest*: the greatest length of a reason, in bytes.
+    *longest* is the greatest length of a reason in bytes.
     """
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
@@ -207,7 +207,8 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
             return ("give_back", ("delay", microseconds(delay)))
         case Bury(lease=lease, reason=reason):
             place = places[lease.queue]
-            places[lease.queue] = place + 1  # so that a kick takes the longest buried job first, also within one batch
+            # A kick takes the longest buried job first, also among the jobs of one batch.
+            places[lease.queue] = place + 1
             return ("bury", ("place", place), ("reason", _bytes(reason, longest)))
         case Abandon(reason=reason):
             return ("abandon", ("reason", _bytes(reason, longest)))
@@ -216,7 +217,7 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
 
 
 def _bytes(reason: str | None, longest: int) -> bytes | None:
-    """A reason as bytes, short enough for a statement. Error texts may be very long, and may have lone surrogates."""
+    """Return a reason as bytes, short enough for a statement. Error texts may be very long or have lone surrogates."""
     if reason is None:
         return None
     kept = reason[: longest + 1].encode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""The SQL of each verb, read once from ``sql/<verb>.sql``. Each file begins with a comment that explains its form.
+"""The SQL statements, read once from ``sql/<verb>.sql``. A comment at the head of a file explains its statement.
 
 This module writes values into the statement's text itself. PyMySQL's escaping depends on the session's SQL modes, and
-takes more time than the server needs for the row. Numbers are written as numbers, and bytes as ``x'..'``: both mean the
+takes more time than the server needs for the row. Numbers are written as numbers, and bytes as ``x'..'``. Both mean the
 same in every SQL mode and character set, and need no escaping.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Sql(str):
-    """Text that is SQL already: ``render`` puts it into a statement as it is."""
+    """Text that is already SQL. ``render`` puts it into a statement unchanged."""
 
     __slots__ = ()
 
@@ -25,17 +25,17 @@ class Sql(str):
 Value: TypeAlias = "int | bytes | Iterable[int] | Sql | None"
 
 NOW = Sql("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))")
-"""Microseconds since 1970 by the server's clock, whatever the session's time zone; one moment within a statement."""
+"""Microseconds since 1970 by the server's clock, in any time zone of the session. It is constant within a statement."""
 
 TRUE_NOW = Sql(f"{NOW} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))")
-"""The same in a session of the caller's, whose clock may be stopped (SET timestamp): SYSDATE ignores that."""
+"""The same for a session of the caller. ``SET timestamp`` may have stopped its clock, but not that of SYSDATE."""
 
 
 _IS_SQL = frozenset({int, Sql})
 
 
 def render(verb: str, **values: Value) -> str:
-    """``sql/<verb>.sql`` with *values* in the place of ``{names}``."""
+    """Return ``sql/<verb>.sql`` with *values* inserted for ``{names}``."""
     return template(verb).format_map(
         {name: value if type(value) in _IS_SQL else literal(value) for name, value in values.items()}
     )
@@ -43,12 +43,12 @@ def render(verb: str, **values: Value) -> str:
 
 @functools.lru_cache(maxsize=256, typed=True)
 def rendered(verb: str, **values: int | bytes | Sql) -> str:
-    """The same as ``render``, cached: for statements that a consumer sends again and again."""
+    """Return the same as ``render``, from a cache. For statements that a consumer sends again and again."""
     return render(verb, **values)
 
 
 def literal(value: Value) -> str:
-    """A value as SQL: a number, bytes in hex, or numbers with commas between."""
+    """Return a value as SQL: a number, bytes in hex, or numbers separated by commas."""
     match value:
         case Sql():
             return value
@@ -66,5 +66,5 @@ def literal(value: Value) -> str:
 
 @functools.cache
 def template(verb: str) -> str:
-    """The text of one statement, without its comments."""
+    """Return the text of one statement, without its comments."""
     return sql.statement(__package__, verb)

@@ -1,9 +1,9 @@
-"""How consumers wait: one of them polls for all consumers of this process, often at first, then less often.
+"""How consumers wait. One consumer polls for all consumers of its process, often at first, then less often.
 
 An enqueue in the same process wakes the consumers without a poll.
 
-A poll is one short SELECT outside any transaction. It takes no lock, so an idle worker blocks no other statement. It
-also returns when the next job becomes due or the next lease ends, so that consumers wake at exactly that time.
+A poll is one short SELECT outside any transaction. A poll takes no lock, so an idle worker blocks no other statement.
+It also returns the time at which the next job becomes due or the next lease ends. The consumers wake at that time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 
     from .pool import Pool
 
-IDLE_POLL = 0.047  # seconds between two polls of an idle process: another process's job is at most about this late
-_FIRST_PAUSE = 0.001  # seconds between two polls at first; longer the longer no job comes
-_PAUSE_GROWTH = 0.05  # the pause between two polls, as a share of the time since the last job
-_JITTER = 0.1  # share by which a pause varies, so that processes which were started together do not poll together
+# seconds between two polls of an idle process. A job from another process is at most about this late.
+IDLE_POLL = 0.047
+_FIRST_PAUSE = 0.001  # The first pause between two polls, in seconds. Pauses grow while no job comes.
+_PAUSE_GROWTH = 0.05  # the pause as a share of the time since the last job
+_JITTER = 0.1  # The share by which a pause varies. Processes that were started together then do not poll together.
 
 
 class Poller(SharedPoller):
-    """What all consumers and producers of one database share in a process: notifications, polls, and scan windows."""
+    """What the consumers and producers of one database in a process share: notifications, polls, and scan windows."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -38,7 +39,7 @@ class Poller(SharedPoller):
 
 
 pollers = PerProcess(Poller)
-"""By the server's address and the database's name."""
+"""The pollers by the server's address and the database's name."""
 
 
 def poll(pool: Pool, queues: Sequence[str]) -> Found:

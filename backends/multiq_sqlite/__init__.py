@@ -1,1 +1,1 @@
-"""The SQLite driver: jobs in one file, shared by the processes of one machine, without a server."""
+"""The SQLite driver. All processes of one machine share the jobs in one file, without a server."""

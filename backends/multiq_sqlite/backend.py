@@ -1,4 +1,4 @@
-"""The SQLite backend: one file holds the queues of all processes on a machine. Needs no server, only Python's sqlite3.
+"""The SQLite backend. One file holds the queues of all processes on a machine. It needs only Python's sqlite3.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -14,7 +14,7 @@ waiting               polls every few milliseconds, without a lock; inotify on L
 one order for all     due jobs are promoted in slices before any job is reserved              some ms per 1,000 jobs
 ====================  ======================================================================  =======================
 
-The tables' names begin with ``multiq_``, so they may also be in the application's own database file.
+The tables' names begin with ``multiq_``. The file may also be the application's own database.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_SURELY_FITS = 1_000_000  # bytes; SQLite can be built with a lower limit than its 1 GB, but not with such a low one
-_START = (-1, -1)  # before the first job of a listing
+_SURELY_FITS = 1_000_000  # bytes. SQLite can be built with a limit below 1 GB, but not below this size.
+_START = (-1, -1)  # sorts before every job of a listing
 
 
 class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
@@ -299,7 +299,8 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
         with self._pool.borrowed() as connection:
             connection.refuse_if_full(size_of(jobs))
-            if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three; the common case
+            # A single job with a small body is the common case. It needs one statement instead of three.
+            if len(jobs) == 1 and not is_large(jobs[0].body):
                 connection.write_single(add)
             else:
                 connection.write(add)
@@ -309,7 +310,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             self._burying_malformed(lambda: connection.write(work))
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        """Return the result of *call*. If *call* meets records that it cannot read, bury them and repeat *call*."""
+        """Return the result of *call*. If it finds records that it cannot read, bury them and repeat *call*."""
         try:
             return call()
         except MalformedRecord as exc:
@@ -333,7 +334,10 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         return self._in_slices(purge)
 
     def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
-        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
+        """Run *work* on slices of jobs until a slice is not full. Returns the sum of its results.
+
+        Each slice is a transaction of its own.
+        """
         done = 0
         with self._pool.borrowed() as connection:
             while limit is None or done < limit:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SqliteBaseline(Baseline):
-    """One table in WAL mode, in a file of the baseline's own in *folder*. *synchronous*: ``full`` or ``normal``."""
+    """One table in WAL mode, in a new file in *folder*. *synchronous* is ``full`` or ``normal``."""
 
     def __init__(self, folder: PathLike[str] | str, synchronous: str, body: bytes) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=folder)
@@ -42,7 +42,7 @@ class SqliteBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """In one transaction, delete the jobs taken last, and mark the next ones as taken."""
+        """Delete the rows taken last, and mark the next rows as taken. Each batch is one transaction."""
         start, count, held = time.perf_counter(), 0, "[]"
         while True:
             self._db.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""The adapter for ``multiq bench``: a file, and how durably it is written."""
+"""The adapter for ``multiq bench``. It names the file, and how durably it is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
 class SqliteAdapter(Adapter):
-    """A file. There is no server, and so no counters: all costs are those of the clients."""
+    """A file. Without a server there are no counters, and the clients bear all costs."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -35,16 +35,16 @@ class SqliteAdapter(Adapter):
         return f"SQLite {sqlite3.sqlite_version}"
 
     def durability(self) -> Durability:
-        settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver requires it
+        settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver requires WAL
         return Durability(survives(self._synchronous, self._path.parent), settings)
 
     def baseline(self, body: bytes) -> Baseline:
-        """Return the baseline. It has a file of its own beside the measured file, on the same disk."""
+        """Return the baseline. Its file lies beside the measured file, on the same disk."""
         return SqliteBaseline(self._path.parent, self._synchronous, body)
 
 
 class SqliteBench(Bench):
-    """``sqlite:///``."""
+    """Files named by ``sqlite:///``."""
 
     @classmethod
     @contextmanager

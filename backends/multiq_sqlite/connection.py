@@ -1,12 +1,12 @@
-"""One connection to the file: opening, transactions, waiting for the write lock, and files that are replaced.
+"""One connection to the file. It opens the file, runs transactions, and waits for the write lock.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 no half-done call     a call is a single statement, or ``BEGIN IMMEDIATE`` ... ``COMMIT``,    one fsync per commit
                       which any exception rolls back
-no "database is       the lock is asked for again until the URL's timeout, at first every     ``BackendTimeout`` at
-locked"               fraction of a millisecond                                               the deadline
+no "database is       a call retries until it has the lock, up to the URL's timeout, with     ``BackendTimeout`` at
+locked"               pauses from a fraction of a millisecond on                              the deadline
 safe forks            every connection is closed before a fork and opens again after it       about 1 ms to reopen
                       (forks.py)
 a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
@@ -44,17 +44,19 @@ _T = TypeVar("_T")
 
 Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
-MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
+MAX_BODY = 1_000_000_000 - 1_000  # bytes. SQLite's own limit is on a whole row.
 
 _DATA_VERSION = "PRAGMA data_version"
 _STATEMENTS_KEPT = 128  # prepared statements per connection
 _JSON_PROBE = "SELECT value FROM json_each('[1]')"
-_LOCK_PAUSES = Pauses(0.0002, 0.003)  # seconds between two attempts to get the lock; a commit holds it for about 0.0002
-_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0  # seconds until the lock's owner is read, and between reads
+# seconds between two attempts to get the lock. A commit holds the lock for about 0.0002 s.
+_LOCK_PAUSES = Pauses(0.0002, 0.003)
+# seconds until the lock's owner is read first, and seconds between later reads
+_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0
 
 
 class Transaction:
-    """An open transaction: runs statements of ``sql/``."""
+    """An open transaction. Runs the statements of ``sql/``."""
 
     __slots__ = ("_sqlite",)
 
@@ -71,17 +73,17 @@ class Transaction:
 
 
 class Connection:
-    """A connection that opens when it is used, and opens again after a fork, an error, or a change of the file.
+    """A connection that opens when it is used. It opens again after a fork, an error, or a change of the file.
 
-    Any thread may use it, one thread at a time: a lock ensures that. No code of the application runs under this lock.
+    Any thread may use it. A lock admits one thread at a time. No code of the application runs under this lock.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.opened = 0
-        """How often it was opened: SQLite's counters of a connection start over each time."""
+        """How often the connection was opened. SQLite's counters of a connection start over each time."""
         self._pool = pool
         self.log = ""
-        """The path of the write-ahead log, which lies beside the file itself, not beside a symbolic link to it."""
+        """The path of the write-ahead log. The log lies beside the file itself, not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
         self._file: FileIdentity = None
         self._lock = threading.Lock()
@@ -95,7 +97,7 @@ class Connection:
     def data_version(self) -> tuple[int, int]:
         """Return a value that changes when another connection commits, and when this connection opens again."""
         with self._lock:
-            if self._sqlite is not None:  # hot path: an idle consumer calls this a hundred times a second
+            if self._sqlite is not None:  # An idle consumer calls this a hundred times a second.
                 with contextlib.suppress(sqlite3.Error):
                     return self.opened, self._sqlite.execute(_DATA_VERSION).fetchone()[0]
         return self._use(lambda sqlite: (self.opened, sqlite.execute(_DATA_VERSION).fetchone()[0]))
@@ -119,10 +121,10 @@ class Connection:
         return self._use(lambda sqlite: min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000))
 
     def write(self, work: Callable[[Transaction], _T]) -> _T:
-        """Run *work* in a transaction with the write lock. Commits at the end, rolls back on any exception.
+        """Run *work* in a transaction with the write lock. Commits at the end, and rolls back on any exception.
 
-        The transaction begins with ``BEGIN IMMEDIATE``, which takes the lock. If a transaction reads first and takes
-        the lock later, it fails at once if another transaction wrote in between.
+        ``BEGIN IMMEDIATE`` takes the lock when the transaction begins. A transaction that reads first and takes the
+        lock later fails at once if another transaction wrote in between.
         """
 
         def transact(sqlite: sqlite3.Connection) -> _T:
@@ -139,9 +141,10 @@ class Connection:
         return self._use(transact, is_repeatable=False)
 
     def write_single(self, statement: Callable[[Transaction], None]) -> None:
-        """Run a single *statement*, which SQLite makes a transaction of its own.
+        """Run a single *statement*. SQLite makes it a transaction of its own.
 
-        The statement is repeated while the file is locked: an attempt that the lock has prevented changed nothing.
+        The statement is repeated while the file is locked. An attempt that failed because of the lock has changed
+        nothing.
         """
 
         def write(sqlite: sqlite3.Connection) -> None:
@@ -162,11 +165,12 @@ class Connection:
     def _use(
         self, work: Callable[[sqlite3.Connection], _T], timeout: float | None = None, *, is_repeatable: bool = True
     ) -> _T:
-        """Run *work* with the sqlite3 connection, under the lock; if *is_repeatable*, again while the file is locked.
+        """Run *work* with the sqlite3 connection, under the lock. If *is_repeatable*, it is repeated while the file is
+        locked.
 
-        This is not a context manager of ``contextlib``'s, because an asynchronous exception (Ctrl-C, a time limit) may
-        be raised outside the manager's generator. The generator would then keep the lock and the transaction for as
-        long as the traceback is referenced.
+        This is not a context manager of ``contextlib``'s. Ctrl-C or a time limit may raise an exception outside the
+        manager's generator. The generator would then hold the lock and the transaction for as long as the traceback is
+        referenced.
         """
         patience = self._pool.timeout if timeout is None else timeout
         with self._lock:
@@ -182,7 +186,7 @@ class Connection:
 
     def _open(self, timeout: float) -> sqlite3.Connection:
         if self._sqlite is not None and (self._file is None or self._file != file_identity(self._pool.path)):
-            self._drop()  # otherwise writes would go to a file that is not at this path any more
+            self._drop()  # Without this, writes would go to a file that is no longer at this path.
         if self._sqlite is None:
             fork_guard.refuse(self._pool.path)
             self._sqlite, self._file = open_file(
@@ -195,7 +199,8 @@ class Connection:
     def _limit_log(self, sqlite: sqlite3.Connection) -> None:
         """Restart the log if it is long.
 
-        The log's size is checked at intervals of time, not every so many commits: one large batch may be megabytes.
+        The log's size is checked at intervals of time. A check after a number of commits would not do, because one
+        large batch may be megabytes.
         """
         if time.monotonic() < self._pool.next_log_check_at:
             return
@@ -219,7 +224,7 @@ class Connection:
     # --- forks ---
 
     def close_for_fork(self, deadline: float) -> bool:
-        """Close and stay locked, so that a child inherits no open file.
+        """Close the connection and hold its lock, so that a child inherits no open file.
 
         Returns False if another thread uses the connection until the deadline.
         """
@@ -229,11 +234,11 @@ class Connection:
         return True
 
     def unlock_in_parent(self) -> None:
-        """Unlock after a fork; the next call opens the connection."""
+        """Unlock after a fork. The next call opens the connection."""
         self._lock.release()
 
     def reset_in_child(self) -> tuple[sqlite3.Connection | None, FileIdentity]:
-        """Make a new lock. Returns the sqlite3 connection if the parent could not close it, and the file's identity."""
+        """Make a new lock. Returns the file's identity, and the sqlite3 connection if the parent could not close it."""
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
         return inherited, self._file
@@ -243,18 +248,18 @@ class Connection:
 
 
 def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
-    """Return the result of *attempt*, repeated for up to *timeout* seconds while the file at *path* is locked.
+    """Run *attempt* and return its result. Repeats it for up to *timeout* seconds while the file at *path* is locked.
 
     SQLite's own busy handler pauses up to 100 ms at a time. This function retries a few hundred times a second, after
     pauses of random length.
 
-    Raises ``LockedByCaller`` if the calling program itself has the lock, so that waiting cannot help.
+    Raises ``LockedByCaller`` if the calling program itself has the lock, because waiting cannot help then.
     """
     attempts: Attempts | None = None
     look_at = 0.0
     while True:
         try:
-            return attempt()  # the common case needs no clock
+            return attempt()  # The common case needs no clock.
         except sqlite3.OperationalError as exc:
             if attempts is None:
                 now = time.monotonic()
@@ -272,10 +277,10 @@ def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> 
 def open_file(
     path: str, synchronous: str, timeout: float, *, create: bool = True
 ) -> tuple[sqlite3.Connection, FileIdentity]:
-    """Return a connection to the file, with all tables, and the file's identity.
+    """Open the file and ensure that it has all tables. Returns the connection and the file's identity.
 
-    Without *create*, the file and the tables must exist. The identity is read before the file is opened, because
-    another file may replace it meanwhile.
+    Without *create*, the file and the tables must exist. The identity is read before the file is opened. Another file
+    may replace the file between these two steps.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
@@ -325,7 +330,7 @@ def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> No
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    # retried, because even this statement reads the file, which a process that closes the file may have locked
+    # This is retried because even this statement reads the file. A process that closes the file may have locked it.
     retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
     (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":
@@ -334,10 +339,11 @@ def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: f
             f"(the journal mode stays {mode!r}); put it on a local disk"
         )
     retry_while_locked(lambda: schema.prepare(sqlite, path), timeout, path)
-    sqlite.execute(f"PRAGMA journal_size_limit = {write_ahead_log.LONG}")  # its size after a restart of the log
+    sqlite.execute(f"PRAGMA journal_size_limit = {write_ahead_log.LONG}")  # the log's size after a restart
     sqlite.execute("PRAGMA temp_store = MEMORY")
-    sqlite.execute("PRAGMA trusted_schema = OFF")  # triggers of the file call no function with side effects
-    if sqlite.execute("PRAGMA secure_delete").fetchone() == (1,):  # as in Debian's build; see decision 23
+    sqlite.execute("PRAGMA trusted_schema = OFF")  # Triggers of the file then call no function with side effects.
+    # This is the default in Debian's build. Decision 23 explains FAST.
+    if sqlite.execute("PRAGMA secure_delete").fetchone() == (1,):
         sqlite.execute("PRAGMA secure_delete = FAST")
     for text in script("moves"):
         sqlite.execute(text)

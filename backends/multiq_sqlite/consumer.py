@@ -1,7 +1,7 @@
-"""The consumer: settles and reserves in one transaction, and waits outside any transaction.
+"""The consumer settles and reserves in one transaction, and waits outside any transaction.
 
-See ``waiting`` for how it waits. The consumer reads its queues after a commit of another connection, at a due time, and
-otherwise once a second. It takes the write lock only if the queues have a job to reserve, or a pause that has ended.
+``waiting`` describes how it waits. The consumer reads its queues after a commit of another connection, at a due time,
+and otherwise once a second. It takes the write lock only if the queues have a job to reserve or a pause that has ended.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .records import Outlook
 
-_LONGEST_SLEEP = 1.0  # seconds until the queues, and the identity of the file, are checked without a sign of a change
-_PAUSE_PER_LOOK = 4  # a pause lasts at least 4 reads of the queues: beside busy other queues few reads find a job
-_ROWS_AT_ONCE = 500  # jobs read in one go
+_LONGEST_SLEEP = 1.0  # seconds after which the queues and the file's identity are checked without a sign of a change
+# A pause lasts at least 4 times as long as a read of the queues. If only other queues are busy, few reads find a job.
+_PAUSE_PER_LOOK = 4
+_ROWS_AT_ONCE = 500  # jobs that one statement reads
 
 _Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as packed by sql/ready.sql
 
@@ -49,7 +50,7 @@ class SqliteConsumer(Consumer):
     def __init__(self, pool: Pool, clock: Clock, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
         self._asked = self._own_order = as_json(self.queues)
-        """The queues in the order of the present call, and as they were given."""
+        """The queues in the order of the present call, and in the consumer's own order."""
         self._pool = pool
         self._connection = pool.connection()
         self._clock = clock
@@ -82,8 +83,8 @@ class SqliteConsumer(Consumer):
             return answers, leases
         try:
             return answers, self._wait_for_jobs(limit, give_up_at)
-        except MultiqError:  # not only a BackendError: a folder that is gone by now raises UrlInvalid
-            return answers, []  # the verdicts are settled and must not be repeated; the next reserve raises
+        except MultiqError:  # A BackendError would be too narrow. If the folder is gone, the error is UrlInvalid.
+            return answers, []  # The verdicts are settled and must not be repeated. The next reserve raises the error.
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -94,7 +95,7 @@ class SqliteConsumer(Consumer):
         self._waiter.close()
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        """Return the result of *call*. If *call* meets records that it cannot read, bury them and repeat *call*."""
+        """Return the result of *call*. If it finds records that it cannot read, bury them and repeat *call*."""
         try:
             return call()
         except MalformedRecord as exc:
@@ -105,9 +106,9 @@ class SqliteConsumer(Consumer):
     def _exchange(
         self, verdicts: Sequence[Verdict], limit: int, until: int
     ) -> tuple[list[LeaseLost | None], list[Lease], bool]:
-        """Settle and reserve in one transaction. Returns the answers, the leases, and whether this was all.
+        """Settle and reserve in one transaction. Returns the answers, the leases, and whether the call is complete.
 
-        It was not all if more jobs are due than one transaction should promote.
+        The call is incomplete if more jobs are due than one transaction may promote.
         """
 
         def settle_and_reserve(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
@@ -118,10 +119,11 @@ class SqliteConsumer(Consumer):
         return self._connection.write(settle_and_reserve)
 
     def _reserve_in_slices(self, limit: int) -> list[Lease]:
-        """Reserve jobs. If many are due, this takes several transactions, so that none holds the lock for long.
+        """Reserve jobs. If many jobs are due, this takes several transactions, and none of them holds the lock for
+        long.
 
-        Jobs that become due after the call began wait for the next call. So this call ends, however fast jobs become
-        due. The first transaction is made even after an interrupt, because ready jobs would be missed otherwise.
+        Jobs that become due after the call began wait for the next call. This call therefore ends, however fast jobs
+        become due. The first transaction is made even after an interrupt, because it would otherwise miss ready jobs.
         """
         until = self._clock()
         while True:
@@ -131,15 +133,16 @@ class SqliteConsumer(Consumer):
             time.sleep(SLICE_PAUSE)
 
     def _reserve_from(self, transaction: Transaction, limit: int, now: int, until: int) -> tuple[list[Lease], bool]:
-        """Reserve the best jobs, queue by queue. Returns the leases, and whether this was all.
+        """Reserve the best jobs, queue by queue. Returns the leases, and whether the call is complete.
 
-        It was not all if more jobs of a queue must be promoted before the queue's best job is known. Jobs of earlier
-        queues are returned at once: they do not wait for a later queue in which many jobs are due.
+        The call is incomplete if more jobs of a queue must be promoted before the queue's best job is known. Jobs of
+        earlier queues are returned at once. They do not wait for a later queue in which many jobs are due.
         """
         leases: list[Lease] = []
         for outlook in look_inside(transaction, self._asked):
             if outlook.has_past_pause(now):
-                transaction.execute("forget_pauses", {"now": now})  # once for each pause: then there is no row
+                # This runs once per pause, because it deletes the pause's row.
+                transaction.execute("forget_pauses", {"now": now})
             if len(leases) == limit:
                 break
             if outlook.has_work(now):
@@ -161,7 +164,7 @@ class SqliteConsumer(Consumer):
         leases: list[Lease] = []
         self._waiter.speed_up()
         while True:
-            change_mark = self._waiter.change_mark()  # read before the queues: a commit after this ends the wait
+            change_mark = self._waiter.change_mark()  # read before the queues, so that a later commit ends the wait
             looked_at = time.monotonic()
             outlooks = look(self._connection, self._asked) if limit > 0 else []
             now = self._clock()
@@ -175,9 +178,9 @@ class SqliteConsumer(Consumer):
             self._waiter.sleep(change_mark, shortest_pause, self._time_until(until, _next_change_at(outlooks, now)))
 
     def _time_until(self, until: float, change_at: int | None) -> Callable[[], float]:
-        """Return a function that returns the seconds left until *until*, or until *change_at* if that is earlier.
+        """Return a function that returns the seconds until *until* or *change_at*, whichever is earlier.
 
-        *until* is a time of the monotonic clock, *change_at* one of the clock by which jobs become due.
+        *until* is a time of the monotonic clock. *change_at* is a time of the clock by which jobs become due.
         """
         if change_at is None:
             return lambda: until - time.monotonic()
@@ -201,13 +204,13 @@ def _settle(transaction: Transaction, verdicts: Sequence[Verdict], now: int) -> 
         answers.append(None)
         allowed[kind].append((seq, verdict))
         if kind is not Touch:
-            del held[seq]  # a reservation takes one verdict
+            del held[seq]  # a reservation takes only one verdict
     _carry_out(transaction, allowed, now)
     return answers
 
 
 def _fence(lease: Lease) -> tuple[int, int]:
-    """Return the job's seq and the reservation's token. If the lease is of another driver: values that fit no job."""
+    """Return the job's seq and the reservation's token. For a lease of another driver, the values fit no job."""
     seq, _, token = lease.token.partition(":")
     try:
         return int(seq) % 2**63, int(token)  # within SQLite's integers
@@ -221,7 +224,7 @@ def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]
 
 
 def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:
-    # touches first: if a job has a touch and another verdict, the touch came first (a later one was refused above)
+    # Touches are carried out first. A touch that follows another verdict on the same job was refused above.
     for kind, statement in ((Touch, "touch"), (Ack, "remove")):
         if allowed[kind]:
             parameters = {"seqs": as_json([seq for seq, _ in allowed[kind]]), "now": now}

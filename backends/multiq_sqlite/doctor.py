@@ -1,4 +1,4 @@
-"""Whether a file is set up for jobs: its library, disk, permissions, tables and settings. Creates nothing."""
+"""Checks whether a file is set up for jobs: its library, disk, permissions, tables and settings. Creates nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph"
 _REMOTE_FUSE = frozenset({"sshfs", "s3fs", "glusterfs", "rclone"})
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 _LOW_SPACE = 256 * 1024 * 1024  # bytes
-_LONG_LOG = 256 * 1024 * 1024  # bytes of a write-ahead log; SQLite restarts it at 4 MB unless a reader prevents it
+# bytes of a write-ahead log. SQLite restarts the log at 4 MB unless a reader prevents it.
+_LONG_LOG = 256 * 1024 * 1024
 _OTHERS = 0o077  # the permission bits of group and others
 
 
@@ -51,7 +52,7 @@ def examine(pool: Pool) -> list[Finding]:
 
 
 def _library(version: tuple[int, ...]) -> Finding:
-    """The finding on SQLite's version.
+    """Return the finding on SQLite's version.
 
     Older versions may damage a file if several processes restart its log: https://sqlite.org/wal.html#walresetbug.
     """
@@ -107,15 +108,15 @@ def _file_system(folder: Path) -> Finding:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """Return the type of the file system that holds a folder, like ``ext4``; None if the system does not list it."""
+    """Return the type of the file system that holds a folder, like ``ext4``. None if the system does not list it."""
     try:
         mounts = [line.split(" ") for line in MOUNTS.read_text().splitlines()]
     except OSError:
         return None
     found: tuple[str, str | None] = ("", None)
     for _, quoted, kind, *_ in mounts:
-        point = quoted.encode().decode("unicode_escape")  # a space is written \040
-        if folder.is_relative_to(point) and len(point) >= len(found[0]):  # a later mount hides an earlier one
+        point = quoted.encode().decode("unicode_escape")  # The system writes a space as \040.
+        if folder.is_relative_to(point) and len(point) >= len(found[0]):  # A later mount hides an earlier one.
             found = (point, kind)
     return found[1]
 
@@ -171,9 +172,9 @@ def _file(path: Path) -> Iterator[Finding]:
 
 
 def _inside(path: Path) -> Iterator[Finding]:
-    """Check what can only be read from the file itself: its journal mode and its tables.
+    """Check the file's journal mode and its tables.
 
-    Opens the file for writing if that is allowed, because a read-only connection leaves the log's files behind.
+    This opens the file for writing if that is allowed. A read-only connection would leave the log's files behind.
     """
     mode = "rw" if os.access(path, os.W_OK) else "ro"
     try:

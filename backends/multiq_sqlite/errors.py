@@ -1,4 +1,4 @@
-"""Errors: classifies SQLite's errors, and translates them into multiq's exceptions."""
+"""Classifies SQLite's errors, and translates them into multiq's exceptions."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def is_busy(exc: sqlite3.Error) -> bool:
 
 
 def classify(exc: sqlite3.Error) -> Failure:
-    """The class of an error of SQLite's. A statement that a lock has prevented has changed nothing."""
+    """Return the class of an error of SQLite's. A statement that failed because of a lock has changed nothing."""
     return Failure.CONFLICT if is_busy(exc) else Failure.FINAL
 
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
-    """Return the error of multiq to raise for SQLite's error *exc* about the file at *path*."""
+    """Return multiq's exception for SQLite's error *exc* about the file at *path*."""
     code = primary_code(exc)
     if code in _BUSY:
         return BackendTimeout(
@@ -90,4 +90,4 @@ def _owner_text(path: str) -> str:
 
 def primary_code(exc: sqlite3.Error) -> int:
     """Return the primary result code, like ``sqlite3.SQLITE_BUSY``."""
-    return getattr(exc, "sqlite_errorcode", 0) & 0xFF  # extended codes keep the primary one in their lowest byte
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF  # The lowest byte of an extended code is the primary code.

@@ -1,6 +1,6 @@
-"""External transactions: enqueues on the caller's own connection, inside the caller's transaction.
+"""Enqueues inside the caller's transaction, on the caller's connection.
 
-The driver only adds rows; it neither commits nor rolls back the caller's work. A savepoint makes the batch atomic, even
+The driver only adds rows. It neither commits nor rolls back the caller's work. A savepoint makes the batch atomic, even
 if the caller catches the driver's error and commits.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .connection import Parameters
     from .pool import Pool
 
-_LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 has no name for
+_LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL. Python 3.11 has no name for it.
 
 _ACCEPTED = (
     "a sqlite3.Connection, a Connection or Session of SQLAlchemy's over one (sqlite+aiosqlite:// through run_sync, "
@@ -50,10 +50,10 @@ class ExternalTransaction:
             self._sqlite = _sqlite_connection(self._caller)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
-        """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
+        """Add jobs. The jobs exist once the caller commits, or at once if the connection commits by itself."""
         with explained(self._translate):
-            # the tables first: any statement on the caller's connection may begin a read transaction, and then the
-            # connection does not see tables that are made later
+            # The tables are created first. Any statement on the caller's connection may begin a read transaction. A
+            # connection in such a transaction does not see tables that are made later.
             has_tables = self._ensure_tables(size_of(jobs))
             self._caller.begin()
             name = self._schema_name()
@@ -68,8 +68,10 @@ class ExternalTransaction:
     # --- the file ---
 
     def _schema_name(self) -> str:
-        """Return the name of the pool's file in the caller's connection: main, or the name it is attached under."""
-        # as bytes, because the caller's text_factory may return anything
+        """Return the schema name of the pool's file in the caller's connection: main, or the name that the file is
+        attached as.
+        """
+        # The values are read as bytes, because the caller's text_factory may return anything.
         listed = self._cursor().execute(
             "SELECT CAST(name AS BLOB), CAST(file AS BLOB), CAST('x' AS BLOB) FROM pragma_database_list"
         )
@@ -84,7 +86,7 @@ class ExternalTransaction:
         )
 
     def _ensure_tables(self, size: int) -> bool:
-        """Create the tables, on a connection of the pool, before the caller's connection is used.
+        """Create the tables on a connection of the pool, before the caller's connection is used.
 
         Returns False if the file is locked. Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
         """
@@ -96,7 +98,7 @@ class ExternalTransaction:
             return True
 
     def _create_tables(self, name: str) -> None:
-        """Create the tables inside the caller's transaction, which holds the lock; a rollback removes them."""
+        """Create the tables inside the caller's transaction, which holds the lock. A rollback removes the tables."""
         cursor = self._cursor()
         if name == '"main"':
             schema.upgrade(cursor, self._pool.path)
@@ -110,17 +112,17 @@ class ExternalTransaction:
     # --- the transaction ---
 
     def _write(self, work: Callable[[], None]) -> None:
-        """Run *work* in the caller's transaction, whole or not at all.
+        """Run all of *work* in the caller's transaction, or nothing of it.
 
         This is not a context manager of ``contextlib``'s, for the reason in ``Connection._use``. An asynchronous
-        exception may leave such a manager's generator suspended, with half of the batch written, and the caller may
-        commit while handling the exception.
+        exception may leave such a manager's generator suspended when half of the batch is written. The caller may then
+        commit that half while it handles the exception.
         """
         began = self._begin_if_python_would()
         try:
             self._sqlite.execute("SAVEPOINT multiq")
             work()
-            self._sqlite.execute("RELEASE multiq")  # commits, if no transaction is open
+            self._sqlite.execute("RELEASE multiq")  # This commits if no transaction is open.
         except BaseException:
             self._try_execute("ROLLBACK TO multiq")
             self._try_execute("RELEASE multiq")
@@ -129,7 +131,7 @@ class ExternalTransaction:
             raise
 
     def _begin_if_python_would(self) -> bool:
-        """Begin a transaction if sqlite3's legacy mode would begin one before an INSERT. The caller commits it."""
+        """Begin a transaction if sqlite3's legacy mode would begin one. The caller commits the transaction."""
         level = self._sqlite.isolation_level
         if self._sqlite.in_transaction or level is None or getattr(self._sqlite, "autocommit", _LEGACY) != _LEGACY:
             return False
@@ -137,14 +139,14 @@ class ExternalTransaction:
         return True
 
     def _try_execute(self, text: str) -> None:
-        """Run a statement that undoes work after an error. It may fail: SQLite may have rolled back by itself."""
+        """Run a statement that undoes work after an error. It fails if SQLite has already rolled back by itself."""
         with contextlib.suppress(sqlite3.Error):
             self._sqlite.execute(text)
 
     def _cursor(self) -> sqlite3.Cursor:
         cursor = self._sqlite.cursor()
         if isinstance(cursor, sqlite3.Cursor):
-            cursor.row_factory = None  # the caller's may return anything
+            cursor.row_factory = None  # The caller's row_factory may return anything.
         return cursor
 
     def _translate(self, exc: BaseException) -> MultiqError | None:
@@ -155,7 +157,7 @@ class ExternalTransaction:
                 f"connection= could not get the lock to write {self._pool.path} ({exc}): begin the transaction "
                 "with BEGIN IMMEDIATE, because one that began by reading cannot write after another connection has"
             )
-        if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is writable: the pool has opened it
+        if primary_code(exc) == sqlite3.SQLITE_READONLY:  # The file itself is writable, because the pool has opened it.
             return OptionInvalid(
                 f"connection= must be able to write {self._pool.path}, got a read-only one ({exc}): it must be opened "
                 "without mode=ro and immutable=1, and with PRAGMA query_only off"
@@ -164,7 +166,9 @@ class ExternalTransaction:
 
 
 class _AsyncioConnection:
-    """An aiosqlite connection, through SQLAlchemy's adapter, with those methods of ``sqlite3`` that are used here."""
+    """An aiosqlite connection that has the methods of ``sqlite3`` which this module uses. SQLAlchemy's adapter runs
+    them.
+    """
 
     def __init__(self, caller: ExternalConnection) -> None:
         self._adapter = caller.adapter
@@ -187,7 +191,7 @@ class _AsyncioConnection:
 
 
 class _AsyncioCursor:
-    """A cursor whose ``execute`` returns the cursor itself, as the cursors of ``sqlite3`` do."""
+    """A cursor whose ``execute`` returns the cursor itself, like the cursors of ``sqlite3``."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
@@ -212,9 +216,9 @@ def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
 
 
 def _decoded(text: bytes, x: bytes) -> str:
-    """Decode a text of a database, in UTF-8 or in UTF-16 of either byte order.
+    """Decode a database's text, in UTF-8 or in UTF-16 of either byte order.
 
-    *x*: the letter x as the database encodes it, which shows the encoding.
+    *x* is the letter x as the database encodes it. It shows which encoding the database uses.
     """
     if len(x) == 1:
         return os.fsdecode(text)

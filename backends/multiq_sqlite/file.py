@@ -1,9 +1,9 @@
-"""The file: its path, its identity, how it is created, and the room on its disk.
+"""The file: its path, its identity, how it is created, and the free space on its disk.
 
 When a disk is nearly full, new jobs are refused while there is still enough space to work off the existing jobs. Even
 an ack needs space, because it is written to the log. The log can restart only after all of it has been moved into the
-file, and the file grows by the pages that are new. If producers filled the disk to the last byte, the file could not
-grow and the log could not restart. Then no job could be acked, released or deleted any more.
+file, and the file grows by the pages that are new. On a disk that is full to the last byte, the file cannot grow and
+the log cannot restart. No job can be acked, released or deleted then.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 FileIdentity: TypeAlias = "tuple[int, int] | None"
 
-KEPT_BACK = 16_000_000  # bytes: the size of the log while many processes work; an eighth of a small disk
+# bytes. The log has this size while many processes work. On a small disk, an eighth of the disk is kept free.
+KEPT_BACK = 16_000_000
 
-_GROWTH = 3  # bytes that a byte of new jobs takes at most: in the log, in the file, and in half-empty pages
-_CHECK_PAUSE = 0.05  # seconds between two checks, which cost 10 us each
+_GROWTH = 3  # The most bytes that one byte of new jobs takes, in the log, in the file, and in half-empty pages.
+_CHECK_PAUSE = 0.05  # seconds between two checks. A check takes 10 us.
 _CHECK_EVERY = 250_000  # bytes of new jobs between two checks
 
 create_lock = threading.Lock()
@@ -33,7 +34,7 @@ create_lock = threading.Lock()
 
 
 def check_path(path: str) -> None:
-    """Raise ``UrlInvalid`` for paths that can never be used, whether or not there is a file."""
+    """Raise ``UrlInvalid`` for a path that can never be used. The file need not exist."""
     if not path or path == ":memory:":
         raise UrlInvalid(
             "SQLite's own in-memory databases are private to one connection, so no worker could see the jobs: "
@@ -44,7 +45,7 @@ def check_path(path: str) -> None:
 
 
 def file_identity(path: str) -> FileIdentity:
-    """Return device and inode of the file at *path*; None if there is none, or they cannot be read."""
+    """Return the device and the inode of the file at *path*. None if there is no file, or if it cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116 - before each call, and half the cost of Path.stat
     except OSError:
@@ -53,10 +54,10 @@ def file_identity(path: str) -> FileIdentity:
 
 
 def create_file(path: str) -> None:
-    """Create the file with mode 600, whereas SQLite would use the umask. Its -wal and -shm files get the same mode.
+    """Create the file with mode 600. SQLite would use the umask. Its -wal and -shm files get the same mode.
 
-    This happens under a lock, and only if there is no file yet. Otherwise the closing of the file here would drop all
-    locks that the process holds on the file, including those of other threads' connections.
+    The file is created under a lock, and only if it does not exist. If a file that is in use were closed
+    here, the process would lose all its locks on the file, including those of other threads' connections.
     """
     with create_lock:
         if _is_there(path):
@@ -84,7 +85,7 @@ def require_file(path: str) -> None:
 
 
 def missing(what: str) -> BackendUnavailable:
-    """The error for a file that is missing, or lacks the tables, and must not be created."""
+    """Return the error for a missing file or missing tables that must not be created."""
     return BackendUnavailable(
         f"{what}: nothing was enqueued there yet, and no worker has run; if your jobs are elsewhere, say where, with "
         "multiq -c sqlite:////folder/file.db or in MULTIQ_URL"
@@ -92,7 +93,7 @@ def missing(what: str) -> BackendUnavailable:
 
 
 def size_of_file(path: str) -> int:
-    """Return the size of a file in bytes, 0 if it does not exist."""
+    """Return the size of a file in bytes. 0 if it does not exist."""
     try:
         return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat
     except OSError:
@@ -100,7 +101,7 @@ def size_of_file(path: str) -> int:
 
 
 class DiskSpace:
-    """Checks the free space on the disk of one file, not before each enqueue but often enough."""
+    """Checks the free space on the disk of one file. Enqueues that follow quickly share one check."""
 
     def __init__(self) -> None:
         self._next_check_at = 0.0
@@ -116,7 +117,7 @@ class DiskSpace:
         try:
             disk = os.statvfs(path)
             log_size = os.stat(log).st_size  # noqa: PTH116 - half the cost of Path.stat
-        except (OSError, AttributeError):  # the file does not exist yet; or Windows
+        except (OSError, AttributeError):  # The file does not exist yet, or this is Windows.
             return
         free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         kept, needed = min(KEPT_BACK, total // 8) + log_size, _GROWTH * size
@@ -135,7 +136,7 @@ def _is_there(path: str) -> bool:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError as exc:  # Path.exists raises some of them unchanged
+    except OSError as exc:  # Path.exists raises some of these errors unchanged.
         raise BackendUnavailable(f"{path} cannot be reached: {exc.strerror}") from exc
     if stat.S_ISDIR(mode):
         raise UrlInvalid(f"{path} is a folder: name a file in it, as in {path}/jobs.db")
@@ -143,7 +144,7 @@ def _is_there(path: str) -> bool:
 
 
 def _unused(sqlite: sqlite3.Connection) -> int:
-    """Return the bytes of free pages in the file. The file never shrinks; it uses free pages before it grows."""
+    """Return the bytes of free pages in the file. The file never shrinks, and uses its free pages before it grows."""
     (pages,) = sqlite.execute("PRAGMA freelist_count").fetchone()
     (size,) = sqlite.execute("PRAGMA page_size").fetchone()
     return int(pages * size)

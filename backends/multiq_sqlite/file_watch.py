@@ -1,8 +1,8 @@
-"""The file watch: lets an idle consumer sleep until any process writes to SQLite's log, by inotify on Linux.
+"""The file watch lets an idle consumer sleep until any process writes to SQLite's log. It uses inotify on Linux.
 
-An event is only a hint: it arrives when the writing of a commit begins, a moment before readers can see the commit.
-Systems other than Linux have no such events. So a consumer also polls, often after a hint, rarely without one. If a
-commit comes without a hint (on some overlay file systems), the consumer stops relying on hints.
+An event is only a hint. It arrives when the writing of a commit begins, a moment before readers can see the commit.
+Systems other than Linux have no such events. A consumer therefore also polls, often after a hint, and rarely without
+one. On some overlay file systems, commits cause no hints. A consumer that notices this stops relying on hints.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ctypes import CDLL
     from typing import Self
 
-_IN_MODIFY, _IN_ATTRIB = 0x2, 0x4  # written to; deleted, among others
+_IN_MODIFY, _IN_ATTRIB = 0x2, 0x4  # The file was written to. Its attributes changed, or it was deleted.
 _CHUNK = 65_536  # bytes of events read at a time
 
 
@@ -34,12 +34,12 @@ class FileWatch:
 
     @classmethod
     def of(cls, log: str) -> Self | None:
-        """Return a watch on the log at this path; None if the system does not offer one."""
+        """Return a watch on the log at this path. None if the system does not offer one."""
         libc = _libc()
         if libc is None:
             return None
         inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if inotify < 0:  # by default a user may have 128 of them
+        if inotify < 0:  # By default a user may have 128 of them.
             return None
         if libc.inotify_add_watch(inotify, os.fsencode(log), _IN_MODIFY | _IN_ATTRIB) < 0:
             os.close(inotify)
@@ -56,7 +56,7 @@ class FileWatch:
 
     def release(self) -> None:
         """End the wait. The notifier of this process calls this method."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: one byte is enough
+        with contextlib.suppress(BlockingIOError):  # If the pipe is full, it already has a byte that ends the wait.
             os.write(self._writer, b"!")
 
     def close(self) -> None:

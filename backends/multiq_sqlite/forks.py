@@ -1,4 +1,4 @@
-"""Forks: closes every connection before a fork, because SQLite records held locks per process."""
+"""Closes every connection before a fork, because SQLite records held locks per process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ _FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to e
 
 
 class ForkGuard:
-    """Closes every connection before a fork. SQLite records in the process's memory which locks it holds, and a child
-    that inherits this record would take its parent's locks for its own.
+    """Closes every connection before a fork.
+
+    SQLite records in the process's memory which locks it holds. A child that inherits this record would treat its
+    parent's locks as its own.
 
     A connection that another thread uses for too long stays open, and the child gets a copy of it. The child never
-    closes the copy, because that would roll back the parent's transaction in the memory that both share. The child
-    never uses that file: a write would wait for ever for the lock of that transaction, and a read would take no lock.
+    closes the copy, because that would roll back the parent's transaction in the memory that both processes share. The
+    child also refuses to use that file. A write would wait for ever for the lock of that transaction, and a read would
+    take no lock.
     """
 
     def __init__(self) -> None:
@@ -57,7 +60,8 @@ class ForkGuard:
     def _before(self) -> None:
         """Lock and close all connections.
 
-        If a signal handler raises in here, Python forks all the same. Therefore ``_closed`` lists what was locked.
+        If a signal handler raises an exception in this method, Python forks all the same. ``_closed`` therefore lists
+        the connections that are locked.
         """
         self.lock.acquire()
         self._forking_thread = threading.get_ident()
@@ -67,11 +71,11 @@ class ForkGuard:
                 if connection.close_for_fork(deadline):
                     self._closed.append(connection)
         finally:
-            create_lock.acquire()  # last: a thread that holds it waits for no other lock
+            create_lock.acquire()  # This lock is taken last, because a thread that holds it waits for no other lock.
             self._has_create_lock = True
 
     def _in_parent(self) -> None:
-        if self._forking_thread != threading.get_ident():  # interrupted while it waited for the first lock
+        if self._forking_thread != threading.get_ident():  # A signal handler interrupted the wait for the first lock.
             return
         for connection in self._closed:
             connection.unlock_in_parent()
@@ -80,7 +84,8 @@ class ForkGuard:
     def _in_child(self) -> None:
         kept = [connection.reset_in_child() for connection in self._connections]
         self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
-        if self._forking_thread != threading.get_ident():  # a thread of the parent has the lock: it stays locked here
+        # Another thread of the parent has the lock, and does not exist in the child.
+        if self._forking_thread != threading.get_ident():
             self.lock = threading.Lock()
             self.lock.acquire()
         self._release()

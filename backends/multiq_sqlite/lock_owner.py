@@ -1,6 +1,6 @@
-"""The owner of a file's write lock: this process, or another one.
+"""Finds the process that holds a file's write lock.
 
-SQLite locks ranges of bytes with ``fcntl``, which does not report a process's own locks to it. Linux lists all locks in
+SQLite locks ranges of bytes with ``fcntl``, which reports only the locks of other processes. Linux lists all locks in
 ``/proc/locks``, by process and inode. On other systems the owner is unknown, and a call waits until its timeout.
 """
 
@@ -11,13 +11,14 @@ import sys
 
 from multiq.errors import LockedByCaller
 
-_WAL_WRITE_LOCK = 120  # the byte of the -shm file: https://www.sqlite.org/walformat.html#locks
-_PENDING_BYTE = 0x40000000  # from here on, in the file itself, without a write-ahead log; os_unix.c
+_WAL_WRITE_LOCK = 120  # The byte of the -shm file: https://www.sqlite.org/walformat.html#locks
+# Without a write-ahead log, the locks are in the file itself, from this byte on. See os_unix.c.
+_PENDING_BYTE = 0x40000000
 _LOCKS = "/proc/locks"
 
 
 def write_lock_owner(path: str) -> int | None:
-    """Return the id of the process that has the write lock; None if there is none, or it is unknown."""
+    """Return the id of the process that has the write lock. None if no process has it, or if the owner is unknown."""
     path = os.path.realpath(path)
     wanted = {_inode(path + "-shm"): (_WAL_WRITE_LOCK, _WAL_WRITE_LOCK), _inode(path): (_PENDING_BYTE, sys.maxsize)}
     try:
@@ -37,8 +38,8 @@ def write_lock_owner(path: str) -> int | None:
 def refuse_own_lock(path: str) -> None:
     """Raise ``LockedByCaller`` if only this thread could end the transaction that has the write lock.
 
-    That is certain if this process has the lock, and this thread is the process's only thread. The lock then belongs to
-    a transaction of the caller's, not of the driver's. This thread cannot end that transaction while it waits here.
+    That is certain if this process has the lock, and this thread is its only thread. The lock then belongs to a
+    transaction of the caller. This thread cannot end that transaction while it waits here.
     """
     if write_lock_owner(path) == os.getpid() and len(sys._current_frames()) == 1:  # noqa: SLF001 - documented; has all threads
         raise LockedByCaller(

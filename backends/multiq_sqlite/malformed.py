@@ -1,7 +1,7 @@
-"""Malformed records: rows that another program wrote and multiq cannot read are buried with the reason.
+"""Malformed records are rows that another program wrote and multiq cannot read. They are buried with a reason.
 
-Records are not checked before they are read. A read that meets text in a number's column, or a missing body, raises
-``MalformedRecord``. Then the driver checks all records of the file once, buries the malformed ones, and repeats the
+Records are not checked before they are read. A read that finds text in a number's column, or a missing body, raises
+``MalformedRecord``. The driver then checks all records of the file once, buries the malformed ones, and repeats the
 call.
 """
 
@@ -29,10 +29,10 @@ _T = TypeVar("_T")
 _log = logging.getLogger("multiq.sqlite")
 
 QUEUE = "unreadable"
-"""The queue to which jobs are moved whose own queue cannot be read."""
+"""The queue for jobs whose own queue cannot be read."""
 
 _SLICE = 1_000  # records read by one statement, and changed in one transaction
-_MAX_ATTEMPTS = 10  # so that a program that keeps writing such records cannot block a call for ever
+_MAX_ATTEMPTS = 10  # A program that keeps writing such records therefore cannot block a call for ever.
 _SHOWN = 40  # bytes of an id that is not text
 _REASON = "reason is not text"
 LONGEST_TTR = round(DELAY_MAX * SECOND)
@@ -40,7 +40,7 @@ MOST_COUNTED = 2**62
 
 
 class _Suspect(NamedTuple):
-    """A record as read by ``sql/suspects.sql``: text as bytes, with the types of the stored values."""
+    """A record that ``sql/suspects.sql`` has read. It has texts as bytes, and the types of the stored values."""
 
     seq: int
     queue: bytes
@@ -62,9 +62,9 @@ class _Suspect(NamedTuple):
 
 
 def bury_and_repeat(pool: Pool, clock: Clock, call: Callable[[], _T], failure: MalformedRecord) -> _T:
-    """Bury the records that *call* could not read, repeat *call*, and return its result. *failure*: what *call* raised.
+    """Bury the records that *call* could not read, repeat *call*, and return its result.
 
-    Raises ``MalformedRecord`` if that does not help.
+    *failure* is the exception that *call* raised. Raises ``MalformedRecord`` if the repetition does not help.
     """
     for _ in range(_MAX_ATTEMPTS):
         if not bury_malformed(pool, clock):
@@ -77,7 +77,7 @@ def bury_and_repeat(pool: Pool, clock: Clock, call: Callable[[], _T], failure: M
 
 
 def bury_malformed(pool: Pool, clock: Clock) -> int:
-    """Bury all records that cannot be read. Returns the number of records and pauses that were changed."""
+    """Bury all records that cannot be read. Returns the number of changed records and pauses."""
     changed = 0
     with pool.borrowed() as connection:
         is_utf8 = connection.select("encoding") == [("UTF-8",)]
@@ -98,7 +98,7 @@ def _change(connection: Connection, seqs: list[int], clock: Clock, *, is_utf8: b
             row = transaction.execute("suspects", asked).fetchone()
             suspect = _Suspect(*row) if row is not None else None
             if suspect is None or suspect.seq != seq or not (faults := _faults(suspect, is_utf8)):
-                continue  # it was deleted or buried meanwhile
+                continue  # Another call has deleted or buried it.
             transaction.execute(*_correction(suspect, faults, clock(), is_utf8))
             changed += 1
             _log.warning("a job that could not be read was buried, number %d: %s", seq, "; ".join(faults))
@@ -108,7 +108,7 @@ def _change(connection: Connection, seqs: list[int], clock: Clock, *, is_utf8: b
 
 
 def _faults(suspect: _Suspect, is_utf8: bool) -> list[str]:
-    """Return what is wrong with a record; an empty list if the record is unusual, but can be read."""
+    """Return the faults of a record. Empty if the record is unusual but can be read."""
     faults = []
     if _text(suspect.queue, suspect.queue_type, is_utf8) is None:
         faults.append(f"queue is not text (x'{suspect.queue[:_SHOWN].hex()}')")
@@ -149,7 +149,7 @@ def _correction(suspect: _Suspect, faults: list[str], now: int, is_utf8: bool) -
 
 
 def _forget_pauses(transaction: Transaction, is_utf8: bool) -> int:
-    """Delete pauses whose queue or end cannot be read. Returns how many."""
+    """Delete pauses whose queue or end cannot be read. Returns their number."""
     rows = transaction.execute("suspect_pauses").fetchall()
     doomed = [row for row in rows if _text(row[0], row[1], is_utf8) is None or row[2] != "integer"]
     for name, kind, _ in doomed:
@@ -161,7 +161,7 @@ def _forget_pauses(transaction: Transaction, is_utf8: bool) -> int:
 def _text(stored: bytes, kind: str, is_utf8: bool) -> str | None:
     if kind != "text":
         return None
-    if not is_utf8:  # SQLite decodes UTF-16 itself, whatever it holds
+    if not is_utf8:  # SQLite itself decodes UTF-16, even if it is invalid.
         return stored.decode("utf-16-le", "replace")
     try:
         return stored.decode()
@@ -169,7 +169,7 @@ def _text(stored: bytes, kind: str, is_utf8: bool) -> str | None:
         return None
 
 
-#: name -> minimum, maximum, and the replacement of other values
+#: The minimum and the maximum of each column, and the replacement for other values.
 _RANGES = {
     "state": (0, 3, 3),
     "priority": (-(2**63), 2**63 - 1, PRIORITY_DEFAULT),

@@ -1,4 +1,4 @@
-"""The pool of connections to one file, and what the connections share: settings, disk space, the process's notifier."""
+"""The pool of connections to one file, and the state that the connections share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pool:
         self.create = create
         """Whether a missing file, and missing tables, are created."""
         self.next_log_check_at = 0.0
-        """When a connection checks the log's size again, by the monotonic clock; one checks for all of them."""
+        """The monotonic time of the next check of the log's size. One connection checks for all of them."""
         self.disk_space = DiskSpace()
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -48,7 +48,7 @@ class Pool:
         return self._notifier[1]
 
     def connection(self) -> Connection:
-        """Return a connection for one consumer; it opens when it is first used."""
+        """Return a connection for one consumer. It opens when it is first used."""
         connection = Connection(self)
         with fork_guard.lock:
             self._connections.add(connection)
@@ -56,7 +56,9 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Connection]:
-        """Lend a connection for one call: the one that was used last, whose pages are still in its cache."""
+        """Lend a connection for one call. The connection that was used last is lent, because its cache still has its
+        pages.
+        """
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -70,7 +72,7 @@ class Pool:
                 connection.close()
 
     def close(self) -> None:
-        """Close all connections; each opens again if it is used again."""
+        """Close all connections. A connection opens again if it is used again."""
         with fork_guard.lock:
             connections = list(self._connections)
         for connection in connections:

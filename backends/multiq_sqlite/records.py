@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 READY, DELAYED, RESERVED, BURIED = range(4)  # the codes in the tables, in the order of STORED_STATES
 
-SLICE = 1_000  # jobs that one transaction promotes, kicks or purges: some milliseconds of the write lock
-SLICE_PAUSE = 0.0005  # seconds between two slices, in which other connections can get the lock
+# Jobs that one transaction promotes, kicks or purges. A slice holds the write lock for some milliseconds.
+SLICE = 1_000
+SLICE_PAUSE = 0.0005  # seconds between two slices. Other connections can get the lock in this time.
 
 _LARGEST_INSERT = 128  # rows
-_INLINE = 2048  # bytes of the largest body that is kept in its job's row
+_INLINE = 2048  # bytes of the largest body that is stored in its job's row
 
 _ROW = 200  # bytes of a job without its body, in the table and in two indexes
 
@@ -58,7 +59,7 @@ class Outlook(NamedTuple):
         return any(at <= now for at in self._times())
 
     def next_change_at(self, now: int) -> int | None:
-        """Return when the next job may become reservable without a change by anyone; None: never."""
+        """Return when the next job may become reservable without any call. None if there is no such job."""
         if self.paused_until > now:
             return self.paused_until
         return min(self._times(), default=None)
@@ -97,7 +98,7 @@ def due(delay: float, now: int) -> tuple[int, int]:
 
 
 def clean(reason: str | None) -> str | None:
-    """Make a reason storable: an error's text may hold halves of surrogate pairs, which UTF-8 cannot encode."""
+    """Make a reason storable. An error's text may hold halves of surrogate pairs, which UTF-8 cannot encode."""
     return None if reason is None else reason.encode("utf-8", "backslashreplace").decode()
 
 
@@ -105,17 +106,17 @@ def clean(reason: str | None) -> str | None:
 
 
 def insert(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str = "main") -> None:
-    """Insert jobs in their order; a job that exists already stays as it is."""
+    """Insert jobs in their order. A job that exists already stays unchanged."""
     start = 0
     while start < len(jobs):
-        # rows in powers of two: so there are few different statements, and each is prepared only once
+        # Batches have sizes that are powers of two. Few statements differ, and each of them is prepared only once.
         size = min(_LARGEST_INSERT, 1 << ((len(jobs) - start).bit_length() - 1))
         _insert_some(transaction, queue, jobs[start : start + size], now, schema)
         start += size
 
 
 def is_large(body: bytes) -> bool:
-    """Whether a body is stored apart from its job."""
+    """Whether a body is stored in a table of its own."""
     return len(body) > _INLINE
 
 
@@ -146,9 +147,9 @@ def _insert_text(rows: int, schema: str) -> str:
 
 
 def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, bool]:
-    """Make due jobs ready: at most a slice whose lease has ended, and a slice whose delay has ended.
+    """Make due jobs ready: at most one slice whose leases have ended, and one slice whose delays have ended.
 
-    Returns how many, and whether these were all.
+    Returns the number of these jobs, and whether they were all due jobs.
     """
     promoted = 0
     for state, at in ((RESERVED, outlook.lease_ends_at), (DELAYED, outlook.due_at)):
@@ -159,7 +160,7 @@ def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, 
 
 
 def move(transaction: Transaction, statement: str, which: str, parameters: dict[str, Any]) -> int:
-    """Run ``sql/<statement>.sql`` on the jobs that ``sql/<which>.sql`` finds. Returns how many."""
+    """Run ``sql/<statement>.sql`` on the jobs that ``sql/<which>.sql`` finds. Returns the number of jobs."""
     seqs, count = transaction.execute(which, parameters).fetchone()
     if count:
         transaction.execute(statement, {"seqs": seqs})
@@ -167,12 +168,12 @@ def move(transaction: Transaction, statement: str, which: str, parameters: dict[
 
 
 def look(connection: Connection, queues: str) -> list[Outlook]:
-    """Return the ``Outlook`` of each of *queues*, a JSON list; outside a transaction."""
+    """Return the ``Outlook`` of each of *queues*, a JSON list. Reads outside a transaction."""
     return outlooks(connection.select("look", {"queues": queues})[0][0])
 
 
 def look_inside(transaction: Transaction, queues: str) -> list[Outlook]:
-    """Return the ``Outlook`` of each of *queues*, a JSON list; inside a transaction."""
+    """Return the ``Outlook`` of each of *queues*, a JSON list. Reads inside a transaction."""
     return outlooks(transaction.execute("look", {"queues": queues}).fetchone()[0])
 
 
@@ -225,7 +226,7 @@ class Row(NamedTuple):
 
 
 def effective_state(code: int, due_at: int, now: int) -> State:
-    """Return a job's state as of *now*: a job whose delay or lease has ended is ready."""
+    """Return a job's state as of *now*. A job whose delay or lease has ended is ready."""
     return records.effective_state(_stored_state(code, due_at), is_due=due_at <= now)
 
 

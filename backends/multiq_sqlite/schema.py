@@ -1,4 +1,4 @@
-"""The schema: creates the tables in a new file, checks their version, upgrades earlier versions."""
+"""Creates the tables in a new file, checks their version, and upgrades earlier versions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _STRICT = re.compile(r",? STRICT;")
 def prepare(sqlite: sqlite3.Connection, path: str) -> None:
     """Create or upgrade the tables if necessary.
 
-    Many processes may do this at once for the same new file. The process that gets the write lock first creates the
-    tables, and the others find them. Raises ``BackendCorrupt`` if the tables are of a newer version, and
-    ``sqlite3.Error``.
+    Many processes may open the same new file at once. The process that gets the write lock first creates the tables,
+    and the others find them. Raises ``sqlite3.Error``, and ``BackendCorrupt`` if the tables are of a newer version.
     """
     if version(sqlite, path) == VERSION:
         return
@@ -44,7 +43,9 @@ def upgrade(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
 
 
 def version(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str, name: str = "main") -> int | None:
-    """Return the version of the tables; None: there are none. Raises ``BackendCorrupt`` for an unsupported version."""
+    """Return the version of the tables. None if there are no tables. Raises ``BackendCorrupt`` for an unsupported
+    version.
+    """
     try:
         (found,) = sqlite.execute(qualified("version", name)).fetchone()
     except sqlite3.OperationalError as exc:

@@ -22,12 +22,12 @@ def qualified(name: str, schema: str) -> str:
 
 @functools.cache
 def script(name: str) -> tuple[str, ...]:
-    """Return the statements of a file that holds several: the schema, its upgrades, the moves."""
+    """Return the statements of a file that has several: the schema, its upgrades, and the moves."""
     found: list[str] = []
     text = ""
     for line in sql.file_lines(__package__, name):
         text += line + "\n"
-        if sqlite3.complete_statement(text):  # also handles the semicolons inside a trigger
+        if sqlite3.complete_statement(text):  # This also handles the semicolons inside a trigger.
             found.append(text.strip())
             text = ""
     return tuple(found)

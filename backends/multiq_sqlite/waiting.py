@@ -1,8 +1,8 @@
-"""Waiting: a consumer polls whether another connection has committed, often at first, then less often.
+"""A waiting consumer polls whether another connection has committed, often at first, then less often.
 
-A poll is ``PRAGMA data_version``: it takes some microseconds, and no lock. Producers in the same process wake the
+A poll is ``PRAGMA data_version``. It takes some microseconds, and no lock. Producers in the same process wake the
 consumer through the notifier. After a quiet period, the consumer relies on the kernel's hints (``file_watch``) if there
-are any, and then polls only ten times a second.
+are any. It then polls only ten times a second.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 ChangeMark: TypeAlias = "tuple[int, tuple[int, int]]"
 
-_FIRST_PAUSE = 0.001  # seconds between two polls; grows while nothing happens
-_PAUSE_GROWTH = 0.05  # of the time since the last activity
-_LONGEST_PAUSE = 0.012  # seconds: a job of another process is at most this late
+_FIRST_PAUSE = 0.001  # The first pause between two polls, in seconds. Pauses grow while nothing happens.
+_PAUSE_GROWTH = 0.05  # the pause as a share of the time since the last activity
+_LONGEST_PAUSE = 0.012  # seconds. A job from another process is at most this late.
 _QUIET_AFTER = 0.25  # seconds without activity, after which the waiter relies on hints
 _QUIET_PAUSE = 0.1  # seconds between two polls of a waiter that relies on hints
 
 
 class Waiter:
-    """The waits of one consumer."""
+    """Waits on behalf of one consumer."""
 
     def __init__(self, pool: Pool, connection: Connection) -> None:
         self._pool = pool
@@ -42,7 +42,7 @@ class Waiter:
         self._file_watch_key = (0, 0)
 
     def change_mark(self) -> ChangeMark:
-        """Return a value that differs from the value of an earlier call if anything may have changed between them."""
+        """Return a value that changes whenever the queues may have changed."""
         return self._pool.notifier.notifications, self._connection.data_version()
 
     def speed_up(self) -> None:
@@ -55,15 +55,14 @@ class Waiter:
             self._wait_for_hint(seen, left)
 
     def close(self) -> None:
-        """Close the file watch."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
     def _poll(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> bool:
-        """Poll until something changes or time is up. Then returns False.
+        """Poll until something changes, time is up, or the quiet period begins.
 
-        Returns True as soon as the quiet period begins: the caller goes on to wait for hints.
+        Returns whether the quiet period has begun. The caller then waits for hints.
         """
         notifications, version = seen
         notifier = self._pool.notifier
@@ -90,14 +89,14 @@ class Waiter:
                 hinted = watch.wait(pause)
         changed = self._connection.data_version() != seen[1]
         if changed and not hinted:
-            self._relies_on_hints = watch.wait(0)  # else there was a commit without a hint
+            self._relies_on_hints = watch.wait(0)  # Without an event, there was a commit without a hint.
         if changed or hinted:
             self.speed_up()
 
     def _file_watch(self) -> FileWatch | None:
-        """Return the watch on the connection's log; None if there are no hints, or they are not relied on.
+        """Return the watch on the connection's log. None if there are no hints, or the waiter does not rely on them.
 
-        After a fork, or after the connection has opened again, this makes a new watch.
+        This makes a new watch after a fork, and after the connection has opened again.
         """
         key = (forks.generation, self._connection.opened)
         if self._file_watch_key != key:

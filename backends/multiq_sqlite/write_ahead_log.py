@@ -1,7 +1,7 @@
-"""The write-ahead log: the driver restarts it when it is long.
+"""The driver restarts the write-ahead log when it is long.
 
-SQLite by itself restarts the log only at a moment when no connection reads. While many processes work, there is no such
-moment. So the driver checks the log's size after some of its commits, and restarts the log if it is long.
+SQLite itself restarts the log only at a moment when no connection reads. There is no such moment while many processes
+work. The driver therefore checks the log's size after some of its commits, and restarts a long log.
 """
 
 from __future__ import annotations
@@ -11,42 +11,42 @@ import random
 import sqlite3
 import time
 
-LONG = 16_000_000  # bytes: four times the size at which SQLite begins to checkpoint
-CHECK_PAUSE = 0.01  # seconds between two checks of the log's size, where it is not long
+LONG = 16_000_000  # bytes. This is four times the size at which SQLite begins to checkpoint.
+CHECK_PAUSE = 0.01  # seconds between two checks of the size of a log that is not long
 
-_READERS_PATIENCE = 5  # milliseconds that a restart of the log waits for readers, and delays writers, at most
-_CHECKPOINT_PATIENCE = 0.5  # seconds that a commit waits to checkpoint a long log, while other checkpoints run
+_READERS_PATIENCE = 5  # milliseconds that a restart of the log may wait for readers. Writers wait as long.
+_CHECKPOINT_PATIENCE = 0.5  # seconds that a commit may wait for other checkpoints before it checkpoints a long log
 _CHECKPOINT_PAUSE = 0.05  # seconds without another checkpoint after a failed one
 
 
 def restart(connection: sqlite3.Connection) -> float:
     """Restart the log. Returns the seconds until the next check of its size.
 
-    After a failed checkpoint the next check is later. So a reader that stays for hours, and makes all checkpoints fail,
-    costs the writers next to nothing.
+    After a failed checkpoint, the next check is later. A reader that stays for hours makes all checkpoints fail. With
+    the longer pause, this costs the writers next to nothing.
     """
-    with contextlib.suppress(sqlite3.Error):  # the commit stands; a later commit tries again
+    with contextlib.suppress(sqlite3.Error):  # The commit is done. A later commit tries the restart again.
         return _restart(connection)
     return _CHECKPOINT_PAUSE
 
 
 def _restart(sqlite: sqlite3.Connection) -> float:
-    """Let the next commit write to the log's beginning, unless a reader prevents it. Returns the seconds to pause.
+    """Make the next commit write to the log's beginning, unless a reader prevents it. Returns the seconds to pause.
 
     A ``PASSIVE`` checkpoint moves the log's frames (changed pages) into the file, and waits for no reader. A
-    ``RESTART`` checkpoint keeps the write lock while it waits for readers. A reader that needs a frame which was not
-    moved yet may stay for hours, so ``RESTART`` is used only when all frames have been moved.
+    ``RESTART`` checkpoint holds the write lock while it waits for readers. A reader that needs a frame which was not
+    moved yet may stay for hours. ``RESTART`` is therefore used only after all frames have been moved.
 
-    Only one checkpoint of a file runs at a time, and SQLite does not wait until another connection's checkpoint ends.
-    This loop waits for that end, without a lock. With many writers there is nearly always a checkpoint running; the
-    loop ends all the same, because writers that wait here write nothing.
+    Only one checkpoint of a file runs at a time, and SQLite does not wait for the end of another connection's
+    checkpoint. This loop waits for it without a lock. With many writers, a checkpoint runs nearly always. The loop
+    still ends, because writers that wait here write nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
     (page,) = sqlite.execute("PRAGMA page_size").fetchone()
     while time.monotonic() < give_up_at:
         _, frames, moved = _checkpoint(sqlite, "PASSIVE")
         if 0 <= frames * page < LONG:
-            return 0.0  # another connection has restarted it, and no commit has truncated the file yet
+            return 0.0  # Another connection has restarted the log, and no commit has truncated the file yet.
         if moved < frames:
             return _CHECKPOINT_PAUSE
         if frames > 0 and _checkpoint(sqlite, "RESTART")[0] == 0:
@@ -58,8 +58,8 @@ def _restart(sqlite: sqlite3.Connection) -> float:
 def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
     """Run a checkpoint.
 
-    Returns whether it was blocked, how many frames the log has, and how many of them have been moved into the file.
-    Both numbers are -1 if another checkpoint runs.
+    Returns whether it was blocked, the number of frames in the log, and the number of frames that were moved into the
+    file. Both numbers are -1 if another checkpoint runs.
     """
     sqlite.execute(f"PRAGMA busy_timeout = {_READERS_PATIENCE if mode == 'RESTART' else 0}")
     try:

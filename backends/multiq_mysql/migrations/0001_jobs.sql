@@ -2,14 +2,15 @@
 --
 -- state: 0 ready, 1 delayed, 2 reserved, 3 buried, 4 ready again (see docs/decisions/0013). All times are microseconds
 -- since 1970 of the server's clock.
--- place: what a state is sorted by. A ready job's priority, when a delayed job is due, when a reserved job's lease
--- ends, a buried job's place among the buried. So one index serves every state, and a move costs one entry out and one in.
--- seq is a job's age. A job that is rescheduled gets another one.
--- token: the fence of the last reservation. It stays when a verdict ends the lease, so that a verdict whose reply was
--- lost can be told from none; it is 0 once time has ended the lease.
+-- place: the sort key within a state. It is the priority of a ready job, the due time of a delayed job, the end of a
+-- reserved job's lease, or the position of a buried job among the buried. One index therefore serves every state, and a
+-- move deletes one entry and inserts one.
+-- seq: a job's age. A rescheduled job gets a new one.
+-- token: the fence of the last reservation. It stays when a verdict ends the lease. After a lost reply it therefore shows
+-- whether the verdict was carried out. It is 0 after time has ended the lease.
 --
--- Names and ids are binary, so that no collation takes two of them for one. Columns that a reservation changes have a
--- fixed size, so that it is done in place.
+-- Names and ids are binary, so that no collation treats two of them as equal. Columns that a reservation changes have a
+-- fixed size, so that InnoDB updates the row in place.
 CREATE TABLE IF NOT EXISTS multiq_jobs (
     seq BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
     queue VARBINARY(128) NOT NULL,

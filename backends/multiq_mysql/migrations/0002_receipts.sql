@@ -1,9 +1,10 @@
--- What a connection did last, so that a transaction whose reply was lost can be told from one that never was.
+-- The last transaction of each connection. After a lost reply, its row shows whether the transaction was committed.
 -- oldest: 1
 --
--- Each connection that changes jobs has a row and writes the number of its call into it, in the same transaction: the
--- number is there exactly if the transaction was committed. done: how many rows it changed, where that is asked.
--- writer: minutes since 1970 of the server's clock, shifted, and chance; so the rows of old connections are a range.
+-- Each connection that changes jobs has a row. The transaction of a call writes the number of the call into the row.
+-- done: the number of rows that the transaction changed, where the driver needs it.
+-- writer: minutes since 1970 of the server's clock, shifted, plus random bits. The rows of old connections are therefore
+-- a range.
 CREATE TABLE IF NOT EXISTS multiq_receipts (
     writer BIGINT UNSIGNED NOT NULL,
     number BIGINT UNSIGNED NOT NULL,

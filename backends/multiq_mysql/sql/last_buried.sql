@@ -1,4 +1,5 @@
--- The place behind all buried jobs. The time alone would not do, as a clock may stand still or go back.
+-- A value of the column place that is greater than that of all buried jobs. The time alone would not do, because a clock
+-- may stand still or go back.
 SELECT GREATEST({now}, LEAST(9223372036854000000, COALESCE((
     SELECT place FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
     WHERE queue = {queue} AND state = 3 ORDER BY place DESC LIMIT 1

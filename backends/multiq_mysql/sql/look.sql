@@ -1,8 +1,8 @@
 -- Polls a queue without a lock. The result is one text, because PyMySQL takes longer for a column than the server for
--- the row. Each part reads one entry of the index, or is left out (scan_window.py). The look-ahead is as short as
--- matters, because the leases of acked jobs have left deleted entries at future times. A busy consumer only asks if
--- anything is due, and backwards (DESC): if nothing is, the scan ends at the ready jobs, and not behind all those
--- entries. The last column is how long all that took.
+-- the row. Each part reads one entry of the index, or is left out (scan_window.py). The look-ahead is short, because the
+-- leases of acked jobs have left deleted entries at future times. A busy consumer only asks whether any job is due, and
+-- scans backwards (DESC). If no job is due, a backward scan does not step over the deleted entries at future times. The
+-- last number is the time that the statement took.
 SELECT CONCAT_WS(' ', {number}, {now},
     COALESCE((SELECT GREATEST(paused_until, 0) FROM multiq_queues WHERE queue = {queue}), 0) - {now},
     EXISTS (SELECT 1 FROM multiq_jobs FORCE INDEX (multiq_jobs_place)

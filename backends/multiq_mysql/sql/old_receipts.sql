@@ -1,3 +1,3 @@
--- Receipts and tickets of connections that were closed long ago. Read without a lock: a DELETE of the range would also
--- wait for a transaction that has locked the first row behind it.
+-- Finds receipts and tickets of connections that were closed long ago, without a lock. A DELETE of the whole range would
+-- also wait for a transaction that has locked the first row after the range.
 SELECT writer FROM multiq_receipts WHERE writer < {writer} ORDER BY writer LIMIT {limit}

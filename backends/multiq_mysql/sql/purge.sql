@@ -1,3 +1,4 @@
--- By primary key, and only jobs that are still in that state: a claim may have come in between. The form is ack.sql's.
+-- Deletes jobs by primary key, if they are still in the given state. Another consumer may have reserved a job since it
+-- was found. ack.sql explains the form.
 DELETE job FROM multiq_jobs AS job FORCE INDEX (PRIMARY)
 WHERE seq IN ({seqs}) AND state = {state}

@@ -1,2 +1,3 @@
--- After a COMMIT whose reply was lost. Run once the rows that it changed are locked: then that transaction has ended.
+-- Used after a COMMIT whose reply was lost. The rows that the transaction changed must be locked first. The locks are
+-- granted only after the transaction has ended.
 SELECT writer, number, done FROM multiq_receipts WHERE writer IN ({writers})

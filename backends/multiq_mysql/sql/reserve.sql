@@ -1,6 +1,6 @@
--- Reserves the jobs that claim.sql has locked, under leases of one token. By primary key, so that the UPDATE locks only
--- these rows. Values are bounded (LEAST, GREATEST): another program may have written any value that its column holds,
--- and that must not make the statement fail.
+-- Reserves the jobs that claim.sql has locked, under leases of one token. The UPDATE finds them by primary key, so it
+-- locks only these rows. LEAST and GREATEST bound the values. Another program may have written any value that fits the
+-- column, and the statement must not fail because of it.
 UPDATE multiq_jobs FORCE INDEX (PRIMARY)
 SET state = 2, token = {token}, attempt = LEAST(attempt, 4294967294) + 1, place = {now} + LEAST(GREATEST(ttr, 1000000), 3153600000000000)
 WHERE seq IN ({seqs})

@@ -1,4 +1,4 @@
--- Counts ranges of the index and reads no job. Due jobs count as ready, promoted or not.
+-- Counts ranges of the index and reads no job. Due jobs count as ready, even if they are not promoted yet.
 SELECT
     (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place) WHERE queue = {queue} AND state = 0)
     + (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place) WHERE queue = {queue} AND state = 4)

@@ -1,2 +1,2 @@
--- Writes tickets. The first one is never used: it shows that the others were there.
+-- Writes a stock of tickets. The first row is never used, because it shows that the stock was written.
 INSERT INTO multiq_receipts (writer, number, done) VALUES ({rows})

@@ -1,4 +1,4 @@
--- A slice of the buried, the longest buried first. It asks for the oldest each time, so that slices need no cursor.
+-- A slice of the buried jobs, the longest buried first. A kick removes its slice, so the next slice needs no cursor.
 SELECT json_group_array(seq), count(*)
 FROM (
     SELECT seq FROM multiq_jobs INDEXED BY multiq_jobs_waiting

@@ -1,4 +1,5 @@
--- Bury as bury.sql does, with the values that can be read, and defaults for the rest. Its place is behind those that have one.
+-- Buries as bury.sql does, with the values that can be read, and defaults for the others. The job comes behind all
+-- buried jobs whose due_at can be read.
 UPDATE multiq_jobs
 SET state = 3, token = NULL, queue = coalesce(:queue, queue), id = coalesce(:id, id), reason = :reason,
     priority = :priority, ttr = :ttr, enqueued_at = :enqueued_at,

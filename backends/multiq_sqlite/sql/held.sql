@@ -1,4 +1,5 @@
--- Which of these jobs are under a live lease, and under which. An ended lease does not count even if its job is not promoted yet.
+-- The jobs that have a live lease, with the tokens of their leases. A lease that has ended does not count, even if its
+-- job is not promoted yet.
 -- CROSS JOIN keeps the planner from reading all jobs to find these few.
 SELECT json_group_array(json_array(seq, token))
 FROM json_each(:seqs) CROSS JOIN multiq_jobs ON seq = value

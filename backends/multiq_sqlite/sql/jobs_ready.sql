@@ -1,6 +1,6 @@
--- A page of ready jobs in the order of reserve, after the last one of the page before. Two ranges of the index, the rest of
--- one priority and all later ones: with `(priority, seq) > (:major, :minor)` SQLite would seek to the beginning of the priority and
--- read from there, so that a page deep in a long queue would cost as much as all pages before it.
+-- A page of ready jobs in the order of reserve, after the last job of the page before. It reads two ranges of the index:
+-- the rest of one priority, and all later priorities. With `(priority, seq) > (:major, :minor)` SQLite would read from the
+-- beginning of the priority. A page deep in a long queue would then cost as much as all pages before it.
 SELECT seq, id, state, priority, due_at, ttr, enqueued_at, attempt, crashes, kicks, reason,
     CAST(coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq)) AS BLOB)
 FROM (

@@ -1,4 +1,5 @@
--- A page of delayed, reserved or buried jobs, after the last one of the page before. Two ranges: see jobs_ready.sql.
+-- A page of delayed, reserved or buried jobs, after the last job of the page before. jobs_ready.sql explains the two
+-- ranges.
 SELECT seq, id, state, priority, due_at, ttr, enqueued_at, attempt, crashes, kicks, reason,
     CAST(coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq)) AS BLOB)
 FROM (

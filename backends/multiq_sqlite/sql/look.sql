@@ -1,6 +1,6 @@
--- The outlook of each of some queues, packed into one row: [queue, paused until, any ready, next due, next end of a lease].
--- One row, because each row fetched gives up the interpreter's lock. INDEXED BY, because the planner does not see that
--- state = 1 implies state <> 0, and would read the whole queue; so no ANALYZE can change the plan either.
+-- The outlook of each queue: [queue, paused until, any ready, next due, next end of a lease]. All are packed into one row,
+-- because each fetched row gives up the interpreter's lock. Without INDEXED BY, the planner would read the whole queue,
+-- because it does not see that state = 1 implies state <> 0. INDEXED BY also keeps an ANALYZE from changing the plan.
 SELECT json_group_array(json_array(
     queue,
     (SELECT paused_until FROM multiq_queues WHERE multiq_queues.queue = asked.queue),

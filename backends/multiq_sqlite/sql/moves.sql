@@ -1,6 +1,6 @@
--- Created by each connection, in its temp schema: views to insert the seqs of jobs into, to move them all by one
--- statement. `UPDATE ... WHERE seq IN (SELECT ...)` would do the same, but after an ANALYZE at a time of few jobs the
--- planner prefers to read the whole table for it, however long it is by now. An equality it always looks up.
+-- Each connection creates these views in its temp schema. One INSERT of seqs into a view moves all these jobs.
+-- `UPDATE ... WHERE seq IN (SELECT ...)` would do the same. But after an ANALYZE of a short table, the planner would read
+-- the whole table for it, even if the table has become long. For an equality, the planner always uses the index.
 CREATE TEMP VIEW multiq_to_reserve (seq, token, now) AS SELECT NULL, NULL, NULL;
 CREATE TEMP TRIGGER multiq_reserves INSTEAD OF INSERT ON multiq_to_reserve
 BEGIN

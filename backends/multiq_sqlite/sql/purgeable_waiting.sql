@@ -1,4 +1,4 @@
--- A slice of the delayed or the buried. What was due when the purge began is ready, and was promoted before.
+-- A slice of the delayed or the buried jobs. Jobs that were due when the purge began are ready, and were promoted before.
 SELECT json_group_array(seq), count(*)
 FROM (
     SELECT seq FROM multiq_jobs INDEXED BY multiq_jobs_waiting

@@ -1,4 +1,4 @@
--- The best ready jobs, packed into one row (see look.sql), with their bodies in hex; null for a large body.
+-- The best ready jobs, packed into one row for the reason in look.sql. Bodies are in hex. A large body is null.
 SELECT json_group_array(json_array(
     seq, id, priority, ttr, attempt, crashes, kicks, enqueued_at, iif(body IS NULL, NULL, hex(body))
 ))

@@ -1,4 +1,4 @@
--- As if enqueued now: a new age at the end of the queue, all counts at zero.
+-- Makes the job look as if it were enqueued now, with a new age and all counts at zero.
 UPDATE multiq_jobs
 SET seq = :newest, state = :state, due_at = :due_at, enqueued_at = :now,
     attempt = 0, crashes = 0, kicks = 0, token = NULL, reason = NULL

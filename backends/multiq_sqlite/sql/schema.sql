@@ -1,14 +1,15 @@
--- The tables as a new file gets them. upgrade_<n>.sql bring older ones here; a test holds both to the same result.
+-- The tables of a new file. upgrade_<n>.sql upgrades older tables, and a test compares the two results.
 --
 -- state: 0 ready, 1 delayed, 2 reserved, 3 buried. All times are nanoseconds since the epoch.
--- due_at: when a delayed job is due, when a reserved job's lease ends, a buried job's place among the buried.
--- seq is a job's age. It may be given again once the job that had it is gone: what fences a lease is the token.
+-- due_at: the due time of a delayed job, the end of a reserved job's lease, or a buried job's position among the buried.
+-- seq: a job's age. A later job may get the seq of a deleted job, so leases are fenced by their tokens.
 --
--- A body over 2 kB lives in multiq_bodies, because SQLite rewrites a row, body and all, whenever the job moves.
--- There body is NULL here, which a trigger uses to remove it together with its job.
+-- A body over 2 kB is stored in multiq_bodies, because SQLite rewrites the whole row whenever the job moves. The column
+-- body is then NULL, and a trigger deletes such a body together with its job.
 --
--- Each job is in exactly one of the two partial indexes, so that a move costs one entry out and one in.
--- STRICT tables take no text for a number; an SQLite before 3.37 knows no such tables, and makes others. Upgraded ones are not.
+-- Each job is in exactly one of the two partial indexes, so a move deletes one entry and inserts one.
+-- STRICT tables refuse a text for a number. An SQLite before 3.37 makes tables that are not STRICT. Upgraded tables are
+-- not STRICT either.
 CREATE TABLE multiq_schema (version INTEGER NOT NULL) STRICT;
 
 CREATE TABLE multiq_jobs (

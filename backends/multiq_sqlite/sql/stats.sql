@@ -1,4 +1,4 @@
--- Counts ranges of the two partial indexes and reads no job. What is due counts as ready, promoted or not.
+-- Counts ranges of the two partial indexes and reads no job. Due jobs count as ready, even if they are not promoted yet.
 WITH waiting (state, is_due, jobs) AS (
     SELECT state, state < 3 AND due_at <= :now, count(*)
     FROM multiq_jobs INDEXED BY multiq_jobs_waiting

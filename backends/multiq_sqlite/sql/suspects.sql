@@ -1,5 +1,5 @@
--- Records that may not be what multiq writes, the lowest seq first. Unusual values, like an id with
--- an umlaut, are sorted out by the caller, as SQLite cannot check whether a text is UTF-8: so texts are read as bytes.
+-- Records that multiq may not have written, the lowest seq first. Texts are read as bytes, because SQLite cannot check
+-- whether a text is UTF-8. The caller removes records that are only unusual, such as an id with an umlaut.
 SELECT seq,
     CAST(queue AS BLOB), typeof(queue), CAST(id AS BLOB), typeof(id), CAST(reason AS BLOB), typeof(reason),
     iif(typeof(state) = 'integer', state, NULL),
