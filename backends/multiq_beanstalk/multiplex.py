@@ -1,4 +1,4 @@
-"""Multiplexed exchanges: reads the replies of several connections as they arrive, so that none waits for another."""
+"""Reads the replies of several connections as they arrive, so that no connection waits for another."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
 
     Steps: TypeAlias = Generator[tuple[bytes, int], list[Reply], None]
-    """The exchange on one connection: yields a packet and the number of its one-line replies, and gets the replies.
+    """The exchange on one connection. Yields a packet and the number of its one-line replies, and gets the replies.
 
-    ``CONNECTION_ERRORS`` are raised in it, with the replies that arrived before as ``partly_read``.
+    ``CONNECTION_ERRORS`` are raised in the generator. Their ``partly_read`` has the replies that arrived before.
     """
 
 _NO_ANSWER = "the server did not answer in time"
 
 
 class _Channel:
-    """One connection, its steps, and the replies to the current packet."""
+    """One connection with its steps."""
 
     def __init__(self, connection: Connection, steps: Steps) -> None:
         self.connection = connection
         self.steps = steps
         self.rest = memoryview(b"")
-        """The rest of the packet, still to be sent."""
+        """The unsent rest of the packet."""
         self.count = 0
         self.replies: list[Reply] = []
 
@@ -38,7 +38,7 @@ class _Channel:
 class Multiplexer:
     """Carries out steps on several connections.
 
-    After an exception, call ``abort``: it closes the connections that wait for a reply.
+    After an exception, call ``abort`` to close the connections that wait for a reply.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Multiplexer:
         self._poll = select.poll()
 
     def add(self, connection: Connection, steps: Steps) -> None:
-        """Begin the steps of a connection; sends their first packet at once."""
+        """Begin the steps of a connection. Their first packet is sent at once."""
         channel = _Channel(connection, steps)
         number = connection.sock.fileno()
         self._channels[number] = channel
