@@ -220,9 +220,7 @@ class Admin:
         purged = 0
         with self._pool.borrowed() as session:
             reply, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
-            most = getattr(
-                self._tube_stats(reply), state.value
-            )  # counted once, so that later jobs do not prolong the call
+            most = getattr(self._tube_stats(reply), state.value)  # counted once: later jobs must not prolong the call
             must_check = state is State.BURIED and most and session.server_info().has_log
             while purged < most and head.startswith(b"FOUND "):
                 number, before = head.split()[1], purged
