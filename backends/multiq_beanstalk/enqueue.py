@@ -151,8 +151,8 @@ class _Batch:
     def _delete_buried(self, connection: Connection) -> None:
         """Delete jobs that the server buried when they were put, because the call reports these jobs as refused.
 
-        A server with a log must not delete these jobs. The log would have their deletion, but not their put. At the next
-        start, the server would stop reading the log at that deletion, and lose all later jobs.
+        A server with a log must not delete these jobs. The log would have their deletion but not their put. The next
+        start would stop reading the log at that deletion, and lose all later jobs.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._server_info.has_log:
