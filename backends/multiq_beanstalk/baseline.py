@@ -41,7 +41,7 @@ class BeanstalkBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """Delete the last jobs and reserve the next ones in one round trip."""
+        """Delete the jobs of the last round trip and reserve the next jobs in one round trip."""
         reserve = b"reserve-with-timeout 0\r\n" * TAKE_BATCH
         start, count = time.perf_counter(), 0
         held: list[bytes] = []

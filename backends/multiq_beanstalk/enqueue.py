@@ -66,8 +66,6 @@ def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, dead
 
 
 class _Batch:
-    """One call's jobs, and the replies so far."""
-
     def __init__(self, pool: Pool, queue: str, jobs: Sequence[NewJob], server_info: ServerInfo) -> None:
         self._pool = pool
         self._queue = queue

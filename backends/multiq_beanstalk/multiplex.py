@@ -24,8 +24,6 @@ _NO_ANSWER = "the server did not answer in time"
 
 
 class _Channel:
-    """One connection with its steps."""
-
     def __init__(self, connection: Connection, steps: Steps) -> None:
         self.connection = connection
         self.steps = steps
@@ -69,12 +67,12 @@ class Multiplexer:
                 self._step(number, event)
 
     def give_up(self) -> None:
-        """Raise ``TimeoutError`` in the steps that still wait for a reply, which ends them."""
+        """End the steps that still wait for a reply, with a ``TimeoutError``."""
         for number, channel in tuple(self._channels.items()):
             self._fail(number, channel, TimeoutError(_NO_ANSWER))
 
     def abort(self) -> None:
-        """Close the connections that wait for a reply, without raising anything in their steps."""
+        """Close the connections that wait for a reply. Nothing is raised in their steps."""
         for channel in self._channels.values():
             channel.connection.abort()
         self._channels.clear()

@@ -141,7 +141,7 @@ class Pool:
                 connection.hang_up()
 
     def start_over_in_child(self) -> None:
-        """Forget the parent's connections. The child's copies are closed elsewhere."""
+        """Forget the parent's connections. The child has closed its copies at the fork."""
         self._idle = []
         self._kept = weakref.WeakKeyDictionary()
 

@@ -92,7 +92,7 @@ _GAPS_OF_PARTITIONS = {
 
 
 def _yes_or_no(text: str) -> str:
-    """Read a yes or a no, also in the words of redis-py's URLs."""
+    """Redis-py's words for yes and no are accepted, too."""
     return "no" if choice("yes", "no", "true", "false", "1", "0")(text) in {"no", "false", "0"} else "yes"
 
 

@@ -58,7 +58,7 @@ class RedisBaseline(Baseline):
         self._delete()
 
     def put_one_by_one(self, count: int) -> float:
-        """``LPUSH``."""
+        """Puts each job with ``LPUSH``."""
         ask, name, body = self._connection.ask, self._list, self._body
         start = time.perf_counter()
         for _ in range(count):

@@ -55,7 +55,7 @@ class Call(NamedTuple):
     arguments: tuple[Word, ...] = ()
     """The script's ``ARGV``. A numbered script gets the call's number first."""
     state: str | None = None
-    """The sorted set to use, for those scripts that take one of several."""
+    """The sorted set to use, for scripts that take one of several."""
     also: tuple[str, ...] = ()
     """More partitions on the same server. The script gets the keys of these partitions, too."""
 
@@ -70,7 +70,7 @@ class Client:
         self._start_over()
 
         self.idle_since = 0.0
-        """When the pool last took this client back beyond the ``_FEW_IDLE`` that stay, by the monotonic clock."""
+        """When the pool last took this client back, by the monotonic clock. Not set for the first ``_FEW_IDLE``."""
 
     def _start_over(self) -> None:
         """Choose a new name and drop all connections.
@@ -93,7 +93,7 @@ class Client:
         return self._number
 
     def token(self, number: int) -> bytes:
-        """The token of the leases that the call with this number reserves. No other call of any client has it."""
+        """The token of the leases that call *number* reserves. No other call of any client has the same token."""
         return self.slot + number.to_bytes(5, "big")
 
     def call(
@@ -125,7 +125,7 @@ class Client:
         state: str | None = None,
         number: int | None = None,
     ) -> Call:
-        """Make, but do not send, a call; the parameters are those of ``call``."""
+        """Make a call without sending it. The parameters are those of ``call``."""
         if number is None:
             number = self.next_number()
         if script(verb).is_numbered:
@@ -156,7 +156,7 @@ class Client:
         return retry.run()
 
     def perform_each(self, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
-        """Send several calls in one round trip. Returns their replies; for a call that failed, its ``BackendError``.
+        """Send several calls in one round trip. Returns the replies. For a failed call, this is a ``BackendError``.
 
         No two numbered calls may be for the same partition. The server remembers one call per client and partition.
         """
@@ -168,7 +168,7 @@ class Client:
             return [exc]
 
     def packed(self, call: Call, connection: Connection, *, with_text: bool = False) -> bytes:
-        """A call as RESP, with the script's digest, or with its text."""
+        """A call as RESP, with the script's digest or the script's text."""
         verb, partition, arguments, state, also = call
         if with_text:
             wanted = script(verb, before_7=connection.is_before_7)

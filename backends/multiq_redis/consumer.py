@@ -58,8 +58,6 @@ class _PartitionCall(NamedTuple):
 
 
 class _Exchange:
-    """The state of one exchange."""
-
     # These are class attributes because most exchanges never set the first three.
     deadline = _NEVER
     """The end of the exchange after a server did not answer, by the monotonic clock."""
@@ -112,7 +110,7 @@ class RedisConsumer(Consumer):
         self._has_new_partitions = False  # whether a reply named partitions that were not known
         self._interrupted = False
         self._clocks = -_NEVER, 0  # when jobs were last asked for, and the server's time in the reply
-        self._looked_at = -_NEVER  # when all queues were last found empty; monotonic, like all times here
+        self._looked_at = -_NEVER  # when a poll last found all queues empty; all times here are monotonic
         self._change_at: dict[str, float] = {}  # partition -> when a delay, a lease or a pause ends next
         self._is_notified = False  # whether this consumer took a notification from the server
         self._uncertain: dict[str, _PartitionCall] = {}  # partition -> the call that may or may not have arrived

@@ -71,8 +71,6 @@ def _merged(found: Mapping[Address, Sequence[Finding]]) -> list[Finding]:
 
 
 class _Server(NamedTuple):
-    """One server, with the connection to it."""
-
     connection: Connection
     host: str | None
     """None for a UNIX socket."""
@@ -349,7 +347,7 @@ def survives(config: Mapping[str, str] | None) -> Survives:
 
 
 def _durability(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
-    """The finding on durability: the row of ``docs/durability.md`` that applies to the server's settings."""
+    """The row of ``docs/durability.md`` that applies to the server's settings, as a finding."""
     if config is None:
         return Finding(
             "unknown", "durability", "what survives a crash depends on settings that cannot be read", _ASK_ADMINISTRATOR

@@ -37,7 +37,7 @@ class ConnectionSettings(NamedTuple):
         return f"ConnectionSettings({self.user}/{self.database}{tls})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        """The same for ``rich``, which would otherwise print all fields."""
+        """The fields that ``rich`` prints, without the password."""
         yield "user", self.user
         yield "database", self.database
 

@@ -83,7 +83,7 @@ def hint(base: str) -> str:
 
 
 def partitions(base: str) -> str:
-    """The largest number of partitions over which any client has enqueued this queue, if more than one.
+    """The largest number of partitions over which any client has enqueued jobs of this queue, if more than one.
 
     Only the queue's first partition has this key.
     """

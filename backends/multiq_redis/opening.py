@@ -81,7 +81,7 @@ def open_connection(address: Address, settings: ConnectionSettings, deadline: fl
 
 
 class _LoginSocket:
-    """The object that redis-py takes for its socket while it logs in.
+    """redis-py uses this object as its socket during the login.
 
     One deadline ends all sends and receives. redis-py would have a timeout for each of them. A receive takes one byte,
     so that redis-py reads only the replies to its commands. Only the socket's owner closes the socket.

@@ -36,7 +36,7 @@ def parse_count(text: str) -> int:
 
 
 class Partitions:
-    """What one backend knows of its queues' partitions."""
+    """One backend's knowledge of its queues' partitions."""
 
     def __init__(self, pool: Pool, count: int) -> None:
         self.count = count
@@ -47,7 +47,7 @@ class Partitions:
         self._to_pause: dict[str, list[str]] = {}  # queue -> new partitions that may not be paused yet
 
     def partition_for(self, queue: str, packed_id: bytes) -> str:
-        """The partition that a job of this id is enqueued in."""
+        """The partition for a new job with this id."""
         if self.count == 1:
             return queue
         return keys.partition(queue, zlib.crc32(packed_id) % self.count)

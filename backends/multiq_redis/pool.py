@@ -40,7 +40,7 @@ class Pool:
             self._put_back(client)
 
     def call(self, verb: str, partition: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
-        """Make one call with an idle client; the parameters are those of ``Client.call``."""
+        """Make one call with an idle client. The parameters are those of ``Client.call``."""
         client = self._take()
         try:
             return client.call(verb, partition, arguments, state=state)

@@ -129,7 +129,7 @@ def partition_of(lease: Lease) -> str:
 
 
 def fence(lease: Lease) -> bytes:
-    """Returns the token that the job's record must have. For another driver's lease, no record has this token."""
+    """Returns the token that the job's record must have. For another driver's lease, no record has such a token."""
     return _token(lease.token.partition(".")[0])
 
 
@@ -177,7 +177,7 @@ class Found(NamedTuple):
     body: bytes
     reason: bytes | None
     was_abandoned: bool = False
-    """Whether its lease has ended and no script has made the job ready yet."""
+    """Whether the job's lease has ended, but no script has made the job ready yet."""
 
     def to_record(self, queue: str, now: int) -> JobRecord:
         """Returns the public record of the job. *now* is the server's time, in microseconds."""

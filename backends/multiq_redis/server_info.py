@@ -32,7 +32,7 @@ class ServerInfo:
         self._exact: Capabilities | None = None
 
     def refine(self, declared: Capabilities) -> Capabilities:
-        """Return *declared* with the live server's values. Unchanged while the server cannot be reached."""
+        """Return *declared* with the live server's values, if the server can be reached."""
         if self._exact is None:
             with contextlib.suppress(BackendUnavailable):
                 self._exact = self._fetch(declared)

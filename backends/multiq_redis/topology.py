@@ -113,8 +113,6 @@ class OneServer(Servers):
 
 
 class _SentinelReply(NamedTuple):
-    """A sentinel's answer."""
-
     primary: Address
     epoch: int
     """The larger the number, the newer the answer. 0 means not known."""

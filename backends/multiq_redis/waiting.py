@@ -116,7 +116,7 @@ class Waiter:
         self._poll((), until)
 
     def can_follow_up(self, partition: str) -> bool:
-        """Whether a follow-up call is possible. It is not in a cluster, or if the consumer has other partitions."""
+        """Whether a follow-up call is possible: outside a cluster, with no other partition to wait for."""
         self._find_marker_keys()
         return list(self._marker_keys.values()) == [partition] and not self._servers.is_cluster
 
@@ -238,7 +238,7 @@ class Waiter:
         return is_to_look
 
     def _failed(self, connection: Connection | None, exc: Exception) -> None:
-        """Close the connection. Raises ``BackendError`` for a failure that a poll of the queues might not meet."""
+        """Close the connection. Raises ``BackendError`` for a failure that a poll of the queues might not show."""
         if connection is not None:
             connection.close()
         if isinstance(exc, hiredis.ReplyError) and code_of(exc) not in _HARMLESS:
