@@ -112,7 +112,7 @@ class Client:
             partition: the partition whose keys the script uses.
             arguments: the script's ``ARGV``, without the call's number.
             state: the sorted set to use, for scripts that take one of several.
-            number: the number of an earlier call, to repeat that call; default: the next number.
+            number: the number of an earlier call, to repeat that call. Default: the next number.
         """
         return self.perform(self.new_call(verb, partition, arguments, state=state, number=number))
 
@@ -135,7 +135,7 @@ class Client:
     def perform(self, call: Call, deadline: float | None = None) -> Any:
         """Send a call, retry it as needed, and return its reply. A call that was sent before may be sent again.
 
-        *deadline*: a time of the monotonic clock; default: now and the URL's timeout. Raises ``BackendError``.
+        *deadline* is a time of the monotonic clock. The default is the URL's timeout from now. Raises ``BackendError``.
         """
         servers = self.servers
         if deadline is None:

@@ -8,10 +8,10 @@
 --       (a reason is a + and the text, or nothing if there is none)
 -- =>    more: 1 if no job is handed out, but there may be jobs (after a slice of the due jobs, or in a repetition)
 --       2 if there are more jobs, but the jobs handed out have 8 MB of bodies
---       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
+--       now, and when a delay, a lease or a pause ends next (us; nothing if never, or if jobs are handed out)
 --       a letter for each verdict: 1 done, 0 the lease is over
 --       how many partitions the queue has, or nothing if that is not stored
---       then for each job: its id, its record, and its body if that is kept apart
+--       then for each job: its id, its record, and its body if the body is in the bodies hash
 --- include record
 --- include once
 --- include clock
