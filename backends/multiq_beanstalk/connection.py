@@ -59,7 +59,7 @@ class Connection:
         self.server_info: ServerInfo | None = None
         """The server info, or None before this connection has asked for it."""
         self.last_acquired_at = -math.inf
-        """The deadline of the last call that borrowed the connection. It stands for the time of borrowing."""
+        """The deadline of the last call that borrowed the connection, in place of the time of borrowing."""
         self._buffer = b""
         self._at = 0  # index of the next unread byte in the buffer
         poll = select.poll()

@@ -1,7 +1,7 @@
 """The consumer settles and reserves in one packet. A lease ends with the connection that reserved the job.
 
-The main connection reserves ready jobs. It watches one tube at a time, so that jobs of earlier queues come first. A
-consumer with leases or several queues waits on another connection; see waiting.py.
+The main connection reserves ready jobs, from one tube at a time, so that jobs of earlier queues come first. A consumer
+with leases or several queues waits on another connection; see waiting.py.
 """
 
 from __future__ import annotations

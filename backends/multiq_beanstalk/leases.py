@@ -1,8 +1,8 @@
 """The leases that a consumer holds, and the timer that watches the ends of the leases.
 
 The server lets a client delete a job whose lease has ended, even if another consumer has the job now. So the driver
-sends no verdict on a lease that has ended by the client's clock. That clock starts before the reserve is sent, so the
-lease never ends later for the client than for the server.
+sends no verdict on a lease that has ended by the client's clock. The client counts a lease from the moment before the
+reserve was sent. So a lease never ends later for the client than for the server.
 
 beanstalkd may miss the end of a lease. The server's timer for a connection fires at the microsecond of a reservation's
 end. If the reservation is not quite over at that moment, the server sets the timer again only when the client sends
@@ -75,7 +75,7 @@ class HeldLeases:
         A signal handler may raise just after ``acquire``. So ``acquire`` belongs inside a ``try``, whose ``finally``
         calls ``release`` in any case.
         """
-        try:  # noqa: SIM105 - for every call, and suppress costs as much as the rest of it
+        try:  # noqa: SIM105 - suppress would double the time of this method
             self._lock.release()
         except RuntimeError:
             pass

@@ -1,7 +1,7 @@
 """Retries a call whose first attempt failed.
 
 All attempts send the same call with the same number, so the call has one effect, however many attempts arrive.
-``multiq.driverkit.call_retry`` decides when the next attempt is made. This module adds redirections. It also sends a
+``multiq.driverkit.call_retry`` decides when the next attempt is made. This module adds redirections, and sends a
 script's text to a server that does not know the script's digest.
 """
 

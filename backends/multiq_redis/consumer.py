@@ -69,7 +69,7 @@ class _Exchange:
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
         self.limit = limit
-        """How many jobs to return. It is lowered when the jobs have as many bytes as one reserve may return."""
+        """How many jobs to return. The number is lowered when the jobs have as many bytes as one reserve may return."""
         self.answers: dict[int, LeaseLost | None] = {}
         self.leases: list[Lease] = []
 
@@ -346,7 +346,7 @@ class RedisConsumer(Consumer):
         return answers, leases(partition, handed_out, int(now)), more
 
     def _note_change(self, partition: str, now: bytes, change_at: bytes) -> None:
-        # The time counts from the arrival of the reply. It may be late by half a round trip, but not early.
+        # The time counts from the arrival of the reply. So a wait may end half a round trip late, but not early.
         wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
         self._change_at[partition] = time.monotonic() + wait
 

@@ -3,7 +3,7 @@
 The tag of a queue's first partition is ``{queue}``. With ``?partitions=``, the other partitions have the tags
 ``{queue#1}``, ``{queue#2}`` and so on. A queue's name cannot contain a ``#``.
 
-A job's *place* is its member in a sorted set. It consists of the job's sequence number, priority and id.
+A job's *place*, its member in a sorted set, consists of the job's sequence number, priority and id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds the server of a queue. It is the only server, the primary of the sentinels, or a node of a cluster.
+"""Finds the server of a queue. A URL names one server, sentinels and their service, or a cluster.
 
 Nothing here needs a lock. Each value is stored by one assignment, and two threads may store the same value twice.
 """
