@@ -4,8 +4,8 @@
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 one effect per call   a number per call; the script stores the number and the answer (see     one GET, one SET
-                      lua/include/once.lua). After a lost reply the client repeats the call
-                      without a pause, on a new connection, the first time in a call.
+                      lua/include/once.lua). After the first lost reply, the client repeats
+                      the call at once, on a new connection.
 a deadline            one for the whole call, repetitions, redirections and waiting included  none
 scripts that vanish   after NOSCRIPT the script's text is sent instead of its digest          one round trip, once
 safe forks            a child drops its parent's connections and takes a new name             one comparison

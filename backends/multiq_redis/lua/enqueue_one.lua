@@ -1,5 +1,5 @@
 --- flags: none
--- Add one job that is due at once and whose body is small: enqueue.lua without its loops, at half the price.
+-- Add one job that is due at once and has a small body. This is enqueue.lua without its loops, in half the time.
 -- KEYS  1 call   2 jobs   3 sequence   4 ready   5 hint
 -- ARGV  1 number   2 id   3 priority   4 its record from the priority on
 -- =>    ok
