@@ -1,1 +1,1 @@
-"""The beanstalkd driver: a queue is a tube, a lease is a reservation by one connection."""
+"""The beanstalkd driver. A queue is a tube. A lease is a reservation by one connection."""

@@ -1,10 +1,9 @@
-"""Admin: inspects and changes jobs and queues, on connections that hold no lease.
+"""Inspects and changes jobs and queues, on connections that hold no lease.
 
-A job's tube never changes. While a server runs, it gives out no id a second time, and all its connections end when the
-server ends. So each call first reads the job's tube: on the same connection the id still means this job afterwards, and
-the next commands cannot change another job. On a new connection the same id may belong to another job, if the server
-was restarted, or if the server's name leads to another server now. So commands that follow such a read are never
-repeated on a new connection.
+Each call first reads the job's tube, which never changes. A running server never gives out an id a second time. So on
+the same connection, the id still means the same job afterwards. On a new connection, the id may belong to another job
+if the server was restarted, or if the server's name leads to another server now. So commands that follow such a read
+are never repeated on a new connection.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ if TYPE_CHECKING:
     from .pool import Pool, Session
     from .server_info import JobStats, TubeStats
 
-_MAX_ATTEMPTS = 10  # attempts of a read, if the job changes between the read's commands
+_MAX_ATTEMPTS = 10  # attempts to read a job that changes between the read's commands
 _TUBES_AT_ONCE = 500  # tubes whose stats are asked for in one packet
 
 _PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIED: b"peek-buried"}
 
 
 class Admin:
-    """All calls of the backend except enqueuing and consuming."""
+    """All operations of the backend except enqueuing and consuming."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -53,10 +52,7 @@ class Admin:
         return record(queue, number, stats, body)
 
     def first(self, queue: str, state: State) -> tuple[JobRecord | None, int]:
-        """Return the first job in a state, and the number of jobs in that state.
-
-        Instead of the first job: None, if there is none or it cannot be read.
-        """
+        """Return the first job in a state, or None if it cannot be read, and the number of jobs in that state."""
         with self._pool.borrowed() as session:
             for _ in range(_MAX_ATTEMPTS):
                 reply, *heads = session.ask(
@@ -130,9 +126,9 @@ class Admin:
         raise BackendUnavailable(f"job {job_id} of queue {queue!r} changed in each of {_MAX_ATTEMPTS} reads: try again")
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        """Put a copy of the job, then delete the old one: in the other order, a crash in between would lose the job.
+        """Put a copy of the job, then delete the old job. In the other order, a crash in between would lose the job.
 
-        The copy is delayed until the old job is deleted, so that no consumer gets both.
+        The copy is delayed until the old job is deleted, so that no consumer gets both jobs.
         """
         number = _number(queue, job_id)
         with self._pool.borrowed() as session:
@@ -154,7 +150,7 @@ class Admin:
         return new.decode()
 
     def _hide_for(self) -> float:
-        """Return the seconds after which the old job has certainly been deleted, or its deletion has failed."""
+        """Return the seconds after which the deletion of the old job has certainly succeeded or failed."""
         return math.ceil(self._pool.timeout) + 1.0
 
     def _put_replacement(self, session: Session, queue: str, job: NewJob) -> bytes:
@@ -183,7 +179,7 @@ class Admin:
     # --- many jobs ---
 
     def kick(self, queue: str, limit: int) -> int:
-        """Kick buried jobs one by one, by id: the server's ``kick`` would kick delayed jobs when none is buried."""
+        """Kick buried jobs one by one, by id. The server's ``kick`` would kick delayed jobs if no job is buried."""
         kicked = 0
         with self._pool.borrowed() as session:
             ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
@@ -199,9 +195,9 @@ class Admin:
         return kicked
 
     def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
-        """Kick the first buried job once more, after a kick failed. False: the job is not buried any more.
+        """Kick the first buried job once more, after a kick failed. Returns False if the job is not buried any more.
 
-        Raises ``BackendFull`` if the job is buried as before.
+        Raises ``BackendFull`` if the job is still buried.
         """
         before = self._state(session, number)
         if before is None or before.state != b"buried":
@@ -224,7 +220,7 @@ class Admin:
         purged = 0
         with self._pool.borrowed() as session:
             reply, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
-            most = getattr(self._tube_stats(reply), state.value)  # so that jobs enqueued later do not prolong the call
+            most = getattr(self._tube_stats(reply), state.value)  # counted once: later jobs must not prolong the call
             must_check = state is State.BURIED and most and session.server_info().has_log
             while purged < most and head.startswith(b"FOUND "):
                 number, before = head.split()[1], purged
@@ -257,16 +253,15 @@ class Admin:
     def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
         """Return the job's stats.
 
-        *is_safe*: the command may be repeated on a new connection, because nothing was read about the job yet: its id
-        comes from the caller.
+        With *is_safe*, the command may be repeated on a new connection, because the call has not read the job before.
         """
         return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
     def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:
-        """Delete a job that is not reserved. False: a consumer has the job, or the job is gone.
+        """Delete a job that is not reserved. Returns False if a consumer has the job, or the job is gone.
 
-        A job that was buried by its put, for lack of memory, is not in the log, and deleting it would corrupt the log.
-        So such a job is kicked first, which writes it to the log.
+        A job that was buried by its put, for lack of memory, is not in the log. Its deletion would corrupt the log. So
+        such a job is kicked first, which writes the job to the log.
         """
         if job.is_out_of_log and session.server_info().has_log and not self._kick(session, number):
             now = self._state(session, number)
@@ -276,7 +271,7 @@ class Admin:
         return self._was_deleted(line)
 
     def _why_not_deleted(self, session: Session, queue: str, number: bytes) -> JobNotFound | JobReserved:
-        """Return the error for a job that could not be deleted: it is gone, or a consumer had reserved it."""
+        """Return the error for a job that could not be deleted, because it is gone or a consumer had reserved it."""
         missing = self._state(session, number) is None
         return (JobNotFound if missing else JobReserved)(queue, number.decode())
 

@@ -1,4 +1,4 @@
-"""The beanstalkd backend: a queue is a tube, a lease is a reservation; both live in the server's memory, or its log.
+"""The beanstalkd backend. A queue is a tube, and a lease is a reservation.
 
 ====================  ======================================================================  =========================
 guarantee             how                                                                     cost
@@ -143,7 +143,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         return self._admin.peek(queue, job_id)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:  # noqa: ARG002
-        """Return the first job. ``after`` is set if there are more jobs; asking for them raises ``Unsupported``."""
+        """Return a page with the first job. Asking for the next page raises ``Unsupported``."""
         state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")
@@ -193,11 +193,11 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     # --- helpers ---
 
     def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
+        """Close all connections. After a malformed reply, later replies may belong to earlier requests."""
         self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:
-        """Return the body of an ``OK`` reply; None for a ``NOT_FOUND`` reply. Raises ``BackendError``."""
+        """Return the body of an ``OK`` reply, or None for a ``NOT_FOUND`` reply. Raises ``BackendError``."""
         ((line, body),) = self._pool.ask(command)
         if line.startswith(b"OK "):
             return body
@@ -207,7 +207,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
 
 def address_of(url: BackendUrl) -> Address:
-    """Return the address of the server that a URL names. Raises ``UrlInvalid``."""
+    """Return the address of a URL's server. Raises ``UrlInvalid``."""
     if url.username is not None or url.password is not None:
         raise _invalid(url, "beanstalkd has no users or passwords: leave them out")
     if url.scheme == "beanstalk+unix":

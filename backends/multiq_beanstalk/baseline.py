@@ -1,4 +1,4 @@
-"""The baseline of ``multiq bench``: the leanest loops over a bare socket."""
+"""The baseline of ``multiq bench``, which has the fastest loops over a bare socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 60.0  # seconds for one exchange
 
 
 class BeanstalkBaseline(Baseline):
-    """Uses a *tube* and a *connection* of its own."""
+    """Needs a *tube* and a *connection* that nothing else uses."""
 
     def __init__(self, connection: Connection, tube: str, body: bytes) -> None:
         self._connection = connection
@@ -41,7 +41,7 @@ class BeanstalkBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """Delete the last jobs and reserve the next ones in one round trip."""
+        """Delete the jobs of the last round trip and reserve the next jobs in one round trip."""
         reserve = b"reserve-with-timeout 0\r\n" * TAKE_BATCH
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
@@ -56,7 +56,7 @@ class BeanstalkBaseline(Baseline):
                 return count / (time.perf_counter() - start)
 
     def close(self) -> None:
-        """Delete the jobs that are left; the server deletes the tube when its last job is gone."""
+        """Delete the remaining jobs. The server deletes the tube when its last job is gone."""
         try:
             if not self._connection.is_closed:
                 self.take_in_batches()

@@ -1,4 +1,4 @@
-"""The adapter for ``multiq bench``: starts a beanstalkd, reports a server's durability settings and its counters."""
+"""The adapter of ``multiq bench`` for beanstalkd."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STATS_COMMAND = "cmd-stats"  # the command that reads the counters
 
 
 class BeanstalkServer(Server):
-    """``beanstalkd`` on a port of loopback. With a durable *profile* it syncs its log before each answer."""
+    """``beanstalkd`` on a loopback port. With a durable *profile*, the server syncs its log before each reply."""
 
     program = package = "beanstalkd"
 
@@ -62,7 +62,7 @@ class BeanstalkServer(Server):
 
 
 class BeanstalkAdapter(Adapter):
-    """One server. It does not count the bytes of requests; its memory is known only if it runs on this machine."""
+    """One server. The bytes of requests are not counted. The memory is known only for a server on this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -101,7 +101,7 @@ class BeanstalkAdapter(Adapter):
 
 
 class BeanstalkBench(Bench):
-    """``beanstalkd``."""
+    """A ``beanstalkd`` that the bench starts, or the server of a multiq URL."""
 
     @classmethod
     @contextmanager

@@ -1,4 +1,4 @@
-"""The clock that leases are measured by."""
+"""The clock that measures leases."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import time
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-#: the time in seconds, by a clock that also counts the time in which the machine is suspended, as the server's clock
-#: does; on a system without such a clock, by the monotonic clock
+#: Seconds by a clock that, like the server's clock, goes on while the machine is suspended. A system without such a
+#: clock uses the monotonic clock.
 now = functools.partial(time.clock_gettime, _CLOCK)

@@ -1,8 +1,8 @@
-"""One connection to beanstalkd: sends many commands in one packet, and reads their replies in order, by a deadline.
+"""One connection to beanstalkd. Sends many commands in one packet, and reads the replies in order, until a deadline.
 
-This module takes the place of the client library greenstalk, which waits for each reply before it sends the next
-command, and limits the time of single reads but not of a call; see docs/decisions/0010. The driver's exceptions still
-have exceptions of greenstalk as their causes.
+This module replaces the client library greenstalk. greenstalk waits for each reply before the next command, and limits
+the time of single reads, not of a call; see docs/decisions/0010. The driver's exceptions still have greenstalk's
+exceptions as their causes.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from .server_info import ServerInfo
 
 Reply: TypeAlias = "tuple[bytes, bytes]"
-"""The line without its end, and the body that followed it, if any."""
+"""The line without its end, and the body, which may be empty."""
 
 _NO_ANSWER = "the server did not answer in time"
 _CLOSED_BY_SERVER = "the server closed the connection"
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _NO_LINGER = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
-_LONGEST_LINE = 512  # bytes; the server's lines are shorter
+_LONGEST_LINE = 512  # bytes: more than any line of the server
 _LARGEST_REPLIES = 640_000_000  # bytes of all replies to one packet
 _MOST_DIGITS = 12
-_SHORTEST_REPLY = 8  # bytes: ``BURIED`` and a line's end
-_WAITALL_FROM = 80  # bytes: if at least so many must still come, one call receives them
+_SHORTEST_REPLY = 8  # bytes: ``BURIED`` and the end of the line
+_WAITALL_FROM = 80  # bytes: one call receives this many bytes or more if they are sure to come
 _DEFAULT = "default"
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _NOOP = b"list-tube-used\r\n"  # a command without effect, whose reply is one line
 
-#: replies that end with the length of a body, which follows
+#: replies whose line ends with the length of the body that follows
 _WITH_BODY = (b"RESERVED ", b"FOUND ", b"OK ")
 
 
@@ -48,37 +48,36 @@ class ProtocolError(Exception):
 
 
 class Connection:
-    """A socket, its read buffer, and the state that the server keeps for this connection (tubes, leases)."""
+    """A socket, its read buffer, and the connection's state on the server (tubes, leases)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.used = _DEFAULT
         self.watched: tuple[str, ...] = (_DEFAULT,)
         self.held: set[str] = set()
-        """The tokens of the leases that this connection holds; they end with it."""
+        """The tokens of this connection's leases, which end with the connection."""
         self.server_info: ServerInfo | None = None
-        """The server info, once it was asked for on this connection."""
+        """The server info, or None before this connection has asked for it."""
         self.last_acquired_at = -math.inf
-        """When the connection was last lent, as the deadline of the call that borrowed it."""
+        """The deadline of the last call that borrowed the connection, in place of the time of borrowing."""
         self._buffer = b""
-        self._at = 0  # in the buffer
+        self._at = 0  # index of the next unread byte in the buffer
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         self._wait = poll.poll
         self._received = 0  # bytes since the last send
         self._receive_timeout = 0.0  # seconds: the socket's SO_RCVTIMEO as it is set now
         self._spin = SpinReader(sock)
-        self._noops_pending = 0  # no-ops whose replies are not read yet
+        self._noops_pending = 0  # no-ops with unread replies
 
     @property
     def is_closed(self) -> bool:
         return self.sock.fileno() < 0
 
     def is_alive(self) -> bool:
-        """Whether the connection is open, and nothing but replies to no-ops has arrived since the last reply.
+        """Whether the connection is open and has no unread data except replies to no-ops.
 
-        The server may have closed the connection after replies that were not read yet: so this reads all that has
-        arrived.
+        All data that has arrived is read, because the end of the connection may come after unread replies.
         """
         if self.is_closed:
             return False
@@ -98,7 +97,7 @@ class Connection:
         return False
 
     def send_noop(self) -> None:
-        """Send a command without effect. Its reply is read together with the reply to the next command."""
+        """Send a command without effect. The reply is read together with the reply to the next command."""
         with contextlib.suppress(OSError):
             if self.sock.send(_NOOP, _DONTWAIT) == len(_NOOP):
                 self._noops_pending += 1
@@ -106,7 +105,10 @@ class Connection:
                 self.abort()
 
     def watch(self, tubes: tuple[str, ...]) -> tuple[bytes, int]:
-        """Return the commands that make this connection watch exactly *tubes*, and their number. Send them next."""
+        """Return the commands with which this connection watches exactly *tubes*, and their number.
+
+        The caller must send the commands next.
+        """
         if self.watched == tubes:
             return b"", 0
         commands = [b"watch %b\r\n" % tube.encode() for tube in tubes if tube not in self.watched]
@@ -139,7 +141,7 @@ class Connection:
     def send(self, packet: bytes, deadline: float) -> None:
         """Send *packet*.
 
-        Any exception closes the connection; the exception's ``unsent`` is the number of bytes not sent.
+        Any exception closes the connection. The exception's ``unsent`` is the number of bytes not sent.
         """
         sent = self._received = 0
         try:
@@ -158,7 +160,7 @@ class Connection:
     def read(self, deadline: float) -> Reply:
         """Return the next reply.
 
-        Any exception closes the connection: else a later call would take this reply for its own.
+        Any exception closes the connection, because a later call would take this reply for its own.
         """
         if self._noops_pending:
             self.read_noop_replies(deadline)
@@ -181,9 +183,8 @@ class Connection:
     def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
         """Return the next *count* replies.
 
-        *lines*: so many of them, the first ones, answer slow commands and have no body.
-
-        After an error, the exception's ``partly_read`` has the replies that arrived before it.
+        The first *lines* replies answer slow commands and have no body. After an error, the exception's ``partly_read``
+        has the replies that arrived before the error.
         """
         replies: list[Reply] = []
         if self._noops_pending:
@@ -207,7 +208,7 @@ class Connection:
                 if sure >= _WAITALL_FROM:
                     self._receive(deadline, sure)
                 elif len(replies) < count:
-                    replies.append(self._read(deadline))  # it has not arrived as a whole
+                    replies.append(self._read(deadline))  # the reply has not arrived as a whole
         except BaseException as exc:
             self.abort()
             exc.partly_read = replies  # type: ignore[attr-defined]
@@ -241,7 +242,7 @@ class Connection:
             return rest
 
     def read_nowait(self, count: int) -> list[Reply]:
-        """Return up to *count* next replies, without bodies: those that have arrived already.
+        """Return up to *count* replies without bodies that have already arrived.
 
         Raises ``OSError``, ``ProtocolError``.
         """
@@ -264,7 +265,7 @@ class Connection:
         return replies
 
     def received_lines(self) -> list[bytes]:
-        """Return the replies, without bodies, that have arrived unread, after a packet was sent only in part."""
+        """Return the unread replies, without bodies, that arrived while only a part of a packet was sent."""
         return self._buffer[self._at :].split(b"\r\n")[:-1]
 
     def close(self) -> None:
@@ -278,7 +279,7 @@ class Connection:
         self.sock.close()
 
     def hang_up(self) -> None:
-        """End the connection from another thread: a thread that waits for data sees the end of the stream."""
+        """End the connection from another thread. A thread that waits for data sees the end of the stream."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -290,7 +291,7 @@ class Connection:
     def _send_and_receive(self, rest: memoryview, deadline: float) -> None:
         """Send a packet that is larger than what the kernel takes at once.
 
-        The server stops reading when the client does not read its replies, so this sends and receives in turns.
+        The server stops reading when the client does not read the replies. So sending and receiving alternate.
         """
         poll = select.poll()
         poll.register(self.sock, select.POLLIN | select.POLLOUT)
@@ -325,7 +326,7 @@ class Connection:
         return line
 
     def _check_line_ends(self) -> None:
-        """Raise ``ProtocolError`` if the buffer holds more bytes than a line may have, and no end of a line."""
+        """Raise ``ProtocolError`` if the buffer has more bytes than a line may have, but no end of a line."""
         if len(self._buffer) - self._at > _LONGEST_LINE:
             raise ProtocolError("a reply does not end")
 
@@ -355,9 +356,9 @@ class Connection:
     def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
         """Wait for data and receive what has arrived.
 
-        *sure*: at least so many bytes will come, and one call receives all of them. The server sends each reply
-        separately, and slowly if it syncs its log for each. To wake up for every single reply costs more than all other
-        work for a job.
+        At least *sure* bytes will come, and one call receives all of them. The server sends each reply separately.
+        A server that syncs its log for each reply is slow. Waking up for every reply costs more than all other work
+        for a job.
         """
         left = time_left(deadline)
         data = b"" if sure >= _WAITALL_FROM else self._spin.receive(_RECEIVED_AT_ONCE)
@@ -384,9 +385,9 @@ class Connection:
         return data
 
     def _set_receive_timeout(self, left: float) -> None:
-        """Set the timeout of the next receive to *left* seconds; a present one within a sixteenth of that is kept.
+        """Set the timeout of the next receive to *left* seconds, unless the current timeout is within a sixteenth.
 
-        Call this only when data has arrived already. If a signal interrupts a receive before any data, Python repeats
+        Call this method only when data has arrived. If a signal interrupts a receive before any data, Python repeats
         the receive, and the kernel allows the whole time again.
         """
         if abs(left - self._receive_timeout) <= left / 16:

@@ -1,7 +1,7 @@
-"""The consumer: settles and reserves in one packet. A lease ends with the connection that it was reserved on.
+"""The consumer settles and reserves in one packet. A lease ends with the connection that reserved the job.
 
-The main connection reserves ready jobs. It watches one tube at a time, so that jobs of earlier queues come first. A
-consumer that holds leases, or has several queues, waits on another connection; see waiting.py.
+The main connection reserves ready jobs, from one tube at a time, so that jobs of earlier queues come first. A consumer
+with leases or several queues waits on another connection; see waiting.py.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.beanstalk")
 
 _SLICE = 500  # jobs asked for in one packet
-_TOUCH_BELOW = 1.0  # seconds: if less of a lease is left, a delete might arrive too late, so a touch is sent first
-_PROBE_FROM = 3  # queues: with so many or more, the consumer first asks which of them have jobs
-_PROMPT = 0.05  # seconds: after a reply within this time, leases need no touch
-_PACKETS_PER_TIMEOUT = 8  # one packet's jobs may take at most the timeout divided by this
+_TOUCH_BELOW = 1.0  # seconds: with less time left, a lease is touched before its job is deleted
+_PROBE_FROM = 3  # with this many queues or more, the consumer first asks which queues have jobs
+_PROMPT = 0.05  # seconds: leases need no touch if the reply came within this time
+_PACKETS_PER_TIMEOUT = 8  # one packet's jobs may take this fraction (1/8) of the timeout
 
 
 @guarded("reserve", "settle", "exchange", server="a beanstalkd")
@@ -50,14 +50,14 @@ class BeanstalkConsumer(Consumer):
     def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
         self._tubes = self._own_order = tuple(dict.fromkeys(queues))
-        """``_tubes``: the queues in the order of the present call. ``_own_order``: the order given to the consumer."""
+        """``_tubes`` has the order of the current call, ``_own_order`` that of the constructor."""
         self._pool = pool
         self._waiter = Waiter(pool, self._tubes)
-        self._expected: dict[str, int] = {}  # tube -> how many jobs are worth asking for
+        self._expected: dict[str, int] = {}  # tube -> how many jobs to ask for in one packet
         self._reset()
 
     def _reset(self) -> None:
-        """Forget leases and connections. Also called in a forked child, as they belong to the parent process."""
+        """Forget leases and connections. Also called in a forked child, because they belong to the parent."""
         self._generation = forks.generation
         self._main: Connection | None = None
         self._waiter.forget_connections()
@@ -72,7 +72,7 @@ class BeanstalkConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # a wait does not use this order: it watches all tubes at once
+        # A wait does not use this order, because it watches all tubes at once.
         self._tubes = self._own_order if queues is None else tuple(dict.fromkeys(self.in_order(queues)))
         give_up_at = time.monotonic() + timeout
         answers, leases = self._exchange(verdicts, limit)
@@ -96,7 +96,7 @@ class BeanstalkConsumer(Consumer):
         self._reset()
 
     def _discard_connections(self) -> None:
-        """Drop all connections after a malformed reply: the replies after it may be malformed too."""
+        """Close all connections. After a malformed reply, later replies may be malformed, too."""
         self.close()
 
     # --- settling ---
@@ -115,8 +115,8 @@ class BeanstalkConsumer(Consumer):
     def _acquire(self, held_leases: HeldLeases) -> None:
         """Lock the connections. Raises ``BackendTimeout`` if another thread holds the lock for half of the timeout.
 
-        The other half of the timeout is for this call's own requests: with less time, the call's deadline might cut off
-        a connection that works.
+        The other half of the timeout is for this call's own requests. With less time, the call's deadline might end a
+        connection that works.
         """
         at_most = self._pool.timeout / 2
         if not held_leases.acquire(at_most):
@@ -144,10 +144,9 @@ class BeanstalkConsumer(Consumer):
     def _exchange_multiplexed(
         self, exchange: Exchange, pending: dict[Connection, list[PendingVerdict]], deadline: float
     ) -> None:
-        """Settle on several connections at the same time, or on another connection than the one that reserves.
+        """Settle on several connections at the same time, and reserve on the main connection.
 
-        Reserving gets at least half of the time: a connection that does not answer must not use up the time of the
-        others.
+        Reserving gets at least half of the time. So a connection that does not answer cannot use up all the time.
         """
         multiplexer = Multiplexer()
         try:
@@ -167,7 +166,7 @@ class BeanstalkConsumer(Consumer):
             raise
 
     def _steps(self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict]) -> Steps:
-        """Do what ``_touch_expiring`` and ``_send_verdicts`` do, as steps on one of several connections."""
+        """The work of ``_touch_expiring`` and ``_send_verdicts``, as steps on one of several connections."""
         try:
             yield from self._touch_steps(exchange, pending)
             if not pending:
@@ -183,10 +182,7 @@ class BeanstalkConsumer(Consumer):
             self._record_error(exchange, exc)
 
     def _by_connection(self, exchange: Exchange) -> dict[Connection, list[PendingVerdict]]:
-        """Group the verdicts by the connection on which they are to be sent.
-
-        A verdict on a lost lease is answered with ``LeaseLost`` at once.
-        """
+        """Group the verdicts by connection. A verdict on a lost lease is answered with ``LeaseLost`` at once."""
         pending: dict[Connection, list[PendingVerdict]] = {}
         settled: set[str] = set()
         moment = now()
@@ -209,7 +205,7 @@ class BeanstalkConsumer(Consumer):
     def _touch_expiring(
         self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict], deadline: float
     ) -> None:
-        """Touch leases that are about to end, and drop from *pending* what must not be sent any more."""
+        """Touch leases that are about to end, and drop verdicts on lost leases from *pending*."""
         if not connection.is_alive():
             self._refuse_lost(exchange, pending)
             pending.clear()
@@ -229,10 +225,10 @@ class BeanstalkConsumer(Consumer):
             pass
 
     def _touch_steps(self, exchange: Exchange, pending: list[PendingVerdict]) -> Steps:
-        """Touch leases whose acks might arrive after their end; drop from *pending* what must not be sent any more.
+        """Touch leases that might end before their acks arrive. Drop verdicts on lost leases from *pending*.
 
-        After the end of a lease, the server refuses a touch, but not a delete. A round of touches takes time, and
-        meanwhile other leases come near their ends. So there are more rounds, until no lease is near its end.
+        After the end of a lease, the server refuses a touch, but not a delete. A round of touches takes time, and other
+        leases come near their ends meanwhile. So there are more rounds, until no lease is near its end.
         """
         while expiring := self._expiring(pending):
             touched_at = now()
@@ -251,7 +247,7 @@ class BeanstalkConsumer(Consumer):
                     pending.remove(one)
 
     def _expiring(self, pending: Iterable[PendingVerdict]) -> list[PendingVerdict]:
-        """Return the acks of leases with less than a second left, or less than half of the ttr if that is shorter."""
+        """Return the acks whose leases have less than a second and less than half of their ttr left."""
         moment = now()
         safe_from = moment + _TOUCH_BELOW
         return [
@@ -265,7 +261,7 @@ class BeanstalkConsumer(Consumer):
     def _exchange_on(
         self, exchange: Exchange, connection: Connection | None, pending: list[PendingVerdict], deadline: float
     ) -> None:
-        """Settle on *connection*. None: settle on the main connection, and reserve as well.
+        """Settle on *connection*, or settle and reserve on the main connection if *connection* is None.
 
         Records errors in *exchange*.
         """
@@ -304,7 +300,7 @@ class BeanstalkConsumer(Consumer):
         except CONNECTION_ERRORS as exc:
             self._apply_partial_replies(exchange, connection, pending, getattr(exc, "partly_read", ()), sent_at)
             raise
-        except BaseException:  # raised by a signal handler: the replies would stay unread
+        except BaseException:  # raised by a signal handler; the replies would stay unread
             connection.abort()
             raise
         if not pending:
@@ -313,7 +309,7 @@ class BeanstalkConsumer(Consumer):
         return replies[len(pending) :]
 
     def _verdict_packet(self, pending: Sequence[PendingVerdict]) -> bytes:
-        """Return the commands of these verdicts, and end the verdicts' leases, except those that are only touched."""
+        """Return the commands of these verdicts. Ends the leases, except those that are only touched."""
         for _, verdict, held in pending:
             if not isinstance(verdict, Touch):
                 self._held_leases.end(verdict.lease.token, held)
@@ -329,8 +325,8 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         """Apply the replies that arrived before the connection ended, and refuse the other verdicts.
 
-        The other verdicts are refused whether or not the server has carried them out, because nobody can know. A job
-        that is gone, or ready, proves nothing: another consumer may have had it afterwards, and acked or released it.
+        Nobody can know whether the server has carried out the other verdicts. A job that is gone or ready proves
+        nothing, because another consumer may have acked or released the job afterwards.
         """
         self._apply_replies(exchange, connection, pending, replies, sent_at)
         for at, _, _ in pending[len(replies) :]:
@@ -394,14 +390,14 @@ class BeanstalkConsumer(Consumer):
     def _reserve(self, exchange: Exchange, pending: Sequence[PendingVerdict], deadline: float) -> None:
         """Settle, and reserve ready jobs from one tube after the other, until there are enough jobs.
 
-        Stops at half of the timeout if jobs have arrived: they must not wait for a slow network.
+        Stops at half of the timeout if jobs have arrived, because these jobs must not wait for a slow network.
         """
         if self._main is None or not (pending or self._main.is_alive()):
             self._main = self._pool.open(deadline, close_with_pool=True)
         try:
             self._reserve_on(self._main, exchange, pending, deadline)
         except BaseException:
-            self._main.abort()  # it may hold jobs that were not returned to the caller
+            self._main.abort()  # the connection may hold jobs that were not returned to the caller
             raise
 
     def _reserve_on(
@@ -420,7 +416,7 @@ class BeanstalkConsumer(Consumer):
                     continue
             is_empty = False
             while not is_empty and exchange.wanted > 0 and not (exchange.found and time.monotonic() > enough_at):
-                # if the first tube had too few jobs the last time, the same packet also asks for the other tubes' stats
+                # If the first tube had too few jobs the last time, the packet also asks for the other tubes' stats.
                 is_short = others and not position and not probed and self._expected.get(tube, 1) == 1
                 is_empty, replies = self._reserve_from(
                     exchange, connection, pending, tube, others if is_short else (), deadline
@@ -442,9 +438,9 @@ class BeanstalkConsumer(Consumer):
         probed: Sequence[str],
         deadline: float,
     ) -> tuple[bool, list[Reply]]:
-        """Reserve jobs of one tube, as many as one packet asks for.
+        """Reserve jobs of one tube with one packet.
 
-        Returns whether the tube is empty now, and the replies about the tubes *probed*.
+        Returns whether the tube is empty now, and the replies to the stats commands for the tubes *probed*.
         """
         asked = min(exchange.wanted, self._expected.get(tube, 1), _SLICE)
         packet, count = connection.watch((tube,))
@@ -454,7 +450,7 @@ class BeanstalkConsumer(Consumer):
         asked_at = now()
         try:
             replies = self._send_verdicts(exchange, connection, pending, packet, count + asked + len(probed), deadline)
-        except TimeoutError as exc:  # too many jobs for this network
+        except TimeoutError as exc:  # the network is too slow for this number of jobs
             arrived = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
             self._expected[tube] = max(1, arrived // 2)
             raise
@@ -466,7 +462,7 @@ class BeanstalkConsumer(Consumer):
         return got < asked, replies[count + asked :]
 
     def _check_watched(self, connection: Connection, replies: Sequence[Reply]) -> None:
-        """Raise if a ``watch`` or ``ignore`` failed: reserves would return jobs of the wrong queue."""
+        """Raise if a ``watch`` or ``ignore`` failed, because reserves would return jobs of the wrong queue."""
         for line, _ in replies:
             if not line.startswith(b"WATCHING "):
                 connection.close()
@@ -475,7 +471,7 @@ class BeanstalkConsumer(Consumer):
     def _collect_reserved(
         self, exchange: Exchange, connection: Connection, replies: Sequence[Reply], asked_at: float
     ) -> int:
-        """Add the jobs among the replies to reserves to *exchange*. Returns how many."""
+        """Add the jobs in the replies to reserves to *exchange*. Returns the number of these jobs."""
         before = len(exchange.found)
         for line, body in replies:
             if line.startswith(b"RESERVED "):
@@ -486,25 +482,25 @@ class BeanstalkConsumer(Consumer):
         return len(exchange.found) - before
 
     def _tubes_with_jobs(self, replies: Sequence[Reply]) -> dict[str, bool]:
-        """Return which of the tubes after the first have ready jobs, by the replies to ``_probes``."""
+        """Return whether each tube after the first has ready jobs, by the replies to ``_probes``."""
         return {name: _has_ready_jobs(reply) for name, reply in zip(self._tubes[1:], replies, strict=True)}
 
     def _begin_leases(self, connection: Connection, found: Sequence[Reserved], deadline: float) -> list[Lease]:
         """Return the leases of reserved jobs.
 
         Jobs whose reserve was sent some time ago are touched first, because the server may have ended their
-        reservations. ``stats-job`` would not show that: it also says *reserved* when another consumer has the job.
+        reservations. ``stats-job`` would not show that, because another consumer's job is *reserved*, too.
         """
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
-            moment, asked_at = time.monotonic(), now()  # by two clocks: see clock.py
+            moment, asked_at = time.monotonic(), now()  # two clocks; see clock.py
             if not at:
                 self.asked_at = moment - min(asked_at - found[0].asked_at, _PROMPT)
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])
             touched: dict[bytes, bool] = {}
             late: list[bytes] = []
-            if asked_at - some[0].asked_at > _PROMPT:  # the first one is the oldest
+            if asked_at - some[0].asked_at > _PROMPT:  # the first job is the oldest
                 late = [job.id for job in some if asked_at - job.asked_at > _PROMPT]
                 packet = b"".join([b"touch %b\r\n" % job_id for job_id in late]) + packet
             replies = connection.ask(packet, len(late) + len(some), deadline)
@@ -530,7 +526,7 @@ class BeanstalkConsumer(Consumer):
             connection.abort()
             raise explain(exc, self._pool.address, self._pool.timeout) from exc
         except BaseException:
-            connection.abort()  # it holds a job that was not returned to the caller
+            connection.abort()  # the connection holds a job that was not returned to the caller
             raise
         finally:
             held_leases.release()

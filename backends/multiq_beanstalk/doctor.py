@@ -1,7 +1,8 @@
-"""Whether a beanstalkd is set up for jobs: what it keeps, what it refuses, and who can access it.
+"""The doctor checks whether a beanstalkd's log, limits, access and tubes suit jobs.
 
-Sends only commands that read, and puts no job. The server's replies do not show most of its options. These options are
-read from the server's command line if it runs on this machine; otherwise they are reported as unknown, never as ok.
+The doctor sends only commands that read, and puts no job. The server's replies do not show most of its options. The
+options of a server on this machine are read from the server's command line. Otherwise the options are reported as
+``unknown``, never as ``ok``.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ if TYPE_CHECKING:
     from multiq.bench.adapter import Survives
 
 Ask: TypeAlias = Callable[[bytes], bytes | None]
-"""Sends a command. Returns the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
+"""Sends a command. Returns the body of an ``OK`` reply, or None for ``NOT_FOUND``. Raises ``BackendError``."""
 
-_OLDEST = (1, 8)  # the first with kick-job
+_OLDEST = (1, 8)  # the first version with kick-job
 _TRIED = (1, 12)  # the version that multiq is tested with, and the first that syncs its log by default
-_CRASHES_UP_TO = (1, 13)  # the newest release; all releases have the fault
+_CRASHES_UP_TO = (1, 13)  # the newest release; all releases have the bug
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
-_TUBES = 1000  # tubes that are examined, at most
-_NAMED = 5  # tubes that a finding names, at most
-_LARGE_LOG = 100  # files of a log: more get a warning
+_TUBES = 1000  # the most tubes that are examined
+_NAMED = 5  # the most tubes that a finding names
+_LARGE_LOG = 100  # files of a log; more files give a warning
 
 _ASK_OPERATOR = "ask the operator of the server"
 
 
 class Server(NamedTuple):
-    """One server: its stats, and its command line if that can be read."""
+    """One server's stats and command line."""
 
     stats: Mapping[str, str]
     later: Mapping[str, str]
-    """Its stats some round trips later."""
+    """The server's stats some round trips later."""
     options: Mapping[str, str] | None
-    """The options of its command line, ``{"b": "/var/lib/beanstalkd", "F": ""}``; None if that cannot be read."""
+    """The options of the command line, ``{"b": "/var/lib/beanstalkd", "F": ""}``, or None if it cannot be read."""
     address: tuple[str, int] | str
 
     @property
@@ -52,7 +53,7 @@ class Server(NamedTuple):
 
 
 def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
-    """Return the findings on the server at *address*, a host and port or a socket's path. Raises ``BackendError``."""
+    """Return the findings on one server. *address* is a host and port or a socket's path. Raises ``BackendError``."""
     stats = pairs(ask(b"stats"))
     latency = _latency(ask)
     server = read_server(ask, address, stats)
@@ -60,7 +61,7 @@ def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
 
 
 def read_server(ask: Ask, address: tuple[str, int] | str, stats: Mapping[str, str]) -> Server:
-    """Read the server at *address* once more; *stats* are those of the first read. Raises ``BackendError``."""
+    """Read the server once more. *stats* are from the first read. Raises ``BackendError``."""
     options = None
     if isinstance(address, str) or is_loopback(address[0]):
         options = options_of_process(_number(stats, "pid"), stats.get("hostname"))
@@ -126,7 +127,7 @@ def _version(stats: Mapping[str, str]) -> Finding:
 
 
 def _restart(stats: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether a service manager restarts the server after a crash; no reply of the server shows it."""
+    """Whether a service manager restarts the server after a crash. No reply of the server shows that."""
     version = _version_of(stats)
     if version is None or version > _CRASHES_UP_TO:
         return
@@ -160,7 +161,7 @@ def _largest_body(server: Server) -> Finding:
 
 
 def _sync(server: Server) -> Finding:
-    """How often the server syncs its log (``-f``), which no reply shows."""
+    """How often the server syncs its log (``-f``). No reply of the server shows that."""
     if server.options is None:
         return Finding(
             "unknown",
@@ -181,7 +182,7 @@ def _sync(server: Server) -> Finding:
 
 
 def _sync_ms(server: Server) -> int | None:
-    """Return the milliseconds between two syncs of the log; None: it never syncs. The last option counts."""
+    """Return the milliseconds between two syncs of the log, or None without syncs. The last option counts."""
     options = server.options or {}
     last = next((name for name in reversed(list(options)) if name in "fF"), None)
     if last == "f" and options["f"].isdigit():
@@ -192,12 +193,12 @@ def _sync_ms(server: Server) -> int | None:
 
 
 def _log(server: Server) -> Finding:
-    """Whether the server still writes its log: after one failed write it silently stops logging until a restart.
+    """Whether the server still writes its log. After one failed write, no record is written until a restart.
 
-    The server counts the records of its log. Each put and each delete of a job makes one record, so there are at least
-    as many records as puts and deletes, unless the log is off (or a job was buried by its put, for lack of memory).
-    Delayed releases, burials and kicks make records as well, but the server does not count these events exactly. After
-    N of them, a failed log is noticed only when N more changes are missing from it.
+    The server counts the records of its log. Each put and each delete of a job makes one record. So a log with fewer
+    records than puts and deletes is off, or lacks jobs that were buried by their puts. Delayed releases, burials and
+    kicks make records, too, but the server has no exact counts of these events. After N such events, a failed log is
+    noticed only when N more records are missing.
     """
     missing = max(_missing(server.stats), _missing(server.later), _missing_since(server.stats, server.later))
     if missing > 0:
@@ -213,14 +214,14 @@ def _log(server: Server) -> Finding:
 
 
 def _missing(stats: Mapping[str, str]) -> int:
-    """Return how many of the jobs put and deleted since the server started are certainly not in its log."""
+    """Return how many puts and deletes since the server's start are certainly missing from the log."""
     put = _number(stats, "total-jobs")
     deleted = max(0, put - sum(_number(stats, f"current-jobs-{state}") for state in _STATES))
     return put + deleted - _records(stats)
 
 
 def _missing_since(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    """Return how many of the jobs put between two reads of the stats are certainly not in the server's log."""
+    """Return how many puts between two reads of the stats are certainly missing from the log."""
     put = _number(after, "total-jobs") - _number(before, "total-jobs")
     return put - (_records(after) - _records(before))
 
@@ -250,7 +251,7 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
 
 
 def _access(server: Server) -> Finding:
-    """Who can reach the server: it has no passwords, so any client can read, change and delete all jobs."""
+    """Who can reach the server. beanstalkd has no passwords, so any client can read, change and delete all jobs."""
     open_to_all = "any client can read, change and delete all jobs, as beanstalkd has no passwords"
     if isinstance(server.address, str):
         return Finding("ok", "address", "this machine only, as far as this URL goes")
@@ -301,10 +302,10 @@ def _tubes(ask: Ask, stats: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
-    tube = pairs(ask(b"stats-tube " + name))  # a tube that is gone by now has no stats
+    tube = pairs(ask(b"stats-tube " + name))  # the tube may have been deleted meanwhile
     if not _number(tube, "current-jobs-ready"):
         return False
-    if name == b"default":  # every new connection watches this tube, also those of producers and this one
+    if name == b"default":  # every new connection watches this tube
         return not _number(stats, "current-workers")
     return not _number(tube, "current-watching")
 
@@ -313,7 +314,7 @@ def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
 
 
 def survives(server: Server) -> Survives:
-    """Return the worst event that a job survives once its enqueue has returned."""
+    """Return the worst event that an enqueued job survives."""
     if not server.has_log or _log(server).level != "ok":
         return "client crash"
     if server.options is None:
@@ -322,7 +323,7 @@ def survives(server: Server) -> Survives:
 
 
 def _promise(server: Server) -> Finding:
-    """The column of ``docs/durability.md`` that applies to the server as it was started."""
+    """The column of ``docs/durability.md`` that applies to the server's options."""
     if not server.has_log:
         return Finding("warn", "durability", "acknowledged jobs survive killed workers only")
     outlived = survives(server)

@@ -1,4 +1,4 @@
-"""Enqueue: puts many jobs in one packet, and reports which of them were stored, refused, or are uncertain."""
+"""Enqueues jobs, many in one packet. Reports which jobs were stored, refused, or are uncertain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_JOBS = 1000  # jobs in one packet
 _MOST_BYTES = 4_000_000  # bytes of the bodies in one packet, without the last body
 
 
-#: replies to a put that the server refused; after any other reply, the next replies may belong to other commands
+#: replies to a refused put (after any other reply, the next replies may belong to other commands)
 _REFUSALS = (b"BURIED ", b"DRAINING", b"JOB_TOO_BIG", b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
@@ -42,7 +42,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
         return _Batch(pool, queue, jobs, server_info).put(connection, deadline)
     except MultiqError:
         raise
-    except BaseException:  # raised by a signal handler: a reply may be unread
+    except BaseException:  # raised by a signal handler; a reply may be unread
         connection.abort()
         raise
     finally:
@@ -50,7 +50,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
 
 
 def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, deadline: float) -> list[str]:
-    """Put one job. This path is kept fast: it is the most frequent call."""
+    """Put one job. This path must be fast, because it is the most frequent call."""
     try:
         connection.send(put(job), deadline)
         line = connection.read_line(deadline)
@@ -66,8 +66,6 @@ def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, dead
 
 
 class _Batch:
-    """One call's jobs, and the replies to them so far."""
-
     def __init__(self, pool: Pool, queue: str, jobs: Sequence[NewJob], server_info: ServerInfo) -> None:
         self._pool = pool
         self._queue = queue
@@ -77,7 +75,7 @@ class _Batch:
         self._refused: dict[int, bytes] = {}
 
     def put(self, connection: Connection, deadline: float) -> list[str]:
-        """Put the jobs in packets. Each packet after the first has a deadline of its own."""
+        """Put the jobs in packets. Each packet has its own deadline; that of the first is *deadline*."""
         self._use(connection, deadline)
         for at, count in _packets(self._jobs):
             self._put(connection, at, list(map(put, self._jobs[at : at + count])), deadline)
@@ -87,7 +85,7 @@ class _Batch:
         return list(self._accepted.values())
 
     def refuse(self, connection: Connection, refused: dict[int, bytes]) -> NoReturn:
-        """Raise for jobs that the server refused. *refused*: their reply lines by the job's index."""
+        """Raise the error for refused jobs. *refused* has the reply lines by the job's index."""
         self._refused = refused
         if all(line.startswith(_REFUSALS) for line in refused.values()):
             self._delete_buried(connection)
@@ -96,7 +94,7 @@ class _Batch:
         raise self._refusal()
 
     def _use(self, connection: Connection, deadline: float) -> None:
-        """Send ``use`` alone: if the server refuses it, puts in the same packet would go to the previous tube."""
+        """Send ``use`` alone. After a refused ``use``, puts in the same packet would go to the previous tube."""
         if connection.used == self._queue:
             return
         try:
@@ -127,8 +125,8 @@ class _Batch:
     def _error(self, exc: Exception, unsent: int) -> BackendError:
         """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
 
-        Jobs without a reply are uncertain: nobody knows whether they are stored. Jobs that the server buried are
-        uncertain, too: this call could not delete them, and the server may have lost them in a restart.
+        Other jobs without a reply are uncertain, because they may be stored. Jobs that the server buried are uncertain,
+        too. This call could not delete them, and the server may have lost them in a restart.
         """
         error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
@@ -149,11 +147,10 @@ class _Batch:
         return error
 
     def _delete_buried(self, connection: Connection) -> None:
-        """Delete jobs that the server buried when they were put: the call reports these jobs as refused.
+        """Delete jobs that the server buried when they were put, because the call reports these jobs as refused.
 
-        On a server with a log these jobs are not deleted. They are not in the log, but their deletion would be. At its
-        next start the server stops reading the log at a record that deletes an unknown job, and would lose all later
-        jobs.
+        A server with a log must not delete these jobs. The log would have their deletion but not their put. The next
+        start would stop reading the log at that deletion, and lose all later jobs.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._server_info.has_log:
@@ -186,7 +183,7 @@ class _Batch:
         return error
 
     def _uncertain(self, unexpected: Sequence[int]) -> EnqueueUncertain:
-        """Return the error for replies that are no replies to a put: they do not show whether the job was stored."""
+        """Return the error for replies that no put has. Such a reply does not show whether the job was stored."""
         error = reply_error(self._refused[unexpected[0]], self._pool.address)
         received = len(self._accepted) + len(self._refused)
         certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]
@@ -214,7 +211,7 @@ def _too_large(size: int, limit: int) -> PayloadTooLarge:
 
 
 def _sent(commands: Sequence[bytes], unsent: int) -> int:
-    """Return how many of the commands were sent as a whole, if *unsent* bytes of them were not sent."""
+    """Return how many commands were sent as a whole. The last *unsent* bytes were not sent."""
     count = len(commands)
     while unsent > 0:
         count -= 1
@@ -223,7 +220,7 @@ def _sent(commands: Sequence[bytes], unsent: int) -> int:
 
 
 def _packets(jobs: Sequence[NewJob]) -> Iterator[tuple[int, int]]:
-    """Yield the index of each packet's first job, and the number of its jobs."""
+    """Yield the index of each packet's first job and the number of the packet's jobs."""
     at = size = 0
     for index, job in enumerate(jobs):
         if index - at >= _MOST_JOBS or size >= _MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Errors: translates beanstalkd's error replies and socket errors into multiq's exceptions."""
+"""Translates beanstalkd's error replies and socket errors into multiq's exceptions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 def classify(exc: Exception) -> Failure:
     """Return the kind of a connection error, for a command that may be repeated.
 
-    The driver keeps no receipts, so it repeats only commands that may be carried out twice: reads and ``pause-tube``.
+    Only commands that may be carried out twice are repeated. These are reads and ``pause-tube``.
     """
     return Failure.REPLY_LOST if isinstance(exc, ConnectionError) else Failure.FINAL
 

@@ -1,4 +1,4 @@
-"""The state of one exchange (its verdicts, their answers, the jobs reserved), and the commands of verdicts."""
+"""The state of one exchange, and the commands of verdicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .leases import HeldLease
     from .records import Reserved
 
-#: verdict -> the server's reply when it was carried out
+#: verdict -> the server's reply if the verdict was carried out
 DONE: dict[type[Verdict], bytes] = {
     Ack: b"DELETED",
     Touch: b"TOUCHED",
@@ -28,12 +28,12 @@ DONE: dict[type[Verdict], bytes] = {
 }
 
 
-#: replies to a verdict that the server could not carry out, after it has ended the lease
+#: replies to a verdict after which the lease has ended, but the verdict was not carried out
 STRANDED = (b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
 class OutOfReach(LeaseLost):
-    """The server had no room in its log for the verdict: the job has no state until the server reads its log again."""
+    """The server had no room in its log for the verdict. The job has no state until the server restarts."""
 
     sentence = (
         "job {job_id} of queue {queue!r} is out of reach until the server restarts: it had no room in its log for this "
@@ -42,7 +42,7 @@ class OutOfReach(LeaseLost):
 
 
 class PendingVerdict(NamedTuple):
-    """A verdict to send to the server: its index in the call, the verdict, and its lease."""
+    """A verdict that is still to be sent."""
 
     at: int
     verdict: Verdict
@@ -50,7 +50,7 @@ class PendingVerdict(NamedTuple):
 
 
 class Exchange:
-    """One call's verdicts, the answers to them, and the jobs that it has reserved."""
+    """One call's verdicts, the answers to the verdicts, and the reserved jobs."""
 
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
@@ -66,7 +66,7 @@ class Exchange:
         return self.limit - len(self.found)
 
     def refuse(self, at: int, kind: type[LeaseLost] = LeaseLost) -> None:
-        """Answer the verdict at this index with a lost lease."""
+        """Answer the verdict at this index with ``LeaseLost``."""
         lease = self.verdicts[at].lease
         self.answers[at] = kind(lease.queue, lease.id)
 

@@ -1,14 +1,13 @@
-"""The leases that a consumer holds, each with its end by the client's clock, and the timer that watches their ends.
+"""The leases that a consumer holds, and the timer that watches the ends of the leases.
 
-The client counts a lease from the moment before its reserve was sent, so by the client's clock the lease never ends
-later than on the server. The server lets a client delete a job whose lease has ended, even if another consumer has the
-job now. To prevent that, the driver sends no verdict on a lease that has ended by the client's clock.
+The server lets a client delete a job whose lease has ended, even if another consumer has the job now. So the driver
+sends no verdict on a lease that has ended by the client's clock. The client counts a lease from the moment before the
+reserve was sent. So a lease never ends later for the client than for the server.
 
 beanstalkd may miss the end of a lease. The server's timer for a connection fires at the microsecond of a reservation's
 end. If the reservation is not quite over at that moment, the server sets the timer again only when the client sends
-something on the connection. On an idle server the end is missed in this way most of the time (issues 262 and 380, pull
-request 334 of beanstalkd; seen with 1.12). So the lease timer, a thread, sends no-ops on the connection of a lease that
-has ended.
+something on the connection. An idle server misses most ends in this way (issues 262 and 380, pull request 334 of
+beanstalkd; seen with 1.12). So a thread, the lease timer, sends no-ops on the connection of a lease that has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from .records import Reserved
     from .server_info import JobStats
 
-#: seconds after the end of a lease, by the client's clock (a little before the server's), at which no-ops are sent
+#: seconds after the end of a lease, by the client's clock, at which no-ops are sent
 NOOP_DELAYS = (0.01, 0.1, 0.4, 0.9)
 
 _RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked again
@@ -41,13 +40,13 @@ _RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked agai
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease: its connection, its end, and the job's stats when the lease began."""
+    """One lease. The job's stats are those from the beginning of the lease."""
 
     connection: Connection
     ends_at: float
     stats: JobStats
     noops_sent: int = 0
-    """How many no-ops the lease timer has sent since the end of the lease."""
+    """The number of no-ops sent since the end of the lease."""
 
     def extend(self, touched_at: float) -> None:
         """Extend the lease by a touch that was sent at *touched_at*."""
@@ -57,7 +56,7 @@ class HeldLease:
 class HeldLeases:
     """All leases of one consumer, by token.
 
-    A thread must hold the lock while it uses the connections of these leases.
+    A thread must hold the lock while the thread uses the connections of these leases.
     """
 
     def __init__(self) -> None:
@@ -67,24 +66,24 @@ class HeldLeases:
         self._count = 0
 
     def acquire(self, timeout: float) -> bool:
-        """Take the lock. Returns False if other threads kept the lock for *timeout* seconds."""
+        """Take the lock. Returns False if other threads held the lock for *timeout* seconds."""
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Release the lock, if this thread has it.
+        """Release the lock, if this thread holds the lock.
 
-        So ``release`` can stand in a ``finally`` whose ``try`` begins before ``acquire``. The ``try`` has to begin
-        there, because a signal handler may raise just after ``acquire``.
+        A signal handler may raise just after ``acquire``. So ``acquire`` belongs inside a ``try``, whose ``finally``
+        calls ``release`` in any case.
         """
-        try:  # noqa: SIM105 - for every call, and suppress costs as much as the rest of it
+        try:  # noqa: SIM105 - suppress would double the time of this method
             self._lock.release()
         except RuntimeError:
             pass
 
     def live(self, lease: Lease, moment: float) -> HeldLease | None:
-        """Return the held lease. None: it has ended, by its time or with its connection, or it is another consumer's.
+        """Return the held lease, or None if the lease has ended or belongs to another consumer.
 
-        A lease that has ended by its time is kept, as the lease timer still has to send no-ops for it.
+        A lease whose time is over stays in the list, because the lease timer has to send no-ops for the lease.
         """
         held = self._held.get(lease.token)
         if held is None or held.ends_at <= moment:
@@ -107,10 +106,15 @@ class HeldLeases:
         touched: Mapping[bytes, bool],
         asked_at: float,
     ) -> list[Lease]:
-        """Return the leases of reserved jobs. *replies*: to the ``stats-job`` commands, which were sent at *asked_at*.
+        """Return the leases of reserved jobs.
 
-        *touched*: the jobs that were touched at that time, each with whether the server accepted the touch. A job whose
-        reservation has ended, on the server or by the client's clock, gets no lease: another consumer may have it.
+        A job whose reservation has ended, on the server or by the client's clock, gets no lease. Another consumer may
+        have the job.
+
+        Parameters:
+            replies: the replies to the ``stats-job`` commands.
+            asked_at: when these commands were sent.
+            touched: for each job that was touched at that time, whether the server accepted the touch.
         """
         leases = []
         first_end, moment = math.inf, now()
@@ -128,7 +132,7 @@ class HeldLeases:
             self._held[token] = HeldLease(connection, ends_at, stats)
             connection.held.add(token)
             if ends_at <= moment:
-                continue  # the lease timer sends no-ops, in case the server misses the lease's end
+                continue  # the lease timer sends no-ops, as the server may miss the lease's end
             leases.append(
                 Lease(
                     queue=stats.tube.decode(),
@@ -158,8 +162,8 @@ class HeldLeases:
         for token, held in due:
             held.noops_sent += 1
             if held.noops_sent == len(NOOP_DELAYS):
-                # no verdict came in all that time: forget the lease. No more no-ops are sent, as a wait may use the
-                # connection from now on
+                # No verdict came in all that time. Forget the lease, and send no more no-ops, because a wait may use
+                # the connection from now on.
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)
 
@@ -172,7 +176,7 @@ class LeaseTimer:
         forks.watch(self)
 
     def start_over_in_child(self) -> None:
-        """Forget leases and thread: a forked child has no leases, and the timer's thread does not run in it."""
+        """Forget leases and thread. In a forked child there are no leases, and the timer's thread does not run."""
         self._consumers: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._next_at = math.inf
@@ -187,7 +191,7 @@ class LeaseTimer:
             self._next_at = min(self._next_at, ends_at)
             if not self._is_running:
                 threading.Thread(target=self._run, name="multiq-beanstalk-lease-timer", daemon=True).start()
-                self._is_running = True  # not before: the system may refuse a thread
+                self._is_running = True  # not before the start, because the system may refuse a thread
             self._changed.notify()
 
     def _run(self) -> None:

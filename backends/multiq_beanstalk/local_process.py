@@ -1,4 +1,4 @@
-"""The local server process: its command-line options, and the addresses on which it listens, from ``/proc``."""
+"""Reads a local server's command-line options and the addresses on which it listens from ``/proc``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LISTENS = "0A"  # the state of a socket that listens, as /proc/net/tcp writes i
 
 
 def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
-    """Return the options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``; None if that cannot be read.
+    """Return the options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``, or None.
 
     *hostname* is the name that the server reports for its machine. If this machine has another name, the server runs
-    elsewhere, in a container for instance, and its process id means nothing here.
+    elsewhere, for instance in a container. Its process id is not valid on this machine.
     """
     if hostname not in {None, socket.gethostname()}:
         return None
@@ -32,7 +32,7 @@ def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Parse options as beanstalkd does, in the order of their last occurrence: ``-Vf0 -b /var/lib``."""
+    """Parse options like ``-Vf0 -b /var/lib``, as beanstalkd does. The result is in the order of last occurrence."""
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_on(port: int) -> list[str]:
-    """Return the addresses of this machine with a listener on *port*; none if the system does not list them."""
+    """Return this machine's addresses with a listener on *port*. Empty if the system does not list listeners."""
     found = []
     for name in ("tcp", "tcp6"):
         try:
@@ -72,7 +72,7 @@ def listening_on(port: int) -> list[str]:
 
 
 def _address(text: str) -> str:
-    """Decode an address of /proc/net/tcp: words of four bytes, each in the machine's byte order."""
+    """Decode an address of /proc/net/tcp, which has words of four bytes in the machine's byte order."""
     words = (bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     address = ipaddress.ip_address(b"".join(words))
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -1,4 +1,4 @@
-"""Multiplexed exchanges: reads the replies of several connections as they arrive, so that none waits for another."""
+"""Reads the replies of several connections as they arrive, so that no connection waits for another."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
 
     Steps: TypeAlias = Generator[tuple[bytes, int], list[Reply], None]
-    """The exchange on one connection: yields a packet and the number of its one-line replies, and gets the replies.
+    """The exchange on one connection. Yields a packet and the number of its one-line replies, and gets the replies.
 
-    ``CONNECTION_ERRORS`` are raised in it, with the replies that arrived before as ``partly_read``.
+    ``CONNECTION_ERRORS`` are raised in the generator. Their ``partly_read`` has the replies that arrived before.
     """
 
 _NO_ANSWER = "the server did not answer in time"
 
 
 class _Channel:
-    """One connection, its steps, and the replies to the current packet."""
-
     def __init__(self, connection: Connection, steps: Steps) -> None:
         self.connection = connection
         self.steps = steps
         self.rest = memoryview(b"")
-        """The rest of the packet, still to be sent."""
+        """The unsent rest of the packet."""
         self.count = 0
         self.replies: list[Reply] = []
 
@@ -38,7 +36,7 @@ class _Channel:
 class Multiplexer:
     """Carries out steps on several connections.
 
-    After an exception, call ``abort``: it closes the connections that wait for a reply.
+    After an exception, call ``abort`` to close the connections that wait for a reply.
     """
 
     def __init__(self) -> None:
@@ -46,7 +44,7 @@ class Multiplexer:
         self._poll = select.poll()
 
     def add(self, connection: Connection, steps: Steps) -> None:
-        """Begin the steps of a connection; sends their first packet at once."""
+        """Begin the steps of a connection. Their first packet is sent at once."""
         channel = _Channel(connection, steps)
         number = connection.sock.fileno()
         self._channels[number] = channel
@@ -69,12 +67,12 @@ class Multiplexer:
                 self._step(number, event)
 
     def give_up(self) -> None:
-        """Raise ``TimeoutError`` in the steps that still wait for a reply, which ends them."""
+        """End the steps that still wait for a reply, with a ``TimeoutError``."""
         for number, channel in tuple(self._channels.items()):
             self._fail(number, channel, TimeoutError(_NO_ANSWER))
 
     def abort(self) -> None:
-        """Close the connections that wait for a reply, without raising anything in their steps."""
+        """Close the connections that wait for a reply. Nothing is raised in their steps."""
         for channel in self._channels.values():
             channel.connection.abort()
         self._channels.clear()

@@ -1,6 +1,6 @@
-"""Pauses: a connection watches the paused tubes.
+"""Pauses tubes. A connection watches the paused tubes.
 
-The server deletes a tube that has neither jobs nor watchers, and with the tube its pause.
+The server deletes a tube without jobs and watchers, and the tube's pause with the tube.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class PausedTubes:
                 raise explain(exc, self._pool.address, self._pool.timeout) from exc
             if line != b"PAUSED":
                 raise reply_error(line, self._pool.address)
-            if not watched.startswith(b"WATCHING "):  # without a watcher, the pause would end with the tube's last job
+            if not watched.startswith(b"WATCHING "):  # without a watcher, the pause ends with the tube's last job
                 raise reply_error(watched, self._pool.address)
             for name in over:
-                self._until.pop(name, None)  # a new connection does not watch it
+                self._until.pop(name, None)  # a new connection does not watch the tube
             self._until[queue] = now + whole + 1
 
     def forget(self, queue: str) -> None:
-        """Note that a tube is not paused any more: the next call of ``pause`` stops watching it."""
+        """Record that a tube is not paused any more. The next call of ``pause`` stops watching the tube."""
         with self._lock:
             if queue in self._until:
                 self._until[queue] = 0.0
 
     def close(self) -> None:
-        """Close the connection, and with it the watches."""
+        """Close the connection, which ends the watches."""
         with self._lock:
             connection, self._connection = self._connection, None
             self._until.clear()
@@ -71,6 +71,6 @@ class PausedTubes:
         return self._connection
 
     def start_over_in_child(self) -> None:
-        """In a forked child: the connection is the parent's, and a thread of the parent may have held the lock."""
+        """In a forked child, the connection is the parent's. A thread of the parent may have held the lock."""
         self._lock = threading.Lock()
         self._connection, self._until = None, {}

@@ -1,4 +1,4 @@
-"""The connection pool of one backend: a thread borrows the idle connection that was used last, or opens one."""
+"""The connection pool of one backend."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
     from .server_info import ServerInfo
 
-_CHECK_AFTER = 0.02  # seconds: an idle connection that was not used for so long is checked before it is used again
-_MAX_IDLE = 8  # connections kept for later calls
+_CHECK_AFTER = 0.02  # seconds: after a longer idle time, a connection is checked before its next use
+_MAX_IDLE = 8  # idle connections that stay open for later calls
 
 
 class Pool:
-    """Opens, lends and closes connections to one server. Needs no lock: a list's append and pop are atomic."""
+    """Opens, lends and closes connections to one server. A thread gets the idle connection that was used last.
+
+    The pool needs no lock, because a list's append and pop are atomic.
+    """
 
     def __init__(self, address: Address, timeout: float) -> None:
         self.address = address
@@ -40,7 +43,7 @@ class Pool:
 
     @property
     def server_name(self) -> str:
-        """The server as messages name it."""
+        """The server's name in messages."""
         return server_name(self.address)
 
     def deadline(self) -> float:
@@ -59,7 +62,7 @@ class Pool:
                 return connection
 
     def release(self, connection: Connection) -> None:
-        """Keep the connection for later calls, or close it if enough are kept already."""
+        """Make the connection idle, or close it if there are enough idle connections."""
         if connection.is_closed:
             return
         if len(self._idle) < _MAX_IDLE:
@@ -78,9 +81,9 @@ class Pool:
         return connection
 
     def fetch_server_info(self, connection: Connection, deadline: float) -> tuple[Connection, ServerInfo]:
-        """Ask the server for its ``stats``. Returns the connection (a new one if this one broke) and the server info.
+        """Ask the server for its ``stats``. Returns the connection and the server info. Raises ``BackendError``.
 
-        Raises ``BackendError``.
+        If the connection breaks, a new connection is returned in its place.
         """
         attempts: Attempts | None = None
         while True:
@@ -101,7 +104,7 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Session]:
-        """Lend a connection for a call of several round trips, all within one deadline.
+        """Lend a connection for a call of several round trips within one deadline.
 
         Raises ``BackendError`` for connection errors.
         """
@@ -132,19 +135,19 @@ class Pool:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for reference in self._kept.keyrefs():  # a copy, as other threads may open some meanwhile
+        for reference in self._kept.keyrefs():  # a copy, as other threads may open connections meanwhile
             connection = reference()
             if connection is not None:
                 connection.hang_up()
 
     def start_over_in_child(self) -> None:
-        """After a fork: forget the parent's connections, whose copies are closed in the child."""
+        """Forget the parent's connections. The child has closed its copies at the fork."""
         self._idle = []
         self._kept = weakref.WeakKeyDictionary()
 
 
 class Session:
-    """The use of one pooled connection by one call."""
+    """One call's use of one pooled connection."""
 
     def __init__(self, pool: Pool, deadline: float) -> None:
         self.pool = pool
@@ -154,7 +157,7 @@ class Session:
 
     @property
     def connection(self) -> Connection:
-        """The connection. Raises ``BackendError``."""
+        """The connection, taken from the pool at the first use. Raises ``BackendError``."""
         if self._connection is None:
             self._connection = self.pool.take(self.deadline)
         return self._connection
@@ -162,7 +165,7 @@ class Session:
     def ask(self, *commands: bytes, tube: str | None = None, is_safe: bool = False) -> list[Reply]:
         """Send *commands* in one packet, with *tube* as the tube in use, and return their replies.
 
-        With *is_safe* they are sent a second time if the connection breaks. Raises ``OSError``, ``ProtocolError``,
+        With *is_safe*, the commands are sent again if the connection breaks. Raises ``OSError``, ``ProtocolError``,
         ``BackendError``.
         """
         while True:
@@ -173,7 +176,7 @@ class Session:
                     raise
 
     def reconnect_after(self, exc: Exception) -> bool:
-        """Continue on a new connection after this error. False: the call is not attempted again.
+        """Continue on a new connection after this error. Returns False if the call must not be attempted again.
 
         Raises ``BackendError``.
         """
@@ -190,7 +193,7 @@ class Session:
             self._connection.close()
 
     def use(self, tube: str) -> None:
-        """Put *tube* in use, in a round trip of its own: if the server refuses ``use``, the previous tube stays in use.
+        """Put *tube* in use, in a round trip of its own. After a refused ``use``, the previous tube is still in use.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """
@@ -198,16 +201,14 @@ class Session:
             self.ask(tube=tube)
 
     def extend_deadline(self) -> None:
-        """Begin a new deadline, for the next packet of a call whose duration depends on the number of jobs."""
+        """Begin a new deadline for the next packet. The duration of the whole call depends on the number of jobs."""
         self.deadline = self.pool.deadline()
 
     def server_info(self, *, is_safe: bool = False) -> ServerInfo:
-        """Return the server info.
+        """Return the server info, which is asked for once per connection.
 
-        The server is asked once per connection. With *is_safe*, a broken connection is replaced, and the server asked
-        again.
-
-        Raises ``OSError``, ``ProtocolError``, ``BackendError``.
+        With *is_safe*, the question is repeated on a new connection if the connection breaks. Raises ``OSError``,
+        ``ProtocolError``, ``BackendError``.
         """
         server_info = self.connection.server_info
         if server_info is None:

@@ -1,4 +1,4 @@
-"""Job records: the put command, ids, delays and ttrs in the server's units, and ``JobRecord`` from its replies."""
+"""Converts jobs to the server's commands and units, and the server's replies to ``JobRecord``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .server_info import JobStats
 
-MIN_TTR = 3  # seconds: in a lease's last second, a reserve that waits on the same connection gets DEADLINE_SOON
+MIN_TTR = 3  # seconds: in a lease's last second, a waiting reserve on the same connection gets DEADLINE_SOON
 _MOST_SECONDS = 2**32 - 1
 _MOST_ID = 2**64 - 1
 
@@ -31,11 +31,11 @@ class Reserved(NamedTuple):
     id: bytes
     body: bytes
     asked_at: float
-    """The moment before the reserve was sent: the lease began at that moment or later."""
+    """The moment before the reserve was sent. The lease cannot have begun earlier."""
 
 
 def whole_seconds(seconds: float) -> int:
-    """Round *seconds* up: a delay may be longer than asked for, never shorter."""
+    """Round *seconds* up, so that a delay is never shorter than asked for."""
     return min(math.ceil(seconds), _MOST_SECONDS)
 
 
@@ -53,7 +53,7 @@ def put(job: NewJob) -> bytes:
 
 
 def id_of(job_id: str) -> bytes | None:
-    """Return an id as the server writes it; None if the server cannot have given out this id."""
+    """Return an id as the server writes it, or None if no server gives out such an id."""
     if job_id.isdecimal() and job_id.isascii() and job_id[0] != "0" and len(job_id) <= 20 and int(job_id) <= _MOST_ID:
         return job_id.encode()
     return None

@@ -1,4 +1,4 @@
-"""Server info, job stats and tube stats, parsed from the replies to ``stats``, ``stats-job`` and ``stats-tube``."""
+"""Parses the replies to ``stats``, ``stats-job``, ``stats-tube`` and ``list-tubes``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ class ServerInfo(NamedTuple):
     """A server's limits and log, from ``stats``."""
 
     max_body: int
-    """In bytes.
+    """The largest body in bytes. With a log, two bytes less than the server accepts.
 
-    With a log, two less than the server accepts: when the server reads its log again, it counts the end of the line as
-    part of the body. It finds such a body too large and stops reading, so that all later jobs of the file are lost
-    (seen with 1.12).
+    When the server reads its log again, the server counts the end of the line as part of the body. A body that is then
+    too large makes the server stop reading. All later jobs of the file are lost (seen with 1.12).
     """
     has_log: bool
     """Whether the server was started with ``-b``."""
 
 
 class JobStats(NamedTuple):
-    """A job, from ``stats-job``, without its id. Times are whole seconds, rounded down."""
+    """A job's stats, without its id. Times are whole seconds, rounded down."""
 
     tube: bytes
     state: bytes
@@ -34,35 +33,34 @@ class JobStats(NamedTuple):
     time_left: int
     """Seconds until a delayed job is due, or a reserved job's lease ends."""
     file: int
-    """The number of the log file that holds the job; 0: none."""
+    """The number of the log file that has the job, or 0."""
     reserves: int
     timeouts: int
     releases: int
     buries: int
-    """How often it was buried; each restart of the server while it was buried counts as one more."""
+    """How often the job was buried. A restart of the server counts once more for each buried job."""
     server_kicks: int
-    """How often it was kicked, also while it was delayed."""
+    """How often the job was kicked, also while the job was delayed."""
 
     def is_unchanged_since(self, before: JobStats) -> bool:
-        """Whether the job is the same as in *before*, its earlier stats, except for its times and its log file."""
+        """Whether only times and the log file differ from the job's earlier stats *before*."""
         return self[:3] == before[:3] and self[7:] == before[7:]
 
     @property
     def is_out_of_log(self) -> bool:
-        """Whether the job is in no log file although the server may have a log: it was buried by its put."""
+        """Whether the job was buried by its put. Such a job is in no log file, even if the server has a log."""
         return self.state == b"buried" and self.file == 0
 
     @property
     def burials(self) -> int:
-        """How often it was buried. The server's counts give two upper bounds; this is the lower one."""
+        """How often the job was buried, as the lower of the two upper bounds that the server's counts give."""
         return min(self.buries, self.server_kicks + (self.state == b"buried"))
 
     @property
     def crashes(self) -> int:
-        """Reservations that ended without a verdict; the current one is not counted.
+        """The number of earlier reservations that ended without a verdict.
 
-        The server does not count these. They are computed: the number of reservations minus those of releases and
-        burials.
+        The server does not count them. The number is computed from the reservations minus the releases and burials.
         """
         if self.reserves <= 1 and self.state == b"reserved":  # the common case
             return 0
@@ -70,21 +68,21 @@ class JobStats(NamedTuple):
 
     @property
     def kicks(self) -> int:
-        """How often it was kicked while it was buried."""
+        """How often the job was kicked while the job was buried."""
         if not self.buries:
             return 0
         return max(0, self.burials - (self.state == b"buried"))
 
 
 class TubeStats(NamedTuple):
-    """A tube, from ``stats-tube``."""
+    """A tube's stats."""
 
     ready: int
     delayed: int
     reserved: int
     buried: int
     pause: int
-    """The seconds for which the tube was paused; 0: it is not paused."""
+    """The seconds for which the tube was paused, or 0 if the tube is not paused."""
     pause_left: int
 
     @property

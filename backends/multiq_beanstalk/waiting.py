@@ -1,7 +1,7 @@
-"""Waiting for a job, on a connection that holds no lease, until another thread interrupts the wait.
+"""Waits for a job, on a connection that holds no lease. Another thread can interrupt the wait.
 
-A waiting reserve cannot be cancelled, and the server answers no other command on its connection meanwhile. So if a wait
-has to end early, the driver closes the connection. If the server reserves a job at that moment, it makes the job ready
+A waiting reserve cannot be cancelled, and the server answers no other command on the same connection. So the driver
+closes the connection to end a wait early. If the server reserves a job at that moment, the server makes the job ready
 again.
 """
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _LONGEST = 60  # seconds that one reserve waits
-_ABOUT = 0.2  # seconds by which a wait may last too long, as the server counts whole seconds
+_ABOUT = 0.2  # seconds by which a wait may be too long, because the server counts whole seconds
 
 
 class Waiter:
-    """The waits of one consumer. ``interrupt`` is callable from any thread."""
+    """The waits of one consumer. Any thread may call ``interrupt``."""
 
     def __init__(self, pool: Pool, tubes: tuple[str, ...]) -> None:
         self._pool = pool
         self._tubes = tubes
         self._wakeup = Wakeup()
         self.is_interrupted = False
-        """Whether a thread has asked to end the current wait or, if there is none, the next one."""
+        """Whether a thread has asked to end the current wait. Without a current wait, the next wait ends."""
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
-        """Wait for the next job.
+        """Wait for the next job, on *main* if possible.
 
-        Returns the job and the connection that reserved it; that is *main*, if possible. Raises ``BackendError``.
+        Returns the connection that was used, and the job. Raises ``BackendError``.
         """
         wakeup_fd = self._wakeup.open()
         attempts: Attempts | None = None
@@ -52,7 +52,7 @@ class Waiter:
                 connection.read_noop_replies(deadline)
                 job = self._wait_on(connection, wakeup_fd, left, give_up_at)
             except CONNECTION_ERRORS as exc:
-                attempts = attempts or Attempts(math.inf)  # no deadline: this loop ends when the wait is over
+                attempts = attempts or Attempts(math.inf)  # no deadline, because this loop ends with the wait
                 if not attempts.again(classify(exc)):
                     raise explain(exc, self._pool.address, self._pool.timeout) from exc
             else:
@@ -63,17 +63,17 @@ class Waiter:
         return None
 
     def interrupt(self) -> None:
-        """End the current wait or, if there is none, the next one."""
+        """End the current wait. Without a current wait, the next wait ends."""
         self.is_interrupted = True
         self._wakeup.notify()
 
     def clear_interrupt(self) -> None:
-        """Clear an interruption of a wait that is over."""
+        """Clear the interruption after the interrupted wait."""
         self.is_interrupted = False
         self._wakeup.drain()
 
     def forget_connections(self) -> None:
-        """In a forked child: forget all connections, as they are the parent's."""
+        """Forget all connections. In a forked child they belong to the parent."""
         self._spares = []
 
     def close(self) -> None:
@@ -105,9 +105,9 @@ class Waiter:
         return connection
 
     def _wait_on(self, connection: Connection, wakeup_fd: int, left: float, give_up_at: float) -> Reserved | None:
-        """Wait by one reserve. None: no job arrived, or another thread ended the wait."""
+        """Wait with one reserve. Returns None if no job arrived or another thread ended the wait."""
         seconds = min(math.floor(left + _ABOUT), _LONGEST)
-        drop_at = give_up_at if seconds == 0 else math.inf  # the server waits for whole seconds
+        drop_at = give_up_at if seconds == 0 else math.inf  # the server cannot wait for less than a second
         asked_at, deadline = now(), time.monotonic() + max(1, seconds) + self._pool.timeout
         try:
             connection.send(b"reserve-with-timeout %d\r\n" % max(1, seconds), deadline)
@@ -126,7 +126,7 @@ class Waiter:
         return None
 
     def _is_answered(self, connection: Connection, wakeup_fd: int, until: float) -> bool:
-        """Wait until the server answers. False: time is up, or another thread interrupts."""
+        """Wait until the server answers. Returns False at the end of the time or after an interruption."""
         poll = select.poll()
         poll.register(connection.sock, select.POLLIN)
         poll.register(wakeup_fd, select.POLLIN)

@@ -1,1 +1,1 @@
-"""The Redis driver: jobs in sorted sets and one hash per queue, every move a Lua script."""
+"""The Redis driver. Hashes and sorted sets hold a queue's jobs, and Lua scripts change them."""

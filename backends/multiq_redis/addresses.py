@@ -1,4 +1,4 @@
-"""Makes the servers of a URL: parses addresses, credentials and TLS options, and refuses contradictory options."""
+"""Makes the servers of a URL from its addresses, credentials and TLS options. Refuses contradictory options."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _PORT = 6379
 _SENTINEL_PORT = 26379
 _TLS_VERSIONS = {
-    **dict.fromkeys(("tlsv1.2", "1.2", "771"), ssl.TLSVersion.TLSv1_2),  # redis-py's URLs have the numbers
+    **dict.fromkeys(("tlsv1.2", "1.2", "771"), ssl.TLSVersion.TLSv1_2),  # the numbers are redis-py's
     **dict.fromkeys(("tlsv1.3", "1.3", "772"), ssl.TLSVersion.TLSv1_3),
 }
 _SAME = {"ssl_ca_certs": "ca", "ssl_certfile": "cert", "ssl_keyfile": "key"}
-"""redis-py's names of options that multiq's URLs had before."""
+"""redis-py's option names, and multiq's older names for the same options."""
 
 _SCHEMES = "redis, rediss, redis+unix, redis+sentinel, redis+cluster"
 

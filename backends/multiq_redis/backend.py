@@ -3,7 +3,7 @@
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-atomic verbs          one script each (lua/<verb>.lua), all keys declared, all in one slot    one round trip per call
+atomic operations     one script each (lua/<verb>.lua), all keys declared, all in one slot    one round trip per call
 priority, then age    a sorted set by priority; its members begin with a sequence of fixed    O(log n)
                       width, so that jobs of one priority sort by age
 never early           the server's TIME, in microseconds; delays rounded up                   one call in the script
@@ -75,15 +75,15 @@ if TYPE_CHECKING:
 
     from .topology import Servers
 
-_SLICE = 500  # jobs that one script kicks or purges: a few milliseconds of the server
+_SLICE = 500  # jobs that one script kicks or purges, in a few milliseconds
 _SCANNED_AT_ONCE = 1000  # keys
-_SCANS_FOR = 300.0  # seconds: enough for hundreds of millions of keys, and a cursor that never ends has an end
-_SURELY_FITS = 1_000_000  # bytes: servers are seldom set to take less
-_MOST_BODY = 512 * 1024 * 1024  # bytes of one string, as servers come; what a record adds is in server_info.py
+_SCANS_FOR = 300.0  # seconds: enough for hundreds of millions of keys; a broken server may never end the scan
+_SURELY_FITS = 1_000_000  # bytes: few servers accept less
+_MOST_BODY = 512 * 1024 * 1024  # bytes: Redis' default limit of one string; server_info.py subtracts the record
 
 _MISSING = b"missing"
 _REFUSALS = {_MISSING: JobNotFound, b"reserved": JobReserved}
-_COUNTED = {State.READY: 0, State.DELAYED: 1, State.BURIED: 3}  # where lua/stats.lua has what can be purged
+_COUNTED = {State.READY: 0, State.DELAYED: 1, State.BURIED: 3}  # index of the count in the reply of lua/stats.lua
 
 _GAPS_OF_PARTITIONS = {
     "total_order": Gap("never", "order holds within each of a queue's partitions (?partitions=), not between them"),
@@ -92,7 +92,7 @@ _GAPS_OF_PARTITIONS = {
 
 
 def _yes_or_no(text: str) -> str:
-    """Read a yes or a no, also in the words of redis-py's URLs."""
+    """Redis-py's words for yes and no are accepted, too."""
     return "no" if choice("yes", "no", "true", "false", "1", "0")(text) in {"no", "false", "0"} else "yes"
 
 
@@ -293,7 +293,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
     def doctor(self) -> list[Finding]:
         findings = examine(self._servers)
-        with contextlib.suppress(BackendError):  # the findings above say it already
+        with contextlib.suppress(BackendError):  # the findings above report the error already
             names = (keys.partitioned_queue_of(key.decode("utf-8", "replace"), self._prefix) for key in self._scan())
             findings += self._partitions.findings({queue for queue in names if queue is not None})
         return findings
@@ -304,14 +304,14 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     # --- helpers ---
 
     def _checked(self, name: str, value: object) -> Any:
-        """The value of an option of the constructor, checked as the same option in a URL. Raises ``OptionInvalid``."""
+        """Checks a constructor's option like the same option in a URL. Raises ``OptionInvalid``."""
         try:
             return self.options[name].read(str(value))
         except ValueError as exc:
             raise OptionInvalid(f"{name}={value}: {exc}") from None
 
     def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
+        """Close all connections. After a malformed reply, later replies may belong to earlier requests."""
         self._pool.close()
 
     def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
@@ -323,10 +323,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")
 
     def _scan(self) -> Iterator[bytes]:
-        """All keys of all queues, found by SCAN.
-
-        There is no index of queues, which could be wrong: a queue exists if its keys exist.
-        """
+        """Yields all keys of all queues, found by SCAN. There is no index of queues that could be wrong."""
         give_up_at = time.monotonic() + _SCANS_FOR
         with self._pool.borrowed() as client:
             for address in client.all_addresses():
@@ -359,7 +356,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             raise _REFUSALS[answer](queue, job_id)
 
     def _pause(self, queue: str, pause: int) -> None:
-        """Pause all partitions, also those that a producer adds meanwhile because it does not know of this pause."""
+        """Pause all partitions, and those that a producer adds meanwhile without knowing of the pause."""
         partitions = self._partitions.refreshed(queue)
         done = 0
         while len(partitions) > done:
@@ -369,7 +366,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
     def _purge(self, partition: str, states: Sequence[State]) -> int:
         promote_all(self._pool, partition)
-        counts = self._pool.call("stats", partition)  # fixed: concurrent producers cannot prolong this
+        counts = self._pool.call("stats", partition)  # counted once, so that producers cannot prolong the purge
         doomed = [(state, counts[at]) for state, at in _COUNTED.items() if state in states]
         return sum(self._in_slices("purge", partition, count, state=state) for state, count in doomed)
 

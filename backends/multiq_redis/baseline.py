@@ -1,4 +1,4 @@
-"""The baseline of ``multiq bench``: the fastest loops over a socket and hiredis, for comparison with multiq."""
+"""The baseline of ``multiq bench``, which has the fastest loops over a socket and hiredis."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RedisBaseline(Baseline):
         self._delete()
 
     def put_one_by_one(self, count: int) -> float:
-        """``LPUSH``."""
+        """Puts each job with ``LPUSH``."""
         ask, name, body = self._connection.ask, self._list, self._body
         start = time.perf_counter()
         for _ in range(count):
@@ -75,7 +75,7 @@ class RedisBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """One script deletes the jobs taken last, and moves the next ones to the taken jobs."""
+        """One script deletes the jobs taken last, and takes the next jobs."""
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
         while True:

@@ -1,4 +1,4 @@
-"""The adapter of ``multiq bench``: a throwaway server, a server's settings, and its counters."""
+"""The adapter of ``multiq bench`` for Redis."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _PROFILES = {
     "fast": {"appendonly": "no"},
     "durable": {"appendonly": "yes", "appendfsync": "always"},
 }
-_SHOWN = ("appendonly", "appendfsync", "save")  # the settings that durability follows from
+_SHOWN = ("appendonly", "appendfsync", "save")  # the settings that decide durability
 _WEAKEST_FIRST: Sequence[Survives] = ("unknown", "client crash", "server crash", "power loss")
 
-#: what multiq sends to a server; INFO counts the commands inside of scripts, too
+#: the commands that multiq sends (INFO also counts the commands inside scripts)
 _SENT = frozenset({"evalsha", "eval", "bzpopmin", "hello", "select", "auth", "scan", "lpush"})
 _CPU = frozenset({"used_cpu_user", "used_cpu_sys", "used_cpu_user_children", "used_cpu_sys_children"})
 _SECTIONS = ("commandstats", "stats", "memory", "cpu")
 
 
 class RedisServer(Server):
-    """``redis-server`` on a loopback port, with the durability that *profile* names."""
+    """``redis-server`` on a loopback port, with the durability of *profile*."""
 
     program = package = "redis-server"
 
@@ -75,7 +75,7 @@ class RedisServer(Server):
 
 
 class RedisAdapter(Adapter):
-    """All servers of a URL; their counters are added up."""
+    """All servers of a URL. The counters are the sums over these servers."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -93,11 +93,11 @@ class RedisAdapter(Adapter):
         weakest = min(configs, key=lambda config: _WEAKEST_FIRST.index(survives(config)))
         shown = {name: value for name, value in (weakest or {}).items() if name in _SHOWN and value}
         if shown.get("appendonly") == "no":
-            shown.pop("appendfsync", None)  # without effect then
+            shown.pop("appendfsync", None)  # it has no effect without appendonly
         return Durability(survives(weakest), shown)
 
     def counters(self) -> Counters:
-        """The counts, or none if the account may not run INFO. To allow it (``+info`` in the ACL) is harmless."""
+        """The counters, or empty ones if the account may not run INFO (``+info`` in the ACL)."""
         try:
             infos = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
         except hiredis.ReplyError:
@@ -111,7 +111,7 @@ class RedisAdapter(Adapter):
         )
 
     def baseline(self, body: bytes) -> Baseline | None:
-        """The baseline, on one node of a cluster; None if this account may not run the commands of the loops."""
+        """The baseline, in a cluster on one node. None if this account may not run the baseline's commands."""
         partition = f"multiq.bench.{new_id()}"
         connection = self._open(self._servers.address(partition, self._deadline()))
         try:
@@ -121,12 +121,12 @@ class RedisAdapter(Adapter):
             return None
 
     def sweep(self, queue: str) -> None:
-        """Delete the keys that remain if the queue still has jobs or had several partitions."""
+        """Delete the keys that a queue leaves behind if it still has jobs or had several partitions."""
         for number in range(self._partitions):
             partition = keys.partition(queue, number)
             base = keys.base(self._prefix, partition)
             names = (keys.sequence(base), keys.hint(base), keys.partitions(base))
-            with suppress(hiredis.ReplyError):  # an account that may delete no keys may leave these
+            with suppress(hiredis.ReplyError):  # the account may not have the right to delete keys
                 self._ask(self._servers.address(partition, self._deadline()), "DEL", *names)
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class RedisAdapter(Adapter):
     def _info(self, address: Address) -> dict[str, str]:
         sections = [
             self._ask(address, "INFO", section) for section in _SECTIONS
-        ]  # several in one INFO only newer servers know
+        ]  # only newer servers take several sections in one INFO
         return pairs(b"".join(sections).decode(errors="replace"))
 
     def _ask(self, address: Address, *words: Word) -> Any:
@@ -160,7 +160,7 @@ class RedisAdapter(Adapter):
 
 
 class RedisBench(Bench):
-    """A ``redis-server`` of the bench's own, or any Redis server that a URL of multiq names."""
+    """A ``redis-server`` that the bench starts, or the servers of a multiq URL."""
 
     @classmethod
     @contextmanager
@@ -176,15 +176,12 @@ class RedisBench(Bench):
 
 
 def _total(infos: Sequence[Mapping[str, str]], name: str) -> int | None:
-    """The sum over the servers; None if one of them does not report the value.
-
-    Servers that are not Redis, but speak its protocol, may not report it.
-    """
+    """The sum over the servers. None if a server does not report the value, as some compatible servers do not."""
     return sum(int(info[name]) for info in infos) if all(name in info for info in infos) else None
 
 
 def _commands(info: Mapping[str, str]) -> int:
-    """How many calls of ``_SENT`` commands ``INFO`` counts, in lines like ``cmdstat_evalsha:calls=3,usec=94,...``."""
+    """Counts the calls of ``_SENT`` commands. A line of ``INFO`` is like ``cmdstat_evalsha:calls=3,usec=94,...``."""
     return sum(
         int(counted.partition("calls=")[2].partition(",")[0])
         for name, counted in info.items()

@@ -1,8 +1,8 @@
-"""Retries a call whose first attempt failed: on a new connection, on another server, later, or with the script's text.
+"""Retries a call whose first attempt failed.
 
 All attempts send the same call with the same number, so the call has one effect, however many attempts arrive.
-``multiq.driverkit.call_retry`` decides when the next attempt is made. This module adds only what is Redis' own:
-redirections, and the script's text for a server that does not know the script's digest.
+``multiq.driverkit.call_retry`` decides when the next attempt is made. This module adds redirections, and sends a
+script's text to a server that does not know the script's digest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ASKING = pack(("ASKING",))
 
 
 class CallRetry:
-    """The attempts of one call after the first, until it is answered, refused for good, or its deadline has passed."""
+    """The attempts of one call after the first, until the call is answered, finally refused, or past its deadline."""
 
     def __init__(
         self, client: Client, call: Call, deadline: float, address: Address | None, connection: Connection | None
@@ -42,9 +42,9 @@ class CallRetry:
         self._address = address
         self._connection = connection
         self._attempts = Attempts(deadline, has_failover=client.servers.has_others)
-        self._sends_text = False  # the script's text, to a server that does not know its digest
+        self._sends_text = False  # whether to send the script's text in place of its digest
         self._redirections = 0
-        self._ask_redirect: Address | None = None  # where a slot is being moved to; for one attempt
+        self._ask_redirect: Address | None = None  # the new node of a slot that is being moved; for one attempt
 
     def run(self) -> Any:
         """Repeat the call until there is a reply. Raises as ``handle`` does."""
@@ -53,14 +53,14 @@ class CallRetry:
                 return self._attempt()
             except (hiredis.ReplyError, *FAILURES) as exc:
                 self.handle(exc)
-            except BackendError as exc:  # the partition's server is unknown by now
+            except BackendError as exc:  # no server of the partition is known any more
                 exc.may_be_done = self._attempts.may_be_done
                 raise
 
     def handle(self, exc: Exception) -> None:
-        """Prepare the next attempt after this error.
+        """Prepare the next attempt after this error, with a pause if one is needed.
 
-        Pauses first if ``multiq.driverkit.call_retry`` says so. Raises ``BackendError`` if there is no next attempt.
+        Raises ``BackendError`` if there is no next attempt.
         """
         if isinstance(exc, hiredis.ReplyError):
             if self._can_go_on(exc):
@@ -85,12 +85,12 @@ class CallRetry:
         try:
             connection.read(deadline)
         except hiredis.ReplyError:
-            connection.close()  # the reply to the call itself is still to come
+            connection.close()  # the reply to the call has not been read
             raise
         return connection.read(deadline)
 
     def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
-        """Whether the error reply says how to repeat the call at once: with the script's text, or at another node."""
+        """Whether to repeat the call at once, with the script's text or at another node."""
         code = code_of(exc)
         if code == "NOSCRIPT" and not self._sends_text:
             self._sends_text = True

@@ -1,11 +1,11 @@
-"""Clients: each makes one call at a time over its own connections. A repeated call has no second effect.
+"""Each client makes one call at a time over its own connections. A repeated call has no second effect.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 one effect per call   a number per call; the script stores the number and the answer (see     one GET, one SET
-                      lua/include/once.lua). After a lost reply the client repeats the call
-                      without a pause, on a new connection, the first time in a call.
+                      lua/include/once.lua). After the first lost reply, the client repeats
+                      the call at once, on a new connection.
 a deadline            one for the whole call, repetitions, redirections and waiting included  none
 scripts that vanish   after NOSCRIPT the script's text is sent instead of its digest          one round trip, once
 safe forks            a child drops its parent's connections and takes a new name             one comparison
@@ -53,29 +53,29 @@ class Call(NamedTuple):
     verb: str
     partition: str
     arguments: tuple[Word, ...] = ()
-    """Its number first, if the script is numbered."""
+    """The script's ``ARGV``. A numbered script gets the call's number first."""
     state: str | None = None
-    """The sorted set to use, for those scripts that take one of several."""
+    """The sorted set to use, for scripts that take one of several."""
     also: tuple[str, ...] = ()
-    """More partitions on the same server, of which the script takes the same keys."""
+    """More partitions on the same server. The script gets the keys of these partitions, too."""
 
 
 class Client:
     """Makes one thread's calls, one after the other."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
-        redis_py()  # now, so that its import takes nothing of the first call's time
+        redis_py()  # imported now, to save time in the first call
         self.servers = servers
         self._prefix = prefix
         self._start_over()
 
         self.idle_since = 0.0
-        """When it was last put back into the pool in excess of those that it always keeps; monotonic."""
+        """When the pool last took this client back, by the monotonic clock. Not set for the first ``_FEW_IDLE``."""
 
     def _start_over(self) -> None:
         """Choose a new name and drop all connections.
 
-        Also called in a forked child: the calls of child and parent must not be taken for one another.
+        Also called in a forked child, so that the calls of parent and child have different names.
         """
         self.slot = os.urandom(_SLOT_SIZE)
         self._name = self.slot.hex()
@@ -93,7 +93,7 @@ class Client:
         return self._number
 
     def token(self, number: int) -> bytes:
-        """The token of the leases that the call with this number reserves. No other call of any client has it."""
+        """The token of the leases that call *number* reserves. No other call of any client has the same token."""
         return self.slot + number.to_bytes(5, "big")
 
     def call(
@@ -112,7 +112,7 @@ class Client:
             partition: the partition whose keys the script uses.
             arguments: the script's ``ARGV``, without the call's number.
             state: the sorted set to use, for scripts that take one of several.
-            number: the number of an earlier call, to repeat that call; default: the next number.
+            number: the number of an earlier call, to repeat that call. Default: the next number.
         """
         return self.perform(self.new_call(verb, partition, arguments, state=state, number=number))
 
@@ -125,7 +125,7 @@ class Client:
         state: str | None = None,
         number: int | None = None,
     ) -> Call:
-        """Make, but do not send, a call; the parameters are those of ``call``."""
+        """Make a call without sending it. The parameters are those of ``call``."""
         if number is None:
             number = self.next_number()
         if script(verb).is_numbered:
@@ -135,7 +135,7 @@ class Client:
     def perform(self, call: Call, deadline: float | None = None) -> Any:
         """Send a call, retry it as needed, and return its reply. A call that was sent before may be sent again.
 
-        *deadline*: a time of the monotonic clock; default: now and the URL's timeout. Raises ``BackendError``.
+        *deadline* is a time of the monotonic clock. The default is the URL's timeout from now. Raises ``BackendError``.
         """
         servers = self.servers
         if deadline is None:
@@ -145,7 +145,7 @@ class Client:
             address = servers.only_address or servers.address(call.partition, deadline)
             connection = self._connections.get(address)
             if connection is None or not connection.is_free or self._generation != forks.generation:
-                connection = None  # so that an error of opening another one counts as nothing sent
+                connection = None  # so that an error while opening a connection counts as nothing sent
                 connection = self.connection_to(address, deadline)
             return connection.ask(
                 self.packed(call, connection), servers.attempt_deadline(deadline) if servers.has_others else deadline
@@ -156,9 +156,9 @@ class Client:
         return retry.run()
 
     def perform_each(self, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
-        """Send several calls in one round trip. Returns their replies; for a call that failed, its ``BackendError``.
+        """Send several calls in one round trip. Returns the replies. For a failed call, this is a ``BackendError``.
 
-        No two numbered calls may be for the same partition: the server remembers one call per client and partition.
+        No two numbered calls may be for the same partition. The server remembers one call per client and partition.
         """
         if len(calls) > 1:
             return call_pipelined(self, calls, deadline)
@@ -168,7 +168,7 @@ class Client:
             return [exc]
 
     def packed(self, call: Call, connection: Connection, *, with_text: bool = False) -> bytes:
-        """A call as RESP, with the script's digest, or with its text."""
+        """A call as RESP, with the script's digest or the script's text."""
         verb, partition, arguments, state, also = call
         if with_text:
             wanted = script(verb, before_7=connection.is_before_7)
@@ -179,7 +179,10 @@ class Client:
         return b"*%d\r\n%b%b" % (words + len(arguments), head, packed[packed.index(b"\n") + 1 :])
 
     def command(self, address: Address, *words: Word) -> Any:
-        """Run a command on one server; if the idle connection is dead, again on a new one. Raises ``BackendError``."""
+        """Run a command on one server. If the idle connection is dead, a new connection is used.
+
+        Raises ``BackendError``.
+        """
         deadline = time.monotonic() + self.servers.timeout
         attempts: Attempts | None = None
         while True:
@@ -206,13 +209,13 @@ class Client:
         return self.connection_to(self.servers.address(partition, deadline), deadline)
 
     def close(self) -> None:
-        """Close all connections; the next call opens them again."""
+        """Close all connections. The next call opens new connections."""
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
 
     def hang_up(self) -> None:
-        """Shut all connections down; any thread may call this. In a forked child, those of the parent stay open."""
+        """Shut all connections down, from any thread. In a forked child, the parent's connections stay open."""
         if self._generation != forks.generation:
             return
         for connection in tuple(self._connections.values()):

@@ -1,10 +1,10 @@
-"""One connection to a Redis server: RESP over a socket, parsed by hiredis, with one deadline for request and reply.
+"""One connection to a Redis server. hiredis parses the replies. One deadline limits request and reply together.
 
-``opening.py`` opens the connection and has redis-py log in. Calls do not go through redis-py, because redis-py
+``opening.py`` opens the connection, and redis-py logs in. The calls do not go through redis-py:
 
-- limits the time of each read, not of the whole call;
-- repeats commands by itself;
-- takes several times as much CPU time as the command.
+- redis-py limits the time of each read, not of the whole call.
+- redis-py repeats commands by itself.
+- redis-py takes several times as much CPU time as the command.
 
 See docs/decisions/0006.
 """
@@ -37,10 +37,10 @@ _TOO_MUCH = "it sent more replies than there were commands"
 _NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
 _NOW = getattr(socket, "MSG_DONTWAIT", 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
-_LARGEST_REPLY = 640_000_000  # bytes: a body may have 512 MB, and an endless reply must not fill the memory
+_LARGEST_REPLY = 640_000_000  # bytes: more than the largest body (512 MB); an endless reply must not fill the memory
 _SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for the server
 
-#: packs the words of one command as RESP; hiredis' own type annotation allows only one word
+#: packs the words of one command as RESP (hiredis' type annotation wrongly allows only one word)
 pack: Callable[[tuple[Word, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
@@ -53,17 +53,17 @@ class Connection:
         self.is_replica = False
         self._reader = hiredis.Reader()
         self.heads: dict[Hashable, tuple[int, bytes]] = {}
-        """Packed beginnings of commands, a cache for the client that owns this connection."""
+        """The client's cache of packed beginnings of commands."""
         self.is_free = True
-        """Open, and no reply outstanding: a call that is interrupted before its last reply leaves it False."""
+        """Whether the connection is open and has no outstanding reply. An interrupted call leaves this False."""
         self._fed = 0  # bytes of a reply that is not complete
         self._outstanding = 0  # replies to what was sent with ``send``
         self._spin = SpinReader(sock)
         self._send = sock.send
         self._recv = sock.recv
         self._wait: Callable[[float], object] | None = None
-        """Waits for so many milliseconds until there is something to read. None: TLS, whose socket has a timeout."""
-        self._flags = 0  # of sends and receives after a poll
+        """Waits for data, at most the given number of milliseconds. None for TLS, whose socket has a timeout."""
+        self._flags = 0  # flags of sends and receives after a poll
         if not isinstance(sock, ssl.SSLSocket):
             sock.setblocking(True)  # MSG_DONTWAIT makes single calls non-blocking
             self._flags = _NOW
@@ -80,7 +80,7 @@ class Connection:
 
         The exception's ``unsent`` is true if the server cannot have received the whole command.
         """
-        # hot path: inlined on purpose
+        # Hot path, inlined on purpose.
         if not self.is_free:
             self._refuse()
         self.is_free = False
@@ -108,7 +108,7 @@ class Connection:
             self.close()
             _mark_unsent(exc, unsent=data is None)
             raise
-        if reply is False or self._reader.has_data():  # not complete, or more than one
+        if reply is False or self._reader.has_data():  # the reply is incomplete, or there are several
             return self._read_on(reply, len(data), deadline)
         self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
@@ -122,10 +122,10 @@ class Connection:
         return self.read(deadline)
 
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
-        """Send commands that the server answers with so many *replies*: call ``read`` for each of them.
+        """Send commands to which the server sends *replies* replies. Call ``read`` for each reply.
 
-        Any failure closes the connection. The exception's ``unsent`` is then true: the server cannot have received the
-        last command.
+        Any failure closes the connection. The exception's ``unsent`` is then true, because the server cannot have
+        received the last command.
         """
         if not self.is_free:
             self._refuse()
@@ -144,7 +144,7 @@ class Connection:
     def read(self, deadline: float) -> Any:
         """Return the next reply. An error reply is raised as ``hiredis.ReplyError``, and the connection stays open.
 
-        An interruption closes the connection, because the reply would be taken for the reply to a later command.
+        An interruption closes the connection, because a later command would take this reply for its own.
         """
         try:
             reply = self._reader.gets()
@@ -164,7 +164,7 @@ class Connection:
         return _checked(reply)
 
     def close(self) -> None:
-        """Close the socket; sending afterwards raises ``OSError``."""
+        """Close the socket. A later send raises ``OSError``."""
         self.is_free = False
         self.sock.close()
 
@@ -172,17 +172,17 @@ class Connection:
         self.close()
 
     def hang_up(self) -> None:
-        """Shut the socket down, from any thread: the thread that waits on the socket sees the end of the stream."""
+        """Shut the socket down, from any thread. A thread that waits on the socket sees the end of the stream."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self) -> NoReturn:
-        """Close the connection, and raise ``ConnectionResetError``: the next reply may belong to an earlier call."""
+        """Close the connection, because the next reply may belong to an earlier call."""
         self.close()
         raise _mark_unsent(ConnectionResetError(_NOT_FREE), unsent=True)
 
     def _send_all(self, packed: bytes, deadline: float) -> float:
-        """Send piece by piece, as the server takes them, within one deadline. Returns the seconds that are left."""
+        """Send as fast as the server receives, within one deadline. Returns the seconds that are left."""
         rest = memoryview(packed)
         poll: select.poll | None = None
         left = self._left(deadline)
@@ -200,7 +200,7 @@ class Connection:
     def _receive(self, deadline: float) -> None:
         """Wait by ``poll``, then receive.
 
-        A ``recv`` with a timeout could wait too long: after a signal Python repeats it with the whole timeout.
+        A ``recv`` with a timeout could wait too long. After a signal, Python repeats ``recv`` with the whole timeout.
         """
         left = self._left(deadline)
         if self._wait is not None and not self._wait(left * 1000):
@@ -220,10 +220,7 @@ class Connection:
         self._reader.feed(data)
 
     def _left(self, deadline: float) -> float:
-        """Return the seconds that are left.
-
-        Sets them as the timeout of a TLS socket, for its next send or receive. Raises ``TimeoutError``.
-        """
+        """Return the seconds that are left, and set them as the timeout of a TLS socket. Raises ``TimeoutError``."""
         left = time_left(deadline)
         if self._wait is None:
             self.sock.settimeout(left)
@@ -240,5 +237,5 @@ def _checked(reply: Any) -> Any:
         try:
             raise reply
         finally:
-            del reply  # else it and this frame would keep each other, and the socket, alive
+            del reply  # otherwise the error and this frame would keep the socket alive
     return reply

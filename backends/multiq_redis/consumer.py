@@ -1,4 +1,4 @@
-"""The consumer: settles and reserves in one script per partition, and waits at the server while there are no jobs."""
+"""The consumer settles and reserves with one script per partition. Without jobs, it waits at the server."""
 
 from __future__ import annotations
 
@@ -27,59 +27,60 @@ if TYPE_CHECKING:
     from .partitions import Partitions
     from .pool import Pool
 
-_LOOK_LATER = 1.0  # seconds that a poll without a notification may be late, if the wait ends then anyway
-_HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/notify.lua
-_COARSE_FROM = 0.5  # seconds: a longer timeout may be some tenths of a second longer still
-_SLICE = 500  # jobs or verdicts in one script: a few milliseconds of the server
+_LOOK_LATER = 1.0  # seconds by which a poll may be postponed to the end of the wait
+# seconds: a job that is due within this time needs a notification. The time must be longer than _LOOK_LATER and
+# Servers.look_every together, and the same as in lua/include/notify.lua.
+_HORIZON = 6.0
+_COARSE_FROM = 0.5  # seconds: a longer wait may end some tenths of a second late
+_SLICE = 500  # jobs or verdicts in one script, which takes the server a few milliseconds
 
-_MOST_ANSWERS = 100_000  # that are kept for callers that may repeat the same verdicts
+_MOST_ANSWERS = 100_000  # stored answers, for callers that repeat verdicts
 
 _DONE = ord("1")
-_UNFINISHED = b"1"  # it has to promote more before it can hand out anything
-_FULL = b"2"  # there are as many bytes of jobs as one reserve may hand out
+_UNFINISHED = b"1"  # no job was handed out, but there may be jobs
+_FULL = b"2"  # the jobs have as many bytes as one reserve may hand out
 
 _NEVER = float("inf")
-_MIN_TIMEOUT = 0.25  # seconds that a server of a cluster has to answer in
+_MIN_TIMEOUT = 0.25  # seconds: the least time that a server of a cluster has to answer
 
 _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 
 
 class _PartitionCall(NamedTuple):
-    """One call of ``lua/exchange.lua``: the verdicts that it settles, and how many jobs it asks for."""
+    """One call of ``lua/exchange.lua``."""
 
     call: Call
     verdicts: Sequence[Verdict]
     indexes: Sequence[int]
     """The verdicts' indexes in the list of the exchange."""
     share: int
+    """How many jobs the call asks for."""
 
 
 class _Exchange:
-    """The state of one exchange: what is asked for, and what has been answered."""
-
-    # class attributes: only a failure sets these four on an instance, so most exchanges need not set them
+    # These are class attributes because most exchanges never set the first three.
     deadline = _NEVER
-    """When it has to end, after a server did not answer; monotonic."""
+    """The end of the exchange after a server did not answer, by the monotonic clock."""
     failure: BackendError | None = None
     excluded: frozenset[str] = frozenset()
-    """Partitions that are not asked, or no longer, as their server does not answer."""
+    """Partitions that get no calls, because their server does not answer or their keys cannot be read."""
     was_answered = False
 
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
         self.limit = limit
-        """How many jobs to return; lowered to what there is once these have as many bytes as one reserve may return."""
+        """How many jobs to return. The number is lowered when the jobs have as many bytes as one reserve may return."""
         self.answers: dict[int, LeaseLost | None] = {}
         self.leases: list[Lease] = []
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to ask for; 0 or less: none."""
+        """How many more jobs to ask for. The number may be negative."""
         return self.limit - len(self.leases)
 
     @property
     def has_nothing_to_return(self) -> bool:
-        """Whether the failure must be raised, because there is no result to return."""
+        """Whether a verdict has no answer, or no server has answered. A failure must then be raised."""
         return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
 
     def unanswered(self, queue: str) -> dict[str, list[int]]:
@@ -97,7 +98,7 @@ class RedisConsumer(Consumer):
 
     def __init__(self, pool: Pool, partitions: Partitions, queues: Sequence[str]) -> None:
         self.queues = self._order = tuple(queues)
-        """``_order``: the queues in the order of the present call."""
+        """``_order`` has the queues in the order of the current call."""
         self._partitions = partitions
         self._client = pool.dedicated()
         self._waiter = Waiter(pool, self._client, partitions, self.queues)
@@ -106,16 +107,16 @@ class RedisConsumer(Consumer):
         self._turns: dict[str, int] = {}  # queue -> counter that selects its next partition
         self._notified_partition = ""  # the partition whose notification ended the last wait
         self._asked: set[str] = set()  # partitions that the last exchange asked for jobs
-        self._has_new_partitions = False  # whether a queue turned out to have more partitions than were looked at
+        self._has_new_partitions = False  # whether a reply named partitions that were not known
         self._interrupted = False
         self._clocks = -_NEVER, 0  # when jobs were last asked for, and the server's time in the reply
-        self._looked_at = -_NEVER  # when all queues were last found empty; monotonic, like all times here
-        self._change_at: dict[str, float] = {}  # when time alone brings a partition the next job
-        self._is_notified = False  # whether this consumer took a notification that no other one got
+        self._looked_at = -_NEVER  # when a poll last found all queues empty; all times here are monotonic
+        self._change_at: dict[str, float] = {}  # partition -> when a delay, a lease or a pause ends next
+        self._is_notified = False  # whether this consumer took a notification from the server
         self._uncertain: dict[str, _PartitionCall] = {}  # partition -> the call that may or may not have arrived
         self._known_answers: dict[_Key, LeaseLost | None] = {}  # answers that were not returned yet
         self._undelivered: list[Lease] = []  # jobs that a failed exchange reserved
-        self._generation = forks.generation  # the process that the last two belong to
+        self._generation = forks.generation  # the process of the uncertain calls and undelivered jobs
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return self.exchange((), limit, timeout, queues)[1]
@@ -130,7 +131,7 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        # after an interrupt, poll now: a wait would end at once, without receiving a notification that has come
+        # After an interrupt, poll now. A wait would end at once, before a notification could arrive.
         if verdicts or timeout <= 0 or self._interrupted or not self._is_known_empty():
             answers, found = self._exchange(verdicts, limit)
         if not found:
@@ -152,7 +153,7 @@ class RedisConsumer(Consumer):
         self._client.close()
 
     def _discard_connections(self) -> None:
-        """Close all connections: after a malformed reply, the next ones may belong to earlier requests."""
+        """Close all connections. After a malformed reply, later replies may belong to earlier requests."""
         self.close()
 
     # --- settling and reserving ---
@@ -191,7 +192,7 @@ class RedisConsumer(Consumer):
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
     def _route(self, exchange: _Exchange) -> Iterator[str]:
-        """The queues to visit: this consumer's own, in order, then other queues to which leases of verdicts belong."""
+        """Yields this consumer's queues in order, then other queues that have verdicts to settle."""
         yield from self._order
         if exchange.verdicts:
             yield from dict.fromkeys(
@@ -199,10 +200,10 @@ class RedisConsumer(Consumer):
             )
 
     def _exchange_with(self, queue: str, exchange: _Exchange, *, is_look: bool) -> None:
-        """Settle and reserve in one queue: one round trip, unless there is more to do than one script may do.
+        """Settle and reserve in one queue, in as many round trips as the scripts need.
 
-        If the queue has several partitions, this empties the partition whose turn it is, and only then asks the others
-        whether they have jobs. With *is_look* it first asks all partitions whether they have jobs.
+        If the queue has several partitions, the first one in turn is emptied first. Then the other partitions are asked
+        whether they have jobs. With *is_look*, all partitions are asked first whether they have jobs.
         """
         to_settle = exchange.unanswered(queue)
         partitions = self._in_turn(queue) if exchange.limit > 0 and queue in self.queues else []
@@ -216,7 +217,7 @@ class RedisConsumer(Consumer):
         while True:
             if not asked and others and exchange.wanted > 0:
                 asked, others = self._with_jobs(queue, others, exchange), []
-            if asked and time.monotonic() > give_up_at:  # due jobs without end to promote: the next call goes on
+            if asked and time.monotonic() > give_up_at:  # there are too many due jobs to promote
                 asked = []
             calls = self._next_calls(to_settle, asked, exchange)
             if not calls:
@@ -225,7 +226,10 @@ class RedisConsumer(Consumer):
             asked = [partition for partition in asked if can_have_more.get(partition, True)]
 
     def _in_turn(self, queue: str) -> list[str]:
-        """The queue's partitions, rotated: first the one that was notified; if none was, another one each time."""
+        """Returns the queue's partitions in rotated order.
+
+        A partition that was notified comes first. Otherwise each call begins with the next partition.
+        """
         partitions = self._partitions.all_of(queue)
         if len(partitions) == 1:
             return partitions
@@ -240,8 +244,11 @@ class RedisConsumer(Consumer):
         return partitions[first:] + partitions[:first]
 
     def _with_jobs(self, queue: str, partitions: Sequence[str], exchange: _Exchange) -> list[str]:
-        """Return those of these partitions that have jobs to hand out. Runs ``lua/has_jobs.lua`` once per server."""
-        in_order = sorted(partitions, key=len)  # the first partition, which has the count, in front
+        """Return the partitions that have jobs to hand out.
+
+        In a cluster ``lua/has_jobs.lua`` runs for each partition, otherwise once for all.
+        """
+        in_order = sorted(partitions, key=len)  # the first partition, which stores the count, comes first
         together = [in_order] if not self._client.servers.is_cluster else [[partition] for partition in in_order]
         calls = [self._client.new_call("has_jobs", first)._replace(also=tuple(rest)) for first, *rest in together]
         found = set()
@@ -263,11 +270,11 @@ class RedisConsumer(Consumer):
     def _next_calls(
         self, to_settle: dict[str, list[int]], asked: Sequence[str], exchange: _Exchange
     ) -> list[_PartitionCall]:
-        """The calls of the next round trip: one for each partition with verdicts to settle or jobs to ask for."""
+        """Returns one call for each partition with verdicts to settle or jobs to ask for."""
         shares: dict[str, int] = {}
         wanted = in_all = exchange.wanted
         for partition in asked:
-            if len(to_settle.get(partition, ())) <= _SLICE:  # else the rest of its verdicts is sent first
+            if len(to_settle.get(partition, ())) <= _SLICE:  # else the remaining verdicts are sent first
                 shares[partition] = min(wanted, -(-in_all // len(asked)), _SLICE)
                 wanted -= shares[partition]
         calls = []
@@ -297,7 +304,7 @@ class RedisConsumer(Consumer):
         failures: list[tuple[str, BackendError]] = []
         uncertain, scripts, until = self._uncertain, [], None
         for one in calls:
-            uncertain[one.call.partition] = one  # until its reply is read, even if this is interrupted
+            uncertain[one.call.partition] = one  # until the reply is read, even after an interruption
             scripts.append(one.call)
         if self._is_cluster:
             until = self._deadline_for([call.partition for call in scripts], exchange)
@@ -324,10 +331,10 @@ class RedisConsumer(Consumer):
         return can_have_more
 
     def _read_reply(self, call: _PartitionCall, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
-        """Parse a reply of ``lua/exchange.lua``: the verdicts' answers, the jobs, and why there are no more jobs."""
+        """Parse a reply of ``lua/exchange.lua``. Returns the verdicts' answers, the jobs, and the first field."""
         more, now, change_at, letters, stored_count, *handed_out = reply
         partition = call.call.partition
-        if call.share:  # else the script did not look for jobs
+        if call.share:  # without a share, the script reserves nothing
             self._clocks = self.asked_at, int(now)
             self._note_change(partition, now, change_at)
         if stored_count:
@@ -339,7 +346,7 @@ class RedisConsumer(Consumer):
         return answers, leases(partition, handed_out, int(now)), more
 
     def _note_change(self, partition: str, now: bytes, change_at: bytes) -> None:
-        # counted from the moment when the reply arrived: never too early, and too late by half a round trip
+        # The time counts from the arrival of the reply. So a wait may end half a round trip late, but not early.
         wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
         self._change_at[partition] = time.monotonic() + wait
 
@@ -350,8 +357,8 @@ class RedisConsumer(Consumer):
     # --- after a failure ---
 
     def _recover(self, exchange: _Exchange) -> None:
-        """Finish what earlier, failed exchanges left unfinished, before this exchange makes its own calls."""
-        if self._generation != forks.generation:  # these belong to the parent
+        """Finish the work of earlier exchanges that failed."""
+        if self._generation != forks.generation:  # the calls and jobs belong to the parent
             self._generation = forks.generation
             self._uncertain.clear()
             self._undelivered.clear()
@@ -369,10 +376,10 @@ class RedisConsumer(Consumer):
             raise failure.with_traceback(None)  # the same error may have been raised before
 
     def _resolve_uncertain(self, exchange: _Exchange) -> None:
-        """Repeat the calls whose replies were lost, under their old numbers, so that the server repeats its reply.
+        """Repeat the calls whose replies were lost. The old numbers make the server repeat its replies.
 
-        As long as a partition's last call is uncertain, no other call is sent to the partition: the server remembers
-        only one call per client.
+        The server remembers only one call per client. So a partition gets no other call while its last call is
+        uncertain.
         """
         for partition, call in tuple(self._uncertain.items()):
             if partition not in exchange.excluded:
@@ -380,7 +387,7 @@ class RedisConsumer(Consumer):
                     reply = self._client.perform(call.call, self._deadline_for([partition], exchange))
                 except BackendError as exc:
                     if not isinstance(exc, BackendUnavailable):
-                        del self._uncertain[partition]  # it was refused
+                        del self._uncertain[partition]  # the call was refused
                     self._failed(partition, exc, exchange)
                     continue
                 answers, found, _ = self._read_reply(call, reply)
@@ -390,9 +397,11 @@ class RedisConsumer(Consumer):
                 self._succeeded(partition, exchange)
 
     def _deliver_undelivered(self, exchange: _Exchange) -> None:
-        """Return jobs that failed exchanges reserved. Each job is touched first, as its lease may have ended."""
+        """Add the jobs that failed exchanges reserved. Each job is touched first, as its lease may have ended."""
         by_partition: dict[str, list[Lease]] = {}
-        for lease in {(lease.queue, lease.id, lease.token): lease for lease in self._undelivered}.values():  # each once
+        for lease in {
+            (lease.queue, lease.id, lease.token): lease for lease in self._undelivered
+        }.values():  # without duplicates
             by_partition.setdefault(partition_of(lease), []).append(lease)
         kept: list[Lease] = []
         for partition, undelivered in by_partition.items():
@@ -439,7 +448,8 @@ class RedisConsumer(Consumer):
     def _failed(self, partition: str, failure: BackendError, exchange: _Exchange) -> None:
         """Exclude this partition for a while, or raise *failure*.
 
-        It is excluded if its keys have data of another program, and in a cluster also if its server does not answer.
+        A partition whose keys have another program's data is excluded. In a cluster, a partition whose server does not
+        answer is excluded, too.
         """
         if isinstance(failure, BackendCorrupt):
             self._backoff.unreadable(partition, failure)
@@ -456,10 +466,10 @@ class RedisConsumer(Consumer):
         exchange.excluded |= {partition}
         self._change_at.pop(partition, None)
         partitions = (partition for queue in self.queues for partition in self._partitions.all_of(queue))
-        exchange.excluded |= self._backoff.excluded(partitions)  # those of the same server
+        exchange.excluded |= self._backoff.excluded(partitions)  # the partitions of the same server
 
     def _deadline_for(self, partitions: Sequence[str], exchange: _Exchange) -> float:
-        """Until when to wait for these partitions' servers, so that some time is left for the other partitions."""
+        """Returns when to stop waiting for these partitions' servers. The rest of the time is for other partitions."""
         now, timeout = time.monotonic(), self._client.servers.timeout
         if not self._is_cluster or not (len(self.queues) > 1 or self._partitions.has_several(self.queues[0])):
             return now + timeout
@@ -477,27 +487,27 @@ class RedisConsumer(Consumer):
                 used.add(key)
 
     def _keep_results(self, exchange: _Exchange) -> None:
-        """Keep the results of a failed exchange for the next one."""
+        """Store the results of a failed exchange for the next exchange."""
         known = ((exchange.verdicts[at], answer) for at, answer in exchange.answers.items())
         self._remember(known)
         self._undelivered = exchange.leases + self._undelivered
 
     def _forget_answers(self, verdicts: Sequence[Verdict]) -> None:
-        """Drop the stored answers to *verdicts*: the caller gets these answers now."""
+        """Drop the stored answers to *verdicts*, because the caller gets these answers now."""
         for verdict in verdicts:
             self._known_answers.pop(_key(verdict), None)
 
     def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
-        """Keep answers until the caller passes the same verdicts again.
+        """Store answers until the caller passes the same verdicts again.
 
-        The answer to a touch is not kept. A later touch of the same lease is a new request, and is sent to the server.
+        The answer to a touch is not stored, because a later touch of the same lease is a new request.
         """
         for verdict, answer in known:
             if not isinstance(verdict, Touch):
                 self._known_answers.setdefault(
                     _key(verdict), answer
-                )  # of a verdict that is sent twice, the first counts
-        while len(self._known_answers) > _MOST_ANSWERS:  # for verdicts that are never repeated
+                )  # if a verdict is sent twice, the first answer counts
+        while len(self._known_answers) > _MOST_ANSWERS:  # some verdicts are never repeated
             del self._known_answers[next(iter(self._known_answers))]
 
     # --- waiting ---
@@ -519,7 +529,7 @@ class RedisConsumer(Consumer):
             wake_at = min(look_at if give_up_at - look_at > _LOOK_LATER else give_up_at, change_at, give_up_at)
             if self._backoff.failures:
                 wake_at = min(look_at, give_up_at)
-            elif wake_at == give_up_at:  # a poll at the end of this wait saves one in the middle of the next
+            elif wake_at == give_up_at:  # a poll at the end of this wait saves a poll in the next wait
                 look_at = min(look_at, self._looked_at + look_every - _LOOK_LATER)
             notified = False
             if wake_at > now:
@@ -542,7 +552,7 @@ class RedisConsumer(Consumer):
         """Wait once. Returns two values:
 
         - whether to poll the queues, because a notification came, or may have come;
-        - the jobs that the follow-up call reserved; None: the queues were not polled yet.
+        - the jobs that the follow-up call reserved, or None without a finished follow-up call.
         """
         partition = self.queues[0]
         if limit <= 0 or self._uncertain or not self._waiter.can_follow_up(partition):
@@ -559,7 +569,7 @@ class RedisConsumer(Consumer):
         if self._waiter.follow_up_reply is None:
             return True, None
         self._looked_at, woke_at = -_NEVER, time.monotonic()
-        # this process may have been stopped before it woke up: the server's clock says when the jobs were reserved
+        # This process may have been stopped before it woke up. The server's clock says when the jobs were reserved.
         asked_at, then = self._clocks
         since = (int(self._waiter.follow_up_reply[1]) - then) / MICROSECOND
         self.asked_at = min(woke_at, max(waiting_since, asked_at + since))
@@ -574,16 +584,16 @@ class RedisConsumer(Consumer):
         return notified, found
 
     def _is_known_empty(self) -> bool:
-        """Whether a new poll is needless: the last one found nothing, and a job that came since has left a marker."""
+        """Whether a poll is needless, because the last poll found nothing and each later job leaves a marker."""
         if self._uncertain or self._undelivered or time.monotonic() >= self._backoff.next_end():
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
         return time.monotonic() < min(self._looked_at + self._client.servers.look_every, change_at)
 
     def _pass_on_unvisited(self) -> None:
-        """Pass on notifications to another consumer: those of partitions that this consumer did not ask for jobs.
+        """Pass on the notifications of partitions that this consumer did not ask for jobs.
 
-        It does not ask them if earlier partitions gave enough jobs.
+        A consumer does not ask a partition if earlier partitions gave enough jobs.
         """
         for partition in self._waiter.notified:
             if partition not in self._asked:
@@ -593,7 +603,7 @@ class RedisConsumer(Consumer):
     def _hand_over_notification(self) -> None:
         """Notify another consumer of the jobs that are due soon, because this consumer stops waiting.
 
-        Not needed after a follow-up call that handed out jobs: its script has notified another consumer already.
+        After a follow-up call that handed out jobs, the script has already notified another consumer.
         """
         if not self._is_notified:
             return

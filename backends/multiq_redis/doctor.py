@@ -1,6 +1,6 @@
-"""The doctor: checks whether a Redis server's persistence, eviction, access and replication suit jobs.
+"""The doctor checks whether a Redis server's persistence, eviction, access and replication suit jobs.
 
-It only reads. If the server refuses a command to this account, the finding is ``unknown``, never ``ok``.
+The doctor only reads. If the server refuses a command to this account, the finding is ``unknown``, never ``ok``.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
 _SKEW = 1.0  # seconds
-_NEARLY_FULL = 0.9  # of maxmemory
+_NEARLY_FULL = 0.9  # share of maxmemory
 _SLOTS = "16384"
 _UNBLOCK_FIXED = {
     "redis": (8, 2),
     "valkey": (9, 0),
-}  # first minor releases with the fix; some patch releases have it, too
+}  # the first minor releases with the fix (some older patch releases have the fix, too)
 
 _CONFIG_FORBIDDEN = "this account may not read it (CONFIG is forbidden)"
 _ASK_ADMINISTRATOR = "ask the server's administrator, or allow this account +config|get"
 
 
 def examine(servers: Servers) -> list[Finding]:
-    """Return the findings on all servers of a URL. Raises ``BackendError`` if one cannot be reached."""
-    redis_py()  # now, so that its import takes nothing of the first answer's time
+    """Return the findings on all servers of a URL. Raises ``BackendError`` if a server cannot be reached."""
+    redis_py()  # imported now, because the import would slow down the first answer
     deadline = time.monotonic() + servers.timeout
     addresses = servers.all_addresses(deadline)
     found = {address: _examine(servers, address) for address in addresses}
@@ -55,7 +55,7 @@ def examine(servers: Servers) -> list[Finding]:
 
 
 def _merged(found: Mapping[Address, Sequence[Finding]]) -> list[Finding]:
-    """Report a finding only once if it is the same on all servers."""
+    """Merge findings that are the same on all servers."""
     merged: list[Finding] = []
     everything = [(address, finding) for address, findings in found.items() for finding in findings]
     for what in dict.fromkeys(finding.what for _, finding in everything):
@@ -71,11 +71,9 @@ def _merged(found: Mapping[Address, Sequence[Finding]]) -> list[Finding]:
 
 
 class _Server(NamedTuple):
-    """One server, with the connection to it."""
-
     connection: Connection
     host: str | None
-    """None: a UNIX socket."""
+    """None for a UNIX socket."""
     user: str
     timeout: float
     is_encrypted: bool
@@ -87,7 +85,7 @@ class _Server(NamedTuple):
 
 
 def read_settings(servers: Servers) -> list[tuple[dict[str, str], dict[str, str] | None]]:
-    """Return, for each server, ``INFO`` and the settings that matter. The settings are None where CONFIG is forbidden.
+    """Return each server's ``INFO`` and settings that matter for jobs. The settings are None if CONFIG is forbidden.
 
     Raises ``BackendError``.
     """
@@ -140,7 +138,7 @@ def _latency(server: _Server) -> Finding:
     times = []
     for _ in range(_PINGS):
         start = time.perf_counter()
-        server.ask("TIME")  # a PING is refused by a server that cannot save, as if it were a write
+        server.ask("TIME")  # not PING, which a server that cannot save refuses
         times.append(time.perf_counter() - start)
     median = statistics.median(times)
     found = f"a round trip takes {median * 1000:.2f} ms, the slowest of {_PINGS} took {max(times) * 1000:.2f} ms"
@@ -340,7 +338,7 @@ def _cluster(server: _Server) -> Finding:
 
 
 def survives(config: Mapping[str, str] | None) -> Survives:
-    """What a job survives on a server with these settings, once its enqueue has returned."""
+    """The worst event that an enqueued job survives on a server with these settings."""
     if config is None:
         return "unknown"
     if config.get("appendonly") != "yes":
@@ -349,7 +347,7 @@ def survives(config: Mapping[str, str] | None) -> Survives:
 
 
 def _durability(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
-    """The finding on durability: the row of ``docs/durability.md`` that applies to the server's settings."""
+    """The row of ``docs/durability.md`` that applies to the server's settings, as a finding."""
     if config is None:
         return Finding(
             "unknown", "durability", "what survives a crash depends on settings that cannot be read", _ASK_ADMINISTRATOR
@@ -379,7 +377,7 @@ def _info(server: _Server) -> dict[str, str]:
 
 
 def _config(server: _Server) -> dict[str, str] | None:
-    """The settings that matter; None where CONFIG is forbidden."""
+    """The settings that matter for jobs, or None if CONFIG is forbidden."""
     wanted = ("appendonly", "appendfsync", "save", "maxmemory-policy", "min-replicas-to-write")
     found: dict[str, str] = {}
     for name in wanted:

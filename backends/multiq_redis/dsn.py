@@ -1,4 +1,4 @@
-"""Connection settings other than the address: user, password or provider, database, client name, TLS."""
+"""Connection settings other than the address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionSettings(NamedTuple):
-    """Who logs in, to which database, under which client name, and whether over TLS."""
+    """The settings of one server's connections, without the address."""
 
     username: str | None = None
     fixed_password: str | None = None
@@ -22,19 +22,22 @@ class ConnectionSettings(NamedTuple):
     password_env: str | None = None
     client_name: str | None = None
     credential_provider: Any = None
-    """An object with redis-py's ``get_credentials()``, asked for each new connection; None: the fields above."""
+    """An object with redis-py's ``get_credentials()``, asked for each new connection.
+
+    None: the user name and password are in the fields above.
+    """
     connect_func: Callable[[Any], object] | None = None
-    """redis-py's ``redis_connect_func``: logs in with a redis-py connection, in place of its ``on_connect``."""
+    """redis-py's ``redis_connect_func``, which logs in instead of ``on_connect``."""
     keepalive: Mapping[int, int] | None = None
     """TCP options to set, as redis-py's ``socket_keepalive_options``."""
 
     def __repr__(self) -> str:
-        """The settings without the password, and without the provider, because its ``repr`` may contain a password."""
+        """The settings without the password and the provider, because a provider's ``repr`` may contain a password."""
         tls = ", tls" if self.tls is not None else ""
         return f"ConnectionSettings({self.user}/{self.database}{tls})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        """The same for ``rich``, which would otherwise print all fields."""
+        """The fields that ``rich`` prints, without the password."""
         yield "user", self.user
         yield "database", self.database
 
@@ -47,7 +50,7 @@ class ConnectionSettings(NamedTuple):
 
     @property
     def password(self) -> str | None:
-        """The password, read now from its file or variable, as it may have changed. Raises ``UrlInvalid``."""
+        """The password, read at each access from its file or variable. Raises ``UrlInvalid``."""
         if self.password_file is not None:
             return password_of_file(self.password_file)
         if self.password_env is not None:

@@ -1,8 +1,8 @@
-"""Enqueues batches: one script for each partition, and several for a large batch, so that none runs for long.
+"""Enqueues batches. A partition gets one script, or several for a large batch, so that no script runs for long.
 
 One script stores all of its jobs or none. If a server becomes full or unreachable between two scripts of a batch, only
-a part is stored, and ``EnqueuePartial`` says which part. Jobs that were sent but not answered raise
-``EnqueueUncertain``: the caller may repeat the call, which adds no job twice.
+a part is stored. ``EnqueuePartial`` says which part. A lost reply raises ``EnqueueUncertain``. Then the caller may
+repeat the call, and no job is added twice.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .partitions import Partitions
     from .pool import Pool
 
-MOST_JOBS = 1000  # of one script: 2.5 ms of the server
-MOST_BYTES = 8_000_000  # of bodies in one script
+MOST_JOBS = 1000  # jobs in one script, which takes the server 2.5 ms
+MOST_BYTES = 8_000_000  # bytes of the bodies in one script
 
 
 def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> None:
-    """Enqueue more than one job. Raises ``BackendError``; ``EnqueuePartial`` if some of the jobs were surely stored."""
+    """Enqueue several jobs. Raises ``BackendError``, or ``EnqueuePartial`` if some jobs were certainly stored."""
     if partitions.count == 1 and _fits(jobs):
         arguments = new_jobs(jobs)
         try:
@@ -56,7 +56,7 @@ def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence
 
 
 def _rounds(partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> Iterator[dict[str, list[NewJob]]]:
-    """Split the jobs into round trips. In each, a partition gets at most as many jobs as one script may take."""
+    """Split the jobs into round trips, with at most one script for each partition."""
     by_partition: dict[str, list[NewJob]] = {}
     for job, packed in zip(jobs, pack_ids([job.id for job in jobs]), strict=True):
         by_partition.setdefault(partitions.partition_for(queue, packed), []).append(job)

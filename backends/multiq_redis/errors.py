@@ -1,4 +1,4 @@
-"""Classifies Redis' errors: which are worth a retry, and which ``BackendError`` the others become."""
+"""Decides which of Redis' errors are retried, and which ``BackendError`` the others become."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-#: temporary: the server runs another program's script, or starts; a slot moves to another node; an election is held
+#: temporary errors: a long script, a server's start, a slot on its way to another node, an election
 PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
 
-#: this server refuses the call, and another one may accept it: for instance, a primary has become a replica
+#: another server may accept the call, for instance because this primary has become a replica
 ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})
 
-#: the server answers reads, but refuses writes
+#: the server accepts reads, but refuses writes
 REFUSES_WRITES = frozenset({"MISCONF", "READONLY", "NOREPLICAS", "OOM"})
 
 
@@ -26,7 +26,7 @@ class CredentialsError(ConnectionError):
 
 
 FAILURES = (OSError, hiredis.ProtocolError)
-"""What ends a connection."""
+"""The errors that end a connection."""
 
 _ERRORS: dict[str, tuple[type[BackendError], str]] = {
     "OOM": (
@@ -72,7 +72,7 @@ _IN_SCRIPT = "user_script"
 
 
 def code_of(error: hiredis.ReplyError) -> str:
-    """The error's code, such as ``OOM``. For an error inside a script, Redis 6.2 has the code within the text."""
+    """The error's code, such as ``OOM``. Redis 6.2 puts the code of an error inside a script into the text."""
     text = str(error)
     first = _CODE.match(text)
     code = first[1] if first else "ERR"
@@ -87,20 +87,20 @@ def code_of(error: hiredis.ReplyError) -> str:
 def without_arguments(reply: str) -> str:
     """An error reply without the command's arguments.
 
-    A server that does not know a command repeats its arguments in the error. The arguments of AUTH have the password.
+    A server that does not know a command repeats the arguments in its error, and those of AUTH contain the password.
     """
     return _ARGUMENTS.sub("", reply)
 
 
 def classify_reply(error: hiredis.ReplyError, *, has_failover: bool) -> Failure:
-    """The class of an error reply: whether this server, or another one after a failover, may accept the call later."""
+    """Says whether this server, or its successor after a failover, may accept the call later."""
     code = code_of(error)
     is_passing = code in PASSING or (code in ELSEWHERE and has_failover)
     return Failure.REJECTED if is_passing else Failure.FINAL
 
 
 def classify_connection_error(error: Exception, *, is_connected: bool) -> Failure:
-    """The class of one of ``FAILURES``. A call whose reply was lost may be repeated, because calls are numbered."""
+    """Classifies one of ``FAILURES``. A call without a reply may be repeated, because calls are numbered."""
     if isinstance(error, CredentialsError):
         return Failure.FINAL  # another server would need the same credentials
     if not is_connected:
@@ -109,13 +109,13 @@ def classify_connection_error(error: Exception, *, is_connected: bool) -> Failur
 
 
 def redirection(error: hiredis.ReplyError) -> tuple[str, int]:
-    """The host and the port that a MOVED or an ASK names. An empty host: the same host as before."""
+    """The host and the port in a MOVED or an ASK. An empty host means the host that was asked."""
     host, _, port = str(error).split()[2].rpartition(":")
     return host, int(port)
 
 
 def explain(exc: Exception, server: str, timeout: float) -> BackendError:
-    """The ``BackendError`` for an error reply or a socket's error; *server* begins its text."""
+    """Returns the ``BackendError`` for an error reply or a socket's error. Its message begins with *server*."""
     if isinstance(exc, hiredis.ReplyError):
         return _explain_reply(exc, server)
     if isinstance(exc, TimeoutError):

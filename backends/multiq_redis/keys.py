@@ -1,9 +1,9 @@
-"""The keys of a partition, one function each. All keys of a partition share a hash tag, so they share a cluster's slot.
+"""The keys of a partition, one function each. All keys of a partition share a hash tag and thus a cluster's slot.
 
-The tag of a queue's first partition is ``{queue}``. With ``?partitions=`` a queue has more partitions, with the tags
-``{queue#1}``, ``{queue#2}``... No queue's name has a ``#``.
+The tag of a queue's first partition is ``{queue}``. With ``?partitions=``, the other partitions have the tags
+``{queue#1}``, ``{queue#2}`` and so on. A queue's name cannot contain a ``#``.
 
-A place is what the sorted sets have of a job, as a member: the job's sequence number, its priority and its id.
+A job's *place*, its member in a sorted set, consists of the job's sequence number, priority and id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 def prefix(text: str) -> str:
     """Parse the option ``?prefix=``, the text that all keys begin with.
 
-    Braces are refused because they would change the hash tag, stars and brackets because they are patterns for SCAN.
+    Braces are refused because they would change the hash tag. Stars and brackets are patterns for SCAN.
     """
     if not _PREFIX.fullmatch(text):
         raise ValueError("must be 1 to 64 letters, digits, or any of _ . : -")
@@ -58,7 +58,7 @@ def reserved(base: str) -> str:
 
 
 def buried(base: str) -> str:
-    """Sorted set of places by the sequence in which they were buried."""
+    """Sorted set of places in the order in which the jobs were buried."""
     return f"{base}:buried"
 
 
@@ -68,7 +68,7 @@ def unreadable(base: str) -> str:
 
 
 def sequence(base: str) -> str:
-    """Counter: numbers the jobs by age, and the burials. The key is deleted with the last job."""
+    """Counter that numbers new jobs and burials. The key is deleted with the last job."""
     return f"{base}:sequence"
 
 
@@ -78,12 +78,12 @@ def paused(base: str) -> str:
 
 
 def hint(base: str) -> str:
-    """Sorted set: the marker that notifies a waiting consumer, or nothing. The key is deleted with the last job."""
+    """Sorted set with the marker that notifies a waiting consumer. The key is deleted with the last job."""
     return f"{base}:hint"
 
 
 def partitions(base: str) -> str:
-    """The largest number of partitions that any client has used to enqueue jobs of this queue, if more than one.
+    """The largest number of partitions over which any client has enqueued jobs of this queue, if more than one.
 
     Only the queue's first partition has this key.
     """
@@ -91,12 +91,12 @@ def partitions(base: str) -> str:
 
 
 def call(base: str, client: str) -> str:
-    """The last call of one client: number and answer. The key expires by itself."""
+    """The number of a client's last call, and the answer. The key expires by itself."""
     return f"{base}:call:{client}"
 
 
 def wakeup(base: str, waiter: str) -> str:
-    """Sorted set: the marker by which one consumer ends its own wait. The key expires by itself."""
+    """Sorted set with the marker by which one consumer ends its own wait. The key expires by itself."""
     return f"{base}:wakeup:{waiter}"
 
 
@@ -122,7 +122,7 @@ def pattern(prefix: str) -> str:
 
 
 def queue_of(key: str, prefix: str) -> str | None:
-    """The queue to which the key belongs, if it is a ``jobs`` or a ``paused`` key; None for other keys.
+    """The queue of a ``jobs`` or a ``paused`` key. None for other keys.
 
     These keys exist only while a partition of the queue holds a job or is paused.
     """
@@ -133,7 +133,7 @@ def queue_of(key: str, prefix: str) -> str | None:
 
 
 def partitioned_queue_of(key: str, prefix: str) -> str | None:
-    """The queue to which the key belongs, if it is a ``partitions`` key; None for other keys.
+    """The queue of a ``partitions`` key. None for other keys.
 
     That key exists only if the queue has several partitions.
     """
@@ -141,7 +141,7 @@ def partitioned_queue_of(key: str, prefix: str) -> str | None:
     return key[len(head) : -len(tail)] if key.startswith(head) and key.endswith(tail) else None
 
 
-#: the headers of the Lua files name keys by these functions' names; ``call`` is left out, because it needs a client
+#: the headers of the Lua files use these functions' names (``call`` is left out, because it needs a client)
 BY_NAME: dict[str, Callable[[str], str]] = {
     function.__name__: function
     for function in (

@@ -1,4 +1,4 @@
-"""Lists jobs page by page through a queue's partitions. If the server takes no writes, it lists without writing."""
+"""Lists jobs page by page through a queue's partitions. Listing also works if the server refuses writes."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
     from .pool import Pool
 
-_SLICE = 500  # jobs that one script lists: a few milliseconds of the server
+_SLICE = 500  # jobs that one script lists, in a few milliseconds
 _MOST_PARTS = 3 * MOST
 
 
 class _Part(NamedTuple):
-    """A part of a listing: from one sorted set of one partition, all jobs, only those due, or only those not due."""
+    """A part of a listing, from one sorted set of one partition."""
 
     partition: str
     set: State
-    which: str  # lua/jobs.lua
+    which: str  # all jobs, the due jobs, or the jobs that are not due; see lua/jobs.lua
 
 
 class _Cursor(NamedTuple):
-    """The job after which a page begins: ``score.sequence`` in the first part, ``part:score.sequence`` in later parts.
+    """The job after which a page begins.
 
-    ``part:`` alone means: from the first job of that part.
+    The text is ``score.sequence`` in the first part, and ``part:score.sequence`` in later parts. ``part:`` alone
+    means that the page begins with the first job of that part.
     """
 
     part: int
     place: tuple[int, int] | tuple[str, str] = ("", "")
-    """Score and sequence; empty before the first."""
+    """Score and sequence, both empty before the first job."""
 
     @classmethod
     def read(cls, after: str) -> _Cursor:
@@ -81,16 +82,16 @@ def list_jobs(pool: Pool, partitions: Sequence[str], state: State, limit: int, a
 
 
 def promote_all(pool: Pool, partition: str) -> None:
-    """Make a partition's due jobs ready, slice by slice, for as long as a call may take. The rest stay delayed."""
+    """Make a partition's due jobs ready, slice by slice, for at most the time of one call."""
     give_up_at = time.monotonic() + pool.servers.timeout
     while pool.call("promote", partition) == b"1" and time.monotonic() < give_up_at:
         pass
 
 
 def _make_ready(pool: Pool, partition: str) -> None:
-    """Make due jobs ready, so that they are listed in their order.
+    """Make due jobs ready, so that all ready jobs are listed in order.
 
-    If the server takes no writes, due jobs are listed after the jobs that are ready already.
+    If the server refuses writes, due jobs are listed after the ready jobs.
     """
     try:
         promote_all(pool, partition)
@@ -100,7 +101,7 @@ def _make_ready(pool: Pool, partition: str) -> None:
 
 
 def _parts(partition: str, state: State) -> list[_Part]:
-    """The parts that have the jobs of a state. A due job counts as ready, even if no script has made it ready yet."""
+    """The parts that have the jobs of a state. A due job counts as ready, even if no script has made it ready."""
     if state is State.READY:
         return [
             _Part(partition, state, ""),
@@ -111,7 +112,7 @@ def _parts(partition: str, state: State) -> list[_Part]:
 
 
 def _listed(pool: Pool, part: _Part, state: State, at: _Cursor, limit: int) -> Iterator[tuple[_Cursor, JobRecord]]:
-    """The jobs of one part after a cursor, each with the cursor that points to it."""
+    """Yields the jobs of one part after a cursor. Each job comes with the cursor that points to the job."""
     queue = keys.queue_and_number(part.partition)[0]
     was_abandoned = state is State.READY and part.set is State.RESERVED
     while limit > 0:
@@ -120,7 +121,7 @@ def _listed(pool: Pool, part: _Part, state: State, at: _Cursor, limit: int) -> I
         found, now = parse_listing(state, reply, was_abandoned=was_abandoned)
         for place, job in found:
             at = _Cursor(at.part, place)
-            if job.record:  # else it cannot be decoded, and is set aside when it would be reserved
+            if job.record:  # a job without a record cannot be decoded; the next reserve sets it aside
                 yield at, job.to_record(queue, now)
         limit -= asked
         if len(found) < asked:

@@ -1,6 +1,6 @@
-"""Backoff for nodes of a cluster that did not answer, so that the queues on the other nodes go on.
+"""Backoff for nodes of a cluster that did not answer. Meanwhile the queues on the other nodes go on.
 
-On any server, a partition is excluded in the same way if one of its keys has foreign data: data of another program.
+On any server, a partition is excluded in the same way if another program has written data into its keys.
 
 ====================  ======================================================================
 what is excluded      a node that failed (or a partition whose node is not known)
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.redis")
 
 _BACKOFF = 1.0  # seconds that a node is not asked after a failure
-_SHORT_TIMEOUT = 0.25  # seconds that a node has to answer which did not answer lately
+_SHORT_TIMEOUT = 0.25  # seconds that a node has to answer after a failure
 _FULL_TIMEOUT_EACH = 16  # failures
 
 
 class _Failure:
-    """What is known of a node that did not answer, or of a partition that cannot be read."""
+    """The failures of a node that did not answer, or of a partition that cannot be read."""
 
     def __init__(self) -> None:
         self.partition = ""
@@ -41,18 +41,18 @@ class _Failure:
         self.until = 0.0  # monotonic
         self.error: BackendError | None = None
         self.is_of_partition = False
-        """Whether the partition's keys are at fault, not its node."""
+        """Whether the partition's keys caused the failure, not the node."""
 
 
 class NodeBackoff:
-    """What one consumer knows of partitions that cannot be read and, in a cluster, of nodes that failed."""
+    """One consumer's list of partitions that cannot be read and, in a cluster, of nodes that failed."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self.failures: dict[Address | str, _Failure] = {}
 
     def failed(self, partition: str, error: BackendError) -> None:
-        """Note that a partition's node did not answer."""
+        """Record that a partition's node did not answer."""
         failure = self.failures.setdefault(self._node_of(partition), _Failure())
         failure.partition = partition
         failure.times += 1
@@ -61,7 +61,7 @@ class NodeBackoff:
         failure.until = time.monotonic() + (self._servers.timeout if has_full_timeout else _BACKOFF)
 
     def unreadable(self, partition: str, error: BackendError) -> None:
-        """Note that a partition's keys have foreign data."""
+        """Record that a partition's keys have another program's data."""
         failure = self.failures.get(partition)
         if failure is None or not failure.is_of_partition:
             _log.error("partition %s is left out until its keys can be read: %s", partition, error)
@@ -70,7 +70,7 @@ class NodeBackoff:
         failure.until = time.monotonic() + _BACKOFF
 
     def answered(self, partition: str) -> None:
-        """Note that a partition's node answered. Also forget the failures of nodes whose partitions have moved."""
+        """Record that a partition's node answered. Also forget the failures of nodes whose partitions have moved."""
         self.failures.pop(self._node_of(partition), None)
         self.failures.pop(partition, None)
         for node, failure in tuple(self.failures.items()):
@@ -78,7 +78,7 @@ class NodeBackoff:
                 del self.failures[node]
 
     def error_of(self, partition: str) -> BackendError | None:
-        """Why a partition is excluded now; None: the partition is not excluded."""
+        """The error for which a partition is excluded now, or None."""
         for node in (self._node_of(partition), partition):
             failure = self.failures.get(node)
             if failure is not None and time.monotonic() < failure.until:
@@ -101,7 +101,7 @@ class NodeBackoff:
         return min(_SHORT_TIMEOUT, self._servers.timeout)
 
     def next_end(self) -> float:
-        """When the first excluded partition may be asked again, by the monotonic clock."""
+        """The time at which the first excluded partition may be asked again, by the monotonic clock."""
         return min((failure.until for failure in self.failures.values()), default=float("inf"))
 
     def _node_of(self, partition: str) -> Address | str:

@@ -1,4 +1,4 @@
-"""Opens connections: connects within the call's deadline, and has redis-py log in.
+"""Opens connections within the call's deadline. redis-py does the login.
 
 ====================  ======================================================================  =======================
 step                  how                                                                     round trips
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 _ENDED = "the server closed the connection"
 
 _import_lock = threading.RLock()
-"""Held while redis-py is imported, and during a fork: in a forked child, an import that was under way never ends."""
+"""Held during the import of redis-py and during a fork. In a child forked during an import, the import never ends."""
 
 forks.hold(_import_lock)
 
@@ -60,7 +60,10 @@ def redis_py() -> Any:
 
 
 def open_connection(address: Address, settings: ConnectionSettings, deadline: float) -> Connection:
-    """Connect and log in. Raises what ``Connection.ask`` raises; ``BackendUnavailable`` if the server is too old."""
+    """Connect and log in.
+
+    Raises what ``Connection.ask`` raises, and ``BackendUnavailable`` if the server is too old.
+    """
     sock = connect(address, deadline)
     try:
         if isinstance(address, tuple):
@@ -78,19 +81,19 @@ def open_connection(address: Address, settings: ConnectionSettings, deadline: fl
 
 
 class _LoginSocket:
-    """The object that redis-py takes for its socket while it logs in.
+    """redis-py uses this object as its socket during the login.
 
-    All sends and receives end at one deadline, whereas redis-py has a timeout for each of them. A receive takes one
-    byte, so that redis-py reads nothing beyond the replies to its commands. Only the socket's owner closes the socket.
+    One deadline ends all sends and receives. redis-py would have a timeout for each of them. A receive takes one byte,
+    so that redis-py reads only the replies to its commands. Only the socket's owner closes the socket.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         self._sock = sock
         self._deadline = deadline
         self.failure: OSError | None = None
-        """Why the connection ended, if it did."""
+        """The error that ended the connection, or None."""
         self.reply = b""
-        """What came after the last command."""
+        """The bytes received after the last command."""
 
     def sendall(self, data: bytes) -> None:
         self.reply = b""
@@ -119,20 +122,20 @@ class _LoginSocket:
         return len(data)
 
     def settimeout(self, seconds: float | None) -> None:
-        """Ignored: the deadline counts."""
+        """Ignored, because the deadline counts."""
 
     def shutdown(self, how: int) -> None:
         """Ignored, like ``close``."""
 
     def close(self) -> None:
-        """Ignored: redis-py closes a connection when Python collects it, and this socket must stay open."""
+        """Ignored, because this socket must stay open. redis-py closes a connection when Python collects it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
 
 def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings, deadline: float) -> None:
-    """Have redis-py authenticate, name the client and select the database. Raises what ``open_connection`` raises.
+    """Raises what ``open_connection`` raises.
 
     No variable here holds the password, because tools that collect errors show the variables of each frame.
     """
@@ -141,11 +144,11 @@ def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings,
     connection._sock = link  # noqa: SLF001 - the only private name; tests/drivers/redis/test_opening.py guards it
     failure = _attempt(connection, link, settings)
     if failure is not None:
-        raise failure  # not inside of an except: redis-py's error may have the reply with the password
+        raise failure  # outside the except block: redis-py's error may contain the password
 
 
 def _redis_py_connection(address: Address, settings: ConnectionSettings) -> Any:
-    """A connection object of redis-py that is not connected. Raises ``CredentialsError``, ``UrlInvalid``."""
+    """Makes an unconnected connection object of redis-py. Raises ``CredentialsError``, ``UrlInvalid``."""
     redis = redis_py()
     username, password = _credentials(settings)
     options = {
@@ -163,13 +166,13 @@ def _redis_py_connection(address: Address, settings: ConnectionSettings) -> Any:
 
 def _without_setinfo(redis: Any) -> dict[str, None]:
     """Arguments that keep a connection of redis-py from sending CLIENT SETINFO, which would take two round trips."""
-    if hasattr(redis, "DriverInfo"):  # late in redis-py 7; without it, each connection reads redis-py's metadata
+    if hasattr(redis, "DriverInfo"):  # from late releases of redis-py 7; None saves reading redis-py's metadata
         return {"driver_info": None}
     return {"lib_name": None, "lib_version": None}
 
 
 def _attempt(connection: Any, link: _LoginSocket, settings: ConnectionSettings) -> Exception | None:
-    """Have redis-py log in. Returns the error to raise, or None if the login succeeded."""
+    """Returns the error to raise, or None if the login succeeded."""
     redis = redis_py()
     try:
         (settings.connect_func or type(connection).on_connect)(connection)
@@ -195,7 +198,7 @@ def _with_cause(error: CredentialsError, cause: Exception) -> CredentialsError:
 
 
 def _credentials(settings: ConnectionSettings) -> tuple[Any, Any]:
-    """The user and the password for a new connection. Raises ``CredentialsError``, ``UrlInvalid``."""
+    """Returns the user and the password. Raises ``CredentialsError``, ``UrlInvalid``."""
     provider = settings.credential_provider
     if provider is None:
         return settings.username, settings.password
@@ -205,7 +208,7 @@ def _credentials(settings: ConnectionSettings) -> tuple[Any, Any]:
     except Exception as exc:
         raise CredentialsError(f"the credential provider {name} raised {type(exc).__name__}") from exc
     if not isinstance(given, tuple) or not 1 <= len(given) <= 2:
-        given = type(given).__name__  # not the value, which may have the password
+        given = type(given).__name__  # not the value, which may contain the password
         raise CredentialsError(
             f"the credential provider {name} must return (user, password) or (password,), got {given}"
         )
@@ -219,10 +222,10 @@ def _read_version_and_role(connection: Connection, deadline: float) -> None:
     except hiredis.ReplyError as exc:
         if str(exc).startswith("NOAUTH") or TOO_MANY_CLIENTS in str(exc):
             raise
-        reply = None  # an ACL without HELLO, or a proxy: the first script shows what the server can do
+        reply = None  # an ACL or a proxy refuses HELLO; the first script shows whether the server is new enough
     if reply is None:
         return
-    if not isinstance(reply, list):  # a reply too many to an earlier command: later ones would be taken for another's
+    if not isinstance(reply, list):  # a surplus reply to an earlier command; later replies would be mixed up
         raise hiredis.ProtocolError("the reply to HELLO must be a list")
     info = dict(zip(reply[::2], reply[1::2], strict=False))
     connection.version = _version(info.get(b"version", b""))

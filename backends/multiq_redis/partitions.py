@@ -1,9 +1,8 @@
 """How many partitions a queue has, and which of them a job is in (docs/decisions/0008).
 
 ``?partitions=`` in a URL says over how many partitions the URL's clients enqueue. For each queue, a key of the first
-partition stores the count: the largest number that any client has used. All clients read from so many partitions,
-whatever their own URLs say. So the number can be changed at any time, first for the producers or first for the workers,
-and no job is left behind.
+partition stores the largest number that any client has used. All clients read that many partitions, whatever their
+own URLs say. So the number can be changed at any time, in any order of producers and workers.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 MOST = 64
-_ANNOUNCE_EVERY = 30.0  # seconds until the count is sent again: the key may be lost, in a failover or by hand
-_ANNOUNCE_SOONER = 5.0  # seconds, if it could not be sent
-_ANNOUNCE_WITHIN = 1.0  # seconds that a node of a cluster has to take it
+_ANNOUNCE_EVERY = 30.0  # seconds until the count is sent again, as a failover or a user may have removed the key
+_ANNOUNCE_SOONER = 5.0  # seconds until the next attempt after a failure
+_ANNOUNCE_WITHIN = 1.0  # seconds that a node of a cluster has to store the count
 _MOST_ANNOUNCED = 10_000  # queues whose last announcement is remembered
 
 
@@ -37,18 +36,18 @@ def parse_count(text: str) -> int:
 
 
 class Partitions:
-    """What one backend knows of its queues' partitions."""
+    """One backend's knowledge of its queues' partitions."""
 
     def __init__(self, pool: Pool, count: int) -> None:
         self.count = count
-        """Over how many partitions this backend enqueues."""
+        """The number of partitions over which this backend enqueues."""
         self._pool = pool
-        self._known: dict[str, int] = {}  # queue -> how many partitions it has, if more than ``count``
+        self._known: dict[str, int] = {}  # queue -> number of its partitions, if larger than ``count``
         self._announced_at: dict[str, float] = {}  # queue -> when ``count`` was last sent; monotonic
-        self._to_pause: dict[str, list[str]] = {}  # queue -> new partitions that may lack its pause
+        self._to_pause: dict[str, list[str]] = {}  # queue -> new partitions that may not be paused yet
 
     def partition_for(self, queue: str, packed_id: bytes) -> str:
-        """The partition that a job of this id is enqueued in."""
+        """The partition for a new job with this id."""
         if self.count == 1:
             return queue
         return keys.partition(queue, zlib.crc32(packed_id) % self.count)
@@ -77,11 +76,11 @@ class Partitions:
         return self.all_of(queue)
 
     def others(self, queue: str, partition: str) -> Sequence[str]:
-        """The other partitions, in which to look for a job that *partition* does not have. Raises ``BackendError``."""
+        """All partitions of the queue except *partition*. Raises ``BackendError``."""
         return [other for other in self.refreshed(queue) if other != partition]
 
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
-        """For the doctor: a finding on those of these *queues* that have more partitions than this URL says."""
+        """Yield the doctor's finding on each queue that has more partitions than this URL says."""
         for queue in sorted(queues):
             number = _parse_stored(self._pool.call("has_jobs", queue)[1])
             if number <= self.count:
@@ -98,9 +97,9 @@ class Partitions:
     def announce(self, queue: str) -> None:
         """Store this backend's count before its jobs go to several partitions. Raises ``BackendError``.
 
-        If the node of the first partition does not answer, jobs are enqueued in the partitions on other nodes all the
-        same. Readers whose URLs have fewer partitions find these jobs later: the first enqueue after the node is back
-        stores the count.
+        If the node of the first partition does not answer, jobs are still enqueued in the partitions on other nodes.
+        The first enqueue after the node is back stores the count. Only then do readers whose URLs have fewer partitions
+        find these jobs.
         """
         now = time.monotonic()
         if now - self._announced_at.get(queue, -_ANNOUNCE_EVERY) < _ANNOUNCE_EVERY:
@@ -122,9 +121,9 @@ class Partitions:
         self._announced_at[queue] = time.monotonic() - early
 
     def _add(self, queue: str, before: int, pause: bytes) -> None:
-        """Store the count. New partitions of a paused queue are paused before that.
+        """Store the count. New partitions of a paused queue are paused first.
 
-        They are paused after it as well, in case a pause began in between.
+        They are paused again afterwards, in case a pause began in between.
         """
         more = self._partitions(queue, before, self.count)
         if more:
@@ -152,5 +151,5 @@ class Partitions:
 
 
 def _parse_stored(stored: bytes) -> int:
-    """The stored count; 1 if it is not a number, because another program wrote it."""
+    """Return the stored count, or 1 if another program has stored something else than a number."""
     return min(int(stored[:9]), MOST) if stored.isdigit() else 1

@@ -1,7 +1,7 @@
-"""Makes several calls to different partitions in one round trip: all are sent before the first reply is read.
+"""Makes several calls to different partitions in one round trip. All calls are sent before the first reply is read.
 
-A call that fails in the pipeline is retried alone, with the same call number, by ``Client.perform``, which handles lost
-replies, redirections and missing scripts. The number ensures that the call still has only one effect.
+``Client.perform`` retries each failed call alone, with the same call number. The number ensures that the call still has
+only one effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NONE_YET = object()
 _LOST = object()
-"""It was sent and has no reply: the server may have carried it out."""
+"""Stands for the missing reply to a call that was sent. The server may have carried out the call."""
 
 
 def call_pipelined(client: Client, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
@@ -56,7 +56,7 @@ def _send_pipelined(client: Client, calls: Sequence[Call], deadline: float) -> l
             try:
                 connection = client.connection_to(address, deadline)
                 packed = b"".join(client.packed(calls[at], connection) for at in indexes)
-                for at in indexes:  # before sending: a part of the bytes is enough for some calls
+                for at in indexes:  # set before the send, because a part of the bytes may be a whole call
                     replies[at] = _LOST
                 connection.send(packed, attempt_deadline(deadline), replies=len(indexes))
             except (*FAILURES, BackendError, hiredis.ReplyError):
@@ -69,13 +69,13 @@ def _send_pipelined(client: Client, calls: Sequence[Call], deadline: float) -> l
                 client.abandon(address)
             del in_flight[address]
     finally:
-        for address in in_flight:  # interrupted: the outstanding replies would be taken for those to later calls
+        for address in in_flight:  # after an interruption, later calls would read these replies
             client.abandon(address)
     return replies
 
 
 def _read_replies(connection: Connection, indexes: Sequence[int], replies: list[Any], deadline: float) -> bool:
-    """Read one server's replies, until one of them does not arrive. Returns whether all of them arrived."""
+    """Read one server's replies. Returns whether all replies arrived."""
     for at in indexes:
         try:
             replies[at] = connection.read(deadline)

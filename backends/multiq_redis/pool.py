@@ -1,4 +1,4 @@
-"""The pool of clients of one backend: a thread borrows a client for each call, a consumer has a client of its own."""
+"""The pool of clients of one backend. A thread borrows a client for each call. A consumer has a client of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .topology import Servers
 
 _FEW_IDLE = 8  # idle clients that the pool always keeps
-_IDLE_FOR = 30.0  # seconds that it keeps further ones
+_IDLE_FOR = 30.0  # seconds that it keeps further idle clients
 
 
 class Pool:
@@ -32,7 +32,7 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Client]:
-        """Borrow a client."""
+        """Borrow a client for several calls."""
         client = self._take()
         try:
             yield client
@@ -40,7 +40,7 @@ class Pool:
             self._put_back(client)
 
     def call(self, verb: str, partition: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
-        """Make one call with an idle client; the parameters are those of ``Client.call``."""
+        """Make one call with an idle client. The parameters are those of ``Client.call``."""
         client = self._take()
         try:
             return client.call(verb, partition, arguments, state=state)
@@ -50,7 +50,7 @@ class Pool:
     def call_each(self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = ()) -> list[Any]:
         """Make the same call for several partitions, in one round trip.
 
-        If calls fail, raises the first ``BackendError`` after all calls are done.
+        The first ``BackendError`` is raised after all calls are done.
         """
         if len(partitions) == 1:
             return [self.call(verb, partitions[0], arguments)]
@@ -68,7 +68,7 @@ class Pool:
         return client
 
     def close(self) -> None:
-        """Close all connections, those of dedicated clients included."""
+        """Close all connections, including those of dedicated clients."""
         self.servers.close()
         while self._idle:
             with contextlib.suppress(IndexError):
@@ -90,10 +90,9 @@ class Pool:
         self._idle.append(client)
 
     def _thin_out(self, client: Client) -> None:
-        """Close one idle client: of those beyond the first ``_FEW_IDLE``, the one that has been idle for longest.
+        """Close the longest idle client beyond the first ``_FEW_IDLE``, if it has been idle for ``_IDLE_FOR`` seconds.
 
-        It is closed only if it has been idle for more than ``_IDLE_FOR`` seconds. If another thread does the same at
-        this moment, a different client may be closed, which does no harm.
+        If two threads do this at the same time, another idle client may be closed. This does no harm.
         """
         client.idle_since = now = time.monotonic()
         with contextlib.suppress(IndexError):

@@ -1,4 +1,4 @@
-"""Encodes jobs for the Lua scripts, and decodes their replies: ids, records, leases, listings."""
+"""Encodes jobs for the Lua scripts, and decodes the scripts' replies."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 MICROSECOND = 1_000_000  # per second
 
-_REST = struct.Struct(">IQ12xx12x")  # a record from the priority to the body: priority, ttr
+_REST = struct.Struct(">IQ12xx12x")  # a record from the priority to the body; only the priority and the ttr are set
 _RECORD = struct.Struct(">QQIQIIIB12s")  # lua/include/record.lua
 _DELAY = struct.Struct(">Q")
 _BODY_APART = 1
-_INLINE = 1024  # bytes of the largest body that is kept in its job's record; lua/enqueue.lua
+_INLINE = 1024  # bytes of the largest body inside a record; the same number is in lua/enqueue.lua
 
 _TOKEN_SIZE = 12  # bytes
 _NO_TOKEN = b"?" * _TOKEN_SIZE
 
-_UUID_SIZE = 16  # bytes; other ids are made longer than that, so that no two are stored alike
+_UUID_SIZE = 16  # bytes; all other ids are stored in more bytes, so that no two ids are stored alike
 _END = b"\x80"
 
 
 def microseconds(seconds: float) -> int:
-    """*seconds* in microseconds, rounded up: a delay may be longer than asked for, never shorter."""
+    """Converts *seconds* to microseconds, rounded up, so that a delay is never shorter than asked for."""
     whole = int(seconds)
     return whole * MICROSECOND + math.ceil((seconds - whole) * MICROSECOND)
 
@@ -43,21 +43,21 @@ def microseconds(seconds: float) -> int:
 
 
 def pack_id(job_id: str) -> bytes:
-    """An id as it is stored: a UUID in 16 bytes, any other id as its text and an end mark, in 17 bytes or more."""
+    """Returns an id as it is stored: 16 bytes for a UUID, otherwise its text and an end mark, at least 17 bytes."""
     if len(job_id) == 36:
         digits = job_id.replace("-", "")
         try:
             packed = bytes.fromhex(digits)
         except ValueError:
             packed = b""
-        # only a text that ``unpack_id`` would return again: no capitals, no dashes in other places
+        # ``unpack_id`` has to return the same text, so capitals and misplaced dashes do not count as a UUID
         if packed.hex() == digits and job_id[8] == job_id[13] == job_id[18] == job_id[23] == "-" and len(digits) == 32:
             return packed
     return (job_id.encode("utf-8", "surrogatepass") + _END).ljust(_UUID_SIZE + 1, b"\0")
 
 
 def pack_ids(ids: Sequence[str]) -> list[bytes]:
-    """Pack many ids. Usually all are UUIDs: then one call parses and checks the digits of all of them."""
+    """Pack many ids. If all are UUIDs, one call parses and checks the digits of all of them."""
     count = len(ids)
     text = "".join(ids)
     if len(text) == 36 * count and all(text[dash::36] == "-" * count for dash in (8, 13, 18, 23)):
@@ -81,17 +81,17 @@ def unpack_id(packed: bytes) -> str:
 
 
 def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
-    """The arguments of ``lua/enqueue.lua``: the delays, then each job's id and what is stored of it."""
+    """Returns the arguments of ``lua/enqueue.lua``: the delays, then the id and the record of each job."""
     if len({job.id for job in jobs}) < len(jobs):
         unique: dict[str, NewJob] = {}
         for job in jobs:
-            unique.setdefault(job.id, job)  # the first of an id counts, as if they came one by one
+            unique.setdefault(job.id, job)  # of jobs with the same id, the first counts
         jobs = list(unique.values())
     arguments = [b""] * (2 * len(jobs) + 1)
     arguments[0] = _delays(jobs)
     arguments[1::2] = pack_ids([job.id for job in jobs])
     options = {(job.priority, job.ttr) for job in jobs}
-    if len(options) == 1:  # mostly
+    if len(options) == 1:  # the common case
         head = _head(*options.pop())
         arguments[2::2] = [head + job.body for job in jobs]
     else:
@@ -100,7 +100,7 @@ def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
 
 
 def new_job(job: NewJob) -> tuple[bytes, int, bytes] | None:
-    """The arguments of ``lua/enqueue_one.lua``; None if the job is delayed or large."""
+    """Returns the arguments of ``lua/enqueue_one.lua``, or None if the job is delayed or large."""
     if job.delay or len(job.body) > _INLINE:
         return None
     return pack_id(job.id), job.priority, _head(job.priority, job.ttr) + job.body
@@ -122,18 +122,18 @@ def _delays(jobs: Collection[NewJob]) -> bytes:
 
 def partition_of(lease: Lease) -> str:
     """The partition that the job of a lease is in."""
-    if "/" not in lease.token:  # mostly
+    if "/" not in lease.token:  # the common case
         return lease.queue
     number = lease.token.partition("/")[2]
     return keys.partition(lease.queue, int(number)) if number.isdecimal() and len(number) <= 2 else lease.queue
 
 
 def fence(lease: Lease) -> bytes:
-    """The token that the job's record must have. If the lease is of another driver: a token that no record has."""
+    """Returns the token that the job's record must have. For another driver's lease, no record has such a token."""
     return _token(lease.token.partition(".")[0])
 
 
-@functools.lru_cache(maxsize=256)  # jobs of one reserve have the same
+@functools.lru_cache(maxsize=256)  # jobs of one reserve have the same token
 def _token(digits: str) -> bytes:
     try:
         token = bytes.fromhex(digits)
@@ -143,7 +143,7 @@ def _token(digits: str) -> bytes:
 
 
 def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
-    """Decode the jobs that ``lua/exchange.lua`` handed out. *reply*: its reply, from the first job on."""
+    """Decode the jobs that ``lua/exchange.lua`` handed out. *reply* is the script's reply from the first job on."""
     queue, number = keys.queue_and_number(partition)
     where = f"/{number}" if number else ""
     found: list[Lease] = []
@@ -159,7 +159,7 @@ def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
             shared, digits = token, token.hex()
         body = next(parts) if flags & _BODY_APART else record[_RECORD.size :]
         named, age = f"{digits}.{sequence}{where}", (now - enqueued_at) / MICROSECOND
-        # positional arguments, in the order of the fields: keywords would take as much time as all the rest
+        # positional arguments in the order of the fields, because keywords would double the time of this loop
         found.append(
             Lease(queue, unpack_id(packed), named, body, priority, ttr / MICROSECOND, attempt, crashes, kicks, age)
         )
@@ -172,15 +172,15 @@ class Found(NamedTuple):
     packed_id: bytes
     state: State
     at: int
-    """Its score: when it is due, when its lease ends, its priority, or its place among the buried."""
+    """The job's score: its due time, the end of its lease, its priority, or its number among the buried jobs."""
     record: bytes
     body: bytes
     reason: bytes | None
     was_abandoned: bool = False
-    """Its lease has ended, and it was not promoted yet."""
+    """Whether the job's lease has ended, but no script has made the job ready yet."""
 
     def to_record(self, queue: str, now: int) -> JobRecord:
-        """The public record of the job. *now*: the server's time, in microseconds."""
+        """Returns the public record of the job. *now* is the server's time, in microseconds."""
         try:
             _, enqueued_at, priority, ttr, attempt, crashes, kicks, flags, _ = _RECORD.unpack_from(self.record)
         except struct.error as exc:
@@ -211,7 +211,7 @@ def parse_peek(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
 def parse_listing(
     state: State, reply: list[Any], *, was_abandoned: bool = False
 ) -> tuple[list[tuple[tuple[int, int], Found]], int]:
-    """Decode the reply of ``lua/jobs.lua``. Returns (score, sequence) and job in pairs, and the server's time."""
+    """Decode the reply of ``lua/jobs.lua``. Returns each job with (score, sequence), and the server's time."""
     now, *parts = reply
     found = []
     for place, score, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
@@ -222,11 +222,11 @@ def parse_listing(
 
 
 def _score(score: bytes) -> int:
-    """A score as an integer; multiq writes only integers."""
+    """multiq writes only integers, but another program may have written a different score."""
     try:
         return int(score)
     except ValueError:
-        return int(min(max(float(score), -(2.0**62)), 2.0**62))  # nothing else is a score
+        return int(min(max(float(score), -(2.0**62)), 2.0**62))  # any other score is a float
 
 
 def _corrupt(queue: str, packed_id: bytes) -> BackendCorrupt:

@@ -1,4 +1,4 @@
-"""Makes multiq's ``Servers`` from an application's redis-py client: from its settings, without sharing its sockets."""
+"""Makes multiq's ``Servers`` from the settings of a redis-py client. The client's sockets are not shared."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _sentinels(pool: Any, timeout: float) -> Servers:
 
 
 def _cluster(client: Any, timeout: float) -> Servers:
-    known = list(client.get_nodes())  # a client that was closed has no default node any more
+    known = list(client.get_nodes())  # a closed client has no default node
     if not known:
         raise OptionInvalid("client must know at least one node of its cluster, got none")
     nodes = [(node.host, node.port) for node in known]
@@ -65,9 +65,9 @@ def _cluster(client: Any, timeout: float) -> Servers:
 
 
 def _after_login(connect_func: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """Return a login function for a cluster's ``redis_connect_func``: it logs in, then calls *connect_func*.
+    """Return a login function for a cluster, which logs in and then calls *connect_func*.
 
-    For a ``redis.Redis``, redis-py calls the function instead of its own login.
+    For a ``redis.Redis``, redis-py calls its ``redis_connect_func`` instead of the login.
     """
     if connect_func is None:
         return None
@@ -88,7 +88,7 @@ def _address(pool: Any) -> Address:
 
 
 def _number(options: dict[str, Any], name: str, default: int) -> int:
-    """A number among a client's settings. Raises ``OptionInvalid`` for other values, even if redis-py accepts them."""
+    """Reads a number from a client's settings. Raises ``OptionInvalid`` for other values that redis-py accepts."""
     value = options.get(name)
     try:
         return int(value) if value else default
@@ -98,7 +98,7 @@ def _number(options: dict[str, Any], name: str, default: int) -> int:
 
 def _settings(pool: Any) -> ConnectionSettings:
     options = pool.connection_kwargs
-    keepalive = options.get("socket_keepalive_options")  # redis-py 8: an object of its own, if there are none
+    keepalive = options.get("socket_keepalive_options")  # in redis-py 8 not a mapping, if there are no options
     is_tls = _is_tls(pool.connection_class)
     return ConnectionSettings(
         options.get("username"),
@@ -130,7 +130,7 @@ def _is_tls(connection_class: type) -> bool:
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext:
-    """The same TLS context as redis-py would make for each connection of a client. Raises ``OptionInvalid``."""
+    """Makes the same TLS context as redis-py. Raises ``OptionInvalid``."""
     redis = redis_py()
     asked = ", ".join(name for name in _OCSP if options.get(name))
     if asked:

@@ -1,4 +1,4 @@
-"""Malformed replies: ``multiq.driverkit.replies.guarded``, applied to this driver's errors."""
+"""``multiq.driverkit.replies.guarded`` for this driver."""
 
 from __future__ import annotations
 
@@ -9,4 +9,3 @@ import hiredis
 from multiq.driverkit.replies import guarded as _guarded
 
 guarded = functools.partial(_guarded, server="a Redis", also=(hiredis.HiredisError,))
-"""``multiq.driverkit.replies.guarded`` for this driver."""

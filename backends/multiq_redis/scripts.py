@@ -1,8 +1,8 @@
-"""Loads the Lua scripts, ``lua/<verb>.lua``, each once, and expands their includes.
+"""Loads each Lua script, ``lua/<verb>.lua``, once, and expands its includes.
 
 A line ``--- include <name>`` is replaced by ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
-shebang that Redis 7.0 introduced. Redis 6.2 has no shebang: its rule is that a script's first write decides whether the
-script may run at maxmemory. For scripts that may, a line ``--- before 7.0:`` adds a harmless first write.
+shebang that Redis 7.0 introduced. Redis 6.2 has no shebang. There a script's first write decides whether the script may
+run at maxmemory. A line ``--- before 7.0:`` adds a harmless first write, which lets the script run.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _KEYS = re.compile(r"^-- KEYS  (.*?)^-- (?:ARGV|=>)", re.MULTILINE | re.DOTALL)
 _KEY = re.compile(r"\d+ ([a-z' ]+?)(?:   |\s*$)", re.MULTILINE)
 
 STATES_SET = "the state's set"
-"""The name in a header for the sorted set that the caller chooses by state."""
+"""In a script's header, this name stands for the sorted set that the caller chooses by state."""
 
 
 class Script(NamedTuple):
-    """One verb's script: its text and digest, and the names of its keys in their order."""
+    """One Lua script. The keys' names are in the order in which the script takes them."""
 
     verb: str
     text: str
     sha: str
     keys: tuple[str, ...]
     is_numbered: bool
-    """Whether it remembers the last call of each client."""
+    """Whether the script stores the last call of each client."""
 
 
 @functools.cache
 def script(verb: str, *, before_7: bool = False) -> Script:
-    """Return one script. *before_7*: whether it is for servers before Redis 7.0."""
+    """Return one script, for Redis before 7.0 if *before_7* is true."""
     source = _read(verb)
     flags = _FLAGS.match(source)
     names = _KEYS.search(source)

@@ -1,4 +1,4 @@
-"""Capabilities that depend on the live server: whether it persists jobs, and how large a body may be."""
+"""The capabilities that depend on the live server: persistence and the largest body."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from .client import Client
     from .pool import Pool
 
-_RECORD_SIZE = 1024  # bytes, and more than enough, that are stored in one string with a body
+_RECORD_SIZE = 1024  # bytes: an upper bound of what one string stores beside a body
 _KEEPS_NOTHING = "this server writes nothing to its disk: a restart loses all jobs (appendonly yes keeps them)"
 _KEEPS_SNAPSHOTS = "this server saves snapshots at most: a crash loses all since the last (appendonly yes keeps them)"
 
 
 @guarded("_fetch")
 class ServerInfo:
-    """Reads the server's settings once, at the first use. If the server refuses to show one, the default is assumed."""
+    """Reads the server's settings once, at the first use. A setting that the server does not show has its default."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._exact: Capabilities | None = None
 
     def refine(self, declared: Capabilities) -> Capabilities:
-        """Return *declared* with the live server's values, or unchanged while the server cannot be reached."""
+        """Return *declared* with the live server's values, if the server can be reached."""
         if self._exact is None:
             with contextlib.suppress(BackendUnavailable):
                 self._exact = self._fetch(declared)

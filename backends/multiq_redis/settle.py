@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def details(verdict: Verdict) -> bytes:
-    """The verdict's letter, and its arguments."""
+    """Returns the verdict's letter, followed by the verdict's arguments."""
     match verdict:
         case Ack():
             return b"a"
@@ -30,5 +30,5 @@ def details(verdict: Verdict) -> bytes:
 
 
 def _text(reason: str | None) -> bytes:
-    """A reason in UTF-8. An error's text may have halves of surrogate pairs, which are escaped."""
+    """Encodes a reason in UTF-8. Unpaired surrogates in an error's text are escaped."""
     return b"" if reason is None else b"+" + reason.encode("utf-8", "backslashreplace")

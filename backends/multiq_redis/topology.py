@@ -1,6 +1,6 @@
-"""Finds the server of a queue: the only one, the primary that the sentinels name, or a node of a cluster.
+"""Finds the server of a queue. A URL names one server, sentinels and their service, or a cluster.
 
-Nothing here needs a lock: each piece of knowledge is stored by one assignment, and two threads may store it twice.
+Nothing here needs a lock. Each value is stored by one assignment, and two threads may store the same value twice.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 SLOTS = 16384
 _ASK_EVERY = 1.0  # seconds between two questions to the sentinels
-_ASK_WITHIN = 0.25  # seconds that a sentinel has to answer then
-_SILENT_FOR = 10.0  # seconds that a sentinel is not asked after it did not answer
-_SHARE = 0.25  # of the time left, that one of several servers has to answer
+_ASK_WITHIN = 0.25  # seconds that a sentinel has to answer such a question
+_SILENT_FOR = 10.0  # seconds for which a silent sentinel is not asked again
+_SHARE = 0.25  # share of the remaining time in which one of several servers must answer
 
 
 class Servers(ABC):
     """The servers of one URL."""
 
     has_others = False
-    """Whether, when one fails, another may take its place."""
+    """Whether another server may replace a server that failed."""
 
     look_every = 4.5
     """Seconds after which a waiting consumer polls the queues without a notification."""
 
     is_cluster = False
-    """Whether two partitions may be on two servers."""
+    """Whether partitions may be on different servers."""
 
     only_address: Address | None = None
-    """The address of the only server, where there is one alone: the same for all partitions, and for ever."""
+    """The address of the only server. None if there may be several servers."""
 
     def __init__(self, settings: ConnectionSettings, timeout: float) -> None:
         self.settings = settings
@@ -62,31 +62,31 @@ class Servers(ABC):
         """The address of a partition's server. May ask sentinels or nodes. Raises ``BackendUnavailable``."""
 
     def close(self) -> None:  # noqa: B027 - others keep none
-        """Close the connections that are kept to sentinels; the next question opens them again."""
+        """Close the connections to sentinels. The next question to the sentinels opens them again."""
 
     @abstractmethod
     def all_addresses(self, deadline: float) -> Sequence[Address]:
         """The addresses of all servers that hold queues."""
 
     def known(self, partition: str) -> Address | None:  # noqa: ARG002
-        """In a cluster, the last known node of the partition; asks no server. None: no cluster, or not known."""
+        """The last known node of the partition in a cluster, or None. Asks no server."""
         return None
 
     def suspect(self, address: Address | None) -> None:  # noqa: B027 - OneServer has no other
-        """Before the next call, ask again which server to use. *address*: the server that failed; None: not known."""
+        """Ask again which server to use before the next call. *address* is the failed server, or None if not known."""
 
     def moved(self, partition: str, address: Address) -> None:  # noqa: B027 - only in a cluster
-        """Note a MOVED error: the partition is at *address* now."""
+        """Record that the partition is at *address* now, as a MOVED error says."""
 
     def remapped(self, address: Address) -> Address:
         """The address to connect to, for a node that reports *address* as its own."""
         return address
 
     def attempt_deadline(self, deadline: float) -> float:
-        """Until when one attempt of a call may wait, if the call has to end at *deadline*.
+        """The deadline of one attempt of a call that has to end at *deadline*.
 
-        A stopped server still accepts connections, so an attempt may wait for nothing. If another server may take its
-        place, the attempt ends early enough to leave time for a call to the other server.
+        A stopped server accepts connections, but does not answer. If another server may replace the stopped server, the
+        attempt ends early enough to leave time for the other server.
         """
         if not self.has_others:
             return deadline
@@ -113,22 +113,20 @@ class OneServer(Servers):
 
 
 class _SentinelReply(NamedTuple):
-    """A sentinel's answer."""
-
     primary: Address
     epoch: int
-    """Of two answers the one with the larger number is newer; 0: not known."""
+    """The larger the number, the newer the answer. 0 means not known."""
 
 
 class SentinelServers(Servers):
-    """``redis+sentinel://``: a primary, whose replicas take its place when the sentinels agree that it is gone.
+    """``redis+sentinel://``, a primary that the sentinels replace by a replica when they agree that it is gone.
 
-    In a planned failover the old primary goes on accepting writes, which are lost, until the sentinels demote it ten
-    seconds later. So the sentinels are asked once a second, and the newest answer counts.
+    After a planned failover, the old primary accepts writes for ten more seconds, until the sentinels demote it. These
+    writes are lost. So the sentinels are asked once a second, and the newest answer counts.
     """
 
     has_others = True
-    look_every = 2.5  # a consumer that waits at a stopped primary learns of it no other way
+    look_every = 2.5  # only a poll shows a waiting consumer that its primary has stopped
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class SentinelServers(Servers):
         elif time.monotonic() >= self._ask_at:
             self._ask_at = (
                 time.monotonic() + _ASK_EVERY
-            )  # set first, so that other threads go on with the known primary
+            )  # set before the question, so that other threads go on with the known primary
             self._refresh(deadline)
             primary = self._primary or primary
         return primary
@@ -183,10 +181,7 @@ class SentinelServers(Servers):
                     idle.pop()[1].close()
 
     def _refresh(self, deadline: float) -> None:
-        """Ask the sentinels for a newer primary.
-
-        A sentinel that does not answer is not asked again for ``_SILENT_FOR`` seconds.
-        """
+        """A sentinel that does not answer is not asked again for ``_SILENT_FOR`` seconds."""
         for sentinel in self._sentinels:
             now = time.monotonic()
             if now < self._silent_until.get(sentinel, 0):
@@ -216,18 +211,18 @@ class SentinelServers(Servers):
                 return reply.primary
             else:
                 older = reply.primary
-        if older is not None:  # the others are out of reach
+        if older is not None:  # the other sentinels are out of reach
             return older
         raise explain(failure, f"none of the sentinels {_format_addresses(self._sentinels)}", self.timeout) from failure
 
     def _ask(self, sentinel: Address, until: float) -> _SentinelReply | None:
-        """Ask one sentinel, on a connection that stays open. None: the sentinel does not know the service."""
+        """Ask one sentinel, on a connection that stays open. Returns None if the sentinel does not know the service."""
         connection = self._connection_to(sentinel, until)
         try:
             primary = connection.ask(pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)), until)
             epoch = 0
             if primary is not None:
-                with contextlib.suppress(hiredis.ReplyError):  # an account may be allowed the first question only
+                with contextlib.suppress(hiredis.ReplyError):  # the account may not have the right to ask for the epoch
                     reply = connection.ask(pack(("SENTINEL", "MASTER", self._service)), until)
                     epoch = int(dict(zip(reply[::2], reply[1::2], strict=False)).get(b"config-epoch", 0))
         except BaseException:
@@ -239,7 +234,7 @@ class SentinelServers(Servers):
     def _connection_to(self, sentinel: Address, until: float) -> Connection:
         idle = self._idle[sentinel]
         while idle:
-            with contextlib.suppress(IndexError):  # another thread was first
+            with contextlib.suppress(IndexError):  # another thread may have removed it
                 generation, connection = idle.pop()
                 if generation == forks.generation and connection.is_free and not _is_closed(connection):
                     return connection
@@ -248,7 +243,7 @@ class SentinelServers(Servers):
 
 
 class ClusterServers(Servers):
-    """``redis+cluster://``: a partition is on the node that has the slot of its name."""
+    """``redis+cluster://``. A partition is on the node that has the slot of the partition's name."""
 
     has_others = True
     is_cluster = True
@@ -261,7 +256,7 @@ class ClusterServers(Servers):
         *,
         remap: Callable[[Any], Any] | None = None,
     ) -> None:
-        """*remap*: redis-py's ``address_remap``, from an address that a node reports to the address to connect to."""
+        """*remap* is redis-py's ``address_remap``, from the address that a node reports to the address to use."""
         super().__init__(settings, timeout)
         self._seeds = tuple(seeds)
         self._remap = remap
@@ -327,7 +322,7 @@ class ClusterServers(Servers):
         nodes: dict[int, Address] = {}
         for first, last, primary, *_ in reply:
             host, port = primary[:2]  # type: ignore[index]
-            # a node that does not know its own address leaves it empty: it is the one that was asked
+            # the node that was asked may not know its own address, and leaves it empty
             there = self.remapped((host.decode(), port)) if host else (str(asked[0]), port)
             slots = range(max(int(first), 0), min(int(last) + 1, SLOTS))  # type: ignore[call-overload]
             nodes.update(dict.fromkeys(slots, there))
@@ -340,19 +335,19 @@ def slot_of(partition: str) -> int:
 
 
 def format_address(address: Address) -> str:
-    """An address for messages: ``host:port``, or a path."""
+    """An address as messages show it, ``host:port`` or a path."""
     return address if isinstance(address, str) else f"{address[0]}:{address[1]}"
 
 
 def _with_deadlines(servers: Sequence[Address], deadline: float) -> Iterator[tuple[Address, float]]:
-    """The servers, each with a deadline of its own, so that a server that hangs leaves time for the others."""
+    """Yields each server with its own deadline, so that a server that hangs leaves time for the others."""
     for server in servers:
         now = time.monotonic()
         yield server, now + max((deadline - now) * _SHARE, 0.001)
 
 
 def _is_closed(connection: Connection) -> bool:
-    """Whether the server has closed an idle connection. No reply is outstanding, so readable means closed."""
+    """Whether the server has closed an idle connection. Without an outstanding reply, readable means closed."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

@@ -1,16 +1,17 @@
-"""Waits at the server for a notification (lua/include/notify.lua), the end of the time, or another thread's interrupt.
+"""Waits at the server for a notification, a timeout, or another thread's interrupt.
 
-A notification is a marker that BZPOPMIN pops. The marker contains no job, so that a lost reply loses no job.
+A notification is a marker that BZPOPMIN pops (lua/include/notify.lua). The marker contains no job, so that a lost reply
+loses no job.
 
-Redis checks the timeouts of blocked commands only ten times a second. Where that is too coarse, the waiter ends its own
-wait: it puts a marker into a key of its own, for which the same BZPOPMIN waits. It never sends CLIENT UNBLOCK, which
-would do the same, for two reasons:
+Redis checks the timeouts of blocked commands only ten times a second. To end a wait on time, the waiter puts a marker
+into a key of its own. The same BZPOPMIN waits for that key. CLIENT UNBLOCK would do the same, but the waiter never
+sends CLIENT UNBLOCK, for two reasons:
 
 - During a failover (CLIENT PAUSE WRITE), CLIENT UNBLOCK crashes servers before Redis 8.2 (redis PR 14164).
 - After a failover, the client number in that command may belong to another connection.
 
-A follow-up call may be sent together with BZPOPMIN. The server runs the call as soon as the wait ends, for whatever
-reason, and both replies arrive together. So the job that ended the wait starts a round trip earlier.
+A follow-up call may be sent together with BZPOPMIN. The server runs the call as soon as the wait ends, and both replies
+arrive together. So the job that ended the wait starts a round trip earlier.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
     from .partitions import Partitions
     from .pool import Pool
 
-_COARSE = 0.5  # seconds that the server's own timeouts may be late
-_SHORTEST = 0.02  # seconds to ask the server to block for; 0 would be for ever
-_MARKER_WITHIN = 0.5  # seconds that leaving a marker may take; if it was for this waiter, its connection is closed then
-_WAKEUP_LASTS = 60  # seconds until a marker expires that came after its waiter had stopped waiting
+_COARSE = 0.5  # seconds by which the server's own timeouts may be late
+_SHORTEST = 0.02  # seconds: the shortest block to ask for, as 0 would block for ever
+_MARKER_WITHIN = 0.5  # seconds that storing a marker may take
+_WAKEUP_LASTS = 60  # seconds until an unused marker in a waiter's own key expires
 _NAME_SIZE = 7  # random bytes
-_LOCAL_WAIT = 0.1  # seconds to wait locally where the server cannot be waited at
-_HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}  # the last: by another program, or by a failover
+_LOCAL_WAIT = 0.1  # seconds to wait locally if no wait at the server is possible
+_HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}  # UNBLOCKED comes from another program or a failover
 
 
 class _WaitPoint(NamedTuple):
@@ -56,17 +57,17 @@ class _WaitPoint(NamedTuple):
     partition: str
     marker_keys: tuple[bytes, ...]
     wakeup: bytes
-    """The key by which the waiter wakes itself."""
+    """The key into which the waiter puts a marker to end its own wait."""
 
 
 class Waiter:
-    """Waits for one consumer: on its connection, or in a cluster on one connection for each partition."""
+    """Waits for one consumer, on its connection. In a cluster, waits on one connection for each partition."""
 
     def __init__(self, pool: Pool, client: Client, partitions: Partitions, queues: Sequence[str]) -> None:
         self.notified: list[str] = []
-        """The partitions whose markers the last wait popped: no other consumer was notified."""
+        """The partitions whose markers the last wait popped. No other consumer was notified."""
         self.follow_up_reply: Any = None
-        """The reply to the follow-up call of the last wait; None if there is none, or an error."""
+        """The reply to the follow-up call of the last wait. None without a reply, or after an error."""
         self._pool = pool
         self._servers = pool.servers
         self._client = client
@@ -87,7 +88,7 @@ class Waiter:
         ``BackendError``.
 
         Parameters:
-            exact: whether the wait ends on time, to the millisecond; if not, it ends up to ``_COARSE`` later.
+            exact: whether the wait ends on time, to the millisecond. Otherwise it may end ``_COARSE`` late.
             follow_up: a call that the server runs when the wait ends.
             excluded: in a cluster, the partitions whose servers must not be asked.
         """
@@ -115,7 +116,7 @@ class Waiter:
         self._poll((), until)
 
     def can_follow_up(self, partition: str) -> bool:
-        """Whether a follow-up call for this partition is possible: only without a cluster or another partition."""
+        """Whether a follow-up call is possible: outside a cluster, with no other partition to wait for."""
         self._find_marker_keys()
         return list(self._marker_keys.values()) == [partition] and not self._servers.is_cluster
 
@@ -128,7 +129,7 @@ class Waiter:
         self._leave_marker(self._client, partition, self._marker_key(partition), 0)
 
     def close(self) -> None:
-        """Close all connections and the wake-up pipe; the next wait opens them again."""
+        """Close all connections and the wake-up pipe. The next wait opens them again."""
         for point in self._wait_points:
             point.client.close()
         self._wakeup.close()
@@ -152,11 +153,8 @@ class Waiter:
         return keys.wakeup(keys.base(self._pool.prefix, partition), self._name).encode()
 
     def _find_marker_keys(self) -> None:
-        """Find the marker keys of all partitions that are known by now.
-
-        The number of partitions may have grown since the last call; it never shrinks.
-        """
-        if self._generation != forks.generation:  # a child must not take its parent's markers
+        """Find the marker keys of all known partitions. The number of partitions never shrinks."""
+        if self._generation != forks.generation:  # a child must not pop its parent's markers
             self._generation, self._name = forks.generation, os.urandom(_NAME_SIZE).hex()
             self._marker_keys.clear()
         partitions = [partition for queue in self._queues for partition in self._partitions.all_of(queue)]
@@ -182,7 +180,7 @@ class Waiter:
     def _start(
         self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], seconds: float, follow_up: Call | None
     ) -> bool:
-        """Send BZPOPMIN to all servers. Returns whether all sends succeeded; if not, a poll finds the cause."""
+        """Send BZPOPMIN to all servers. Returns False if a send failed. Then a poll finds the cause."""
         deadline = self._deadline()
         went_well = True
         for point in points:
@@ -214,7 +212,7 @@ class Waiter:
     def _finish(
         self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], answered: set[int], follow_up: Call | None
     ) -> bool:
-        """End the waits that still go on, and read all replies. Returns whether the caller must poll the queues."""
+        """End all waits and read all replies. Returns whether the caller must poll the queues."""
         is_to_look = False
         for point in points:
             connection = waiting.get(point.partition)
@@ -230,7 +228,7 @@ class Waiter:
                     self.notified.append(self._marker_keys[popped[0]])
                     is_to_look = True
                 if follow_up is not None:
-                    with contextlib.suppress(hiredis.ReplyError):  # repeated, the call raises it
+                    with contextlib.suppress(hiredis.ReplyError):  # the caller repeats the call, which raises the error
                         self.follow_up_reply = connection.read(self._deadline())
             except (*FAILURES, hiredis.ReplyError) as exc:
                 self._failed(connection, exc)
@@ -240,7 +238,7 @@ class Waiter:
         return is_to_look
 
     def _failed(self, connection: Connection | None, exc: Exception) -> None:
-        """Close the connection. Raises ``BackendError`` for a failure that a poll of the queues might not meet."""
+        """Close the connection. Raises ``BackendError`` for a failure that a poll of the queues might not show."""
         if connection is not None:
             connection.close()
         if isinstance(exc, hiredis.ReplyError) and code_of(exc) not in _HARMLESS:
@@ -250,10 +248,7 @@ class Waiter:
             raise explain(exc, "the server", self._servers.timeout) from exc
 
     def _unblock(self, point: _WaitPoint) -> bool:
-        """Make the server end the wait.
-
-        Returns whether the server does so in time; if not, the connection has to be closed.
-        """
+        """Make the server end the wait. Returns False if the server fails to do so in time."""
         with self._pool.borrowed() as client:
             return self._leave_marker(client, point.partition, point.wakeup, _WAKEUP_LASTS)
 
@@ -262,7 +257,7 @@ class Waiter:
         with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
             if self._servers.settings.credential_provider is None:
                 connection = client.connection(partition, deadline)
-            else:  # a provider may take longer; else each wait would end without a connection, and ask it again
+            else:  # a credential provider may need more time to log in
                 connection = client.connection(partition, self._deadline())
                 deadline = self._marker_deadline()
             jobs = keys.jobs(keys.base(self._pool.prefix, partition))

@@ -1,5 +1,5 @@
 --- flags: none
--- Add jobs in their order; one whose id is there already stays as it is. Refused whole at maxmemory.
+-- Add jobs in their order. A job whose id exists already stays as it is. Refused whole at maxmemory.
 -- KEYS  1 call   2 jobs   3 bodies   4 sequence   5 ready   6 delayed   7 hint
 -- ARGV  1 number   2 delays in us, 8 bytes each, or nothing if there are none
 --       then for each job: its id, and its record from the priority on

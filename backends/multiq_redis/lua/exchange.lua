@@ -6,12 +6,12 @@
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
 --       a ack   g give back, delay in us or nothing   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
 --       (a reason is a + and the text, or nothing if there is none)
--- =>    more: 1 if nothing is handed out though there may be something, as this was a slice of what is due, or is a
---       repetition; 2 if there are more jobs, and no more are handed out as these have 8 MB of bodies
---       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
+-- =>    more: 1 if no job is handed out, but there may be jobs (after a slice of the due jobs, or in a repetition)
+--       2 if there are more jobs, but the jobs handed out have 8 MB of bodies
+--       now, and when a delay, a lease or a pause ends next (us; nothing if never, or if jobs are handed out)
 --       a letter for each verdict: 1 done, 0 the lease is over
 --       how many partitions the queue has, or nothing if that is not stored
---       then for each job: its id, its record, and its body if that is kept apart
+--       then for each job: its id, its record, and its body if the body is in the bodies hash
 --- include record
 --- include once
 --- include clock
@@ -165,20 +165,20 @@ local function show(reply, size, id, record)
     return size + 3
 end
 
--- Ends before the body that would make it more than MOST_BYTES of those that are kept apart, but for the first job. All
--- the small bodies that one call may ask for are less.
+-- Stops before the bodies in the bodies hash exceed MOST_BYTES, but hands out at least one job. The bodies inside of
+-- records are not counted, because all of those in one call have fewer bytes.
 local function hand_out(reply)
-    local places = redis.call('ZRANGE', KEYS[5], 0, limit - 1) -- ZPOPMIN would write out the scores, and delete singly
+    local places = redis.call('ZRANGE', KEYS[5], 0, limit - 1) -- ZPOPMIN is slower: it deletes one by one
     if #places == 0 then return {} end
     local ids, taken, fields, leases = {}, {}, {}, {}
-    local ends_at = {} -- by packed ttr, as text: most jobs have the same, and Redis would make it of a number each time
+    local ends_at = {} -- by packed ttr; text, because Redis would convert a number for each job
     for i = 1, #places do ids[i] = id_in(places[i]) end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
     local count, size, number, bytes = 0, #reply, #ids, 0
     for i = 1, #ids do
         local id, place, record = ids[i], places[i], records[i]
         local ttr = record and sub(record, 21, 28)
-        -- each ttr is looked at once: of the other jobs that have it, only the sizes can be wrong
+        -- each ttr is checked once; for other jobs with the same ttr, only the sizes are checked
         local fault = not (ttr and ends_at[ttr] and #place == 28 and #record >= 53) and fault_of(place, record)
         if fault then
             set_aside(place, record, fault, KEYS[2], KEYS[3], KEYS[4], KEYS[13])
@@ -223,7 +223,7 @@ local function next_change()
     return due_at or ends_at
 end
 
--- The notified consumer stops waiting: another one is notified of the jobs left, and of what is due soon.
+-- The notified consumer stops waiting. Another consumer is notified of the jobs left, and of jobs due soon.
 local function pass_on()
     local change_at = next_change()
     if (change_at and change_at < now + HORIZON) or redis.call('EXISTS', KEYS[5]) == 1 then notify(KEYS[11]) end
@@ -251,7 +251,7 @@ end
 
 -- --- a repetition ---
 
--- The same answers again, and those of the same jobs that these leases still hold.
+-- Returns the same answers again, and the jobs of the first reply that the same leases still hold.
 local function again(seen)
     local colon = string.find(seen, ':', 1, true)
     local reply = { '0', string.format('%.0f', now), '', sub(seen, 1, colon - 1), partitions }

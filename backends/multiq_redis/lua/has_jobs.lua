@@ -4,7 +4,7 @@
 --       and so on for each partition
 -- =>    now, how many partitions the first one's queue has, or nothing if that is not stored
 --       then for each partition: 1 if something is ready or due, else 0
---       and when time alone changes that (us; nothing if never)
+--       and when a delay, a lease or a pause ends next, which changes that (us; nothing if never)
 --- include clock
 --- include pause
 local function first_at(set)

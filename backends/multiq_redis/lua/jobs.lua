@@ -7,7 +7,7 @@
 --- include record
 --- include clock
 --- include validate
--- The rank of the first place after the given one, by halving: ties are many, and the job itself may be gone.
+-- Finds the rank of the first place after the given place by bisection. Many scores are equal, and the job may be gone.
 local function rank_after(score, sequence)
     local low, high = 0, redis.call('ZCARD', KEYS[4])
     while low < high do

@@ -2,7 +2,7 @@
 -- Read one job.
 -- KEYS  1 jobs   2 bodies   3 reasons   4 ready   5 delayed   6 reserved   7 buried
 -- ARGV  1 id
--- =>    nothing if it is not there, else: now, state, score, abandoned (1 if its lease has ended and it was not promoted yet),
+-- =>    nothing if there is no such job, else: now, state, score, abandoned (1 if its lease has ended and it was not promoted yet),
 --       record, body or nothing, reason or nothing
 --- include record
 --- include clock

@@ -1,5 +1,5 @@
 --- flags: allow-oom
--- Make ready a slice of what is due.
+-- Make a slice of the due jobs ready.
 -- KEYS  1 jobs   2 bodies   3 reasons   4 ready   5 delayed   6 reserved   7 unreadable
 -- =>    1 if there may be more, else 0
 --- include record

@@ -1,5 +1,5 @@
 --- flags: allow-oom
--- Delete a slice of the jobs of one state; what is due was promoted before. Never called for the reserved set.
+-- Delete a slice of the jobs of one state. Due jobs were promoted before. Never called for the reserved set.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 the state's set   6 sequence   7 hint
 -- ARGV  1 number   2 how many at most
 -- =>    how many

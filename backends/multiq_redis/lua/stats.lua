@@ -1,5 +1,5 @@
 --- flags: no-writes
--- How many jobs stand where; what is past its time counts as ready.
+-- Count the jobs by state. A job past its due time or its lease counts as ready.
 -- KEYS  1 ready   2 delayed   3 reserved   4 buried   5 paused   6 partitions
 -- =>    ready, delayed, reserved, buried, us until the pause ends or 0,
 --       how many partitions the queue has, or nothing if that is not stored

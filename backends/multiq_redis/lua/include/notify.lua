@@ -1,5 +1,5 @@
--- Notifications: a marker that a waiting consumer pops (BZPOPMIN). It carries no job and means only: look again.
--- Waiting consumers look by themselves every few seconds; of what changes within the horizon one has to be notified.
+-- A notification is a marker that a waiting consumer pops (BZPOPMIN). The marker has no job. The consumer polls then.
+-- Waiting consumers also poll every few seconds. A consumer has to be notified of jobs that are due within HORIZON.
 local HORIZON = 6000000 -- us, more than multiq_redis.consumer waits in one go
 
 local function notify(hint) redis.call('ZADD', hint, '0', '1') end

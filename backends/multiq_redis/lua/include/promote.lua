@@ -1,5 +1,5 @@
--- What is due becomes ready, a slice at most; a lease that ended counts as a crash. True: there may be more.
--- The removals come first: at maxmemory they are allowed, and on Redis 6.2 allow the rest of the script, too.
+-- Makes a slice of the due jobs ready. A lease that has ended counts as a crash. Returns true if there may be more.
+-- The removals come first, because they are allowed at maxmemory. On Redis 6.2 they allow the rest of the script, too.
 local SLICE = 500
 
 local function promote_due(jobs, bodies, reasons, ready, delayed, unreadable)

@@ -1,5 +1,6 @@
--- Whether a job is stored as multiq stores it. What is not would end the script, or be leased and never settled: it is
--- moved to the hash `unreadable`, where its id (or, without one, its place) maps to the reason, a newline, and what was stored.
+-- Whether a job is stored as multiq stores jobs. Any other job would end the script, or be leased and never settled.
+-- Such a job is moved to the hash `unreadable`. There its id (or, without an id, its place) maps to the reason, a
+-- newline, and the stored data.
 local LONGEST_TTR = 3153600000000000 -- us, a century
 
 local function is_utf8(text)
