@@ -1,4 +1,4 @@
-"""multiq: job queues behind one API, over backends that share nothing but a contract.
+"""multiq: job queues behind one API, over several backends.
 
 import multiq
 
@@ -64,7 +64,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "Worker":  # producers never pay for the worker's imports
+    if name == "Worker":  # so that producers do not import the worker
         from .worker import Worker
 
         return Worker

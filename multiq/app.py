@@ -35,7 +35,7 @@ R = TypeVar("R")
 F = TypeVar("F", bound="Callable[[JobContext], Any]")
 
 Middleware: TypeAlias = "tuple[bool, Callable[[JobContext], Any]]"
-"""Whether it is async, and the function that makes the context manager in which a job runs."""
+"""Whether the middleware is async, and the function that makes the context manager in which a job runs."""
 
 
 class TaskOptions(TypedDict, total=False):
@@ -59,18 +59,18 @@ class TaskOptions(TypedDict, total=False):
 class App:
     """Tasks and queues over one connection.
 
-    *connection* is a URL, or the name of a connection in the configuration. Without it: ``MULTIQ_URL``, then
-    ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. Nothing is opened before
-    the first use. Threads may share an app, and so may a parent and its forked children.
+    *connection* is a URL, or the name of a connection in the configuration. Default: ``MULTIQ_URL``, then
+    ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. The app connects at the
+    first use. Threads may share an app. A parent and its forked children may share an app, too.
 
-    *backend* is a backend that you have made, instead of a connection: ``RedisBackend(client=...)``. The attribute
-    ``url`` is then only the backend's name, ``redis://``. ``close`` closes this backend; the next call opens it again.
+    *backend* is a backend object to use instead of a connection, such as ``RedisBackend(client=...)``. The attribute
+    ``url`` is then only the backend's name, ``redis://``. ``close`` closes this backend. The next call opens it again.
 
-    With ``create=False`` nothing is created: calls raise ``BackendError`` if the SQLite file is missing, or if tables
-    are missing in a database. This is for programs that only read.
+    ``create=False`` is for programs that only read. It creates neither the SQLite file nor tables. If the file or the
+    tables are missing, calls raise ``BackendError``.
 
-    Raises ``SettingsInvalid``, and ``OptionInvalid`` if *backend* is not a ``Backend``, or if there is a *connection*,
-    too.
+    Raises ``SettingsInvalid``. Raises ``OptionInvalid`` if *backend* is not a ``Backend``, or if both *backend* and
+    *connection* are given.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class App:
 
     @property
     def backend(self) -> Backend:
-        """The backend behind this app, constructed at the first use. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
+        """The app's backend, constructed at the first use. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
         backend = self._backend
         if backend is None:
             with _opening.lock:
@@ -123,20 +123,21 @@ class App:
         - *name*: the task's name. Default: the function's own.
         - *queue*: the queue of its jobs. Default: ``"default"``.
         - *priority*: 0 goes first, 4294967295 last. Default: 1024.
-        - *ttr*: seconds that a lease lasts; the worker renews it while the task runs. Default: 60.
-        - *timeout*: seconds that the task may run; then ``SoftTimeout`` is raised in it. Default: no limit.
-        - *max_attempts*: attempts before a job is buried; 0: no limit. Default: 5, or no limit with *retry_for*.
-        - *max_crashes*: attempts that may end without a verdict (crash, kill, lost lease); 0: no limit. Default: 3.
+        - *ttr*: how long a lease lasts, in seconds. The worker renews the lease while the task runs. Default: 60.
+        - *timeout*: how long the task may run, in seconds. Then it gets a ``SoftTimeout``. Default: no limit.
+        - *max_attempts*: attempts before a job is buried. 0: no limit. Default: 5, or no limit with *retry_for*.
+        - *max_crashes*: attempts that may end by a crash, a kill or a lost lease. 0: no limit. Default: 3.
         - *retry_for*: seconds after the enqueue in which a failed job is tried again. Default: no limit.
-        - *loosen*: whether a single job may have looser limits than its task; stricter limits are always allowed.
+        - *loosen*: whether a single job may have looser limits than its task. Stricter limits are always allowed.
           Default: False.
-        - *backoff*: how long to wait after a failed attempt: seconds, a list of them (one for each attempt), or a
-          function of the attempt's number. Default: exponential.
+        - *backoff*: the wait after a failed attempt: a number of seconds, a list with the seconds for each attempt, or
+          a function that takes the attempt's number and returns seconds. Default: exponential.
         - *on_success*: a function that is called with the job and its result.
-        - *on_retry*: a function that is called with the job and the error when a failed job is to run again.
-        - *on_failure*: a function that is called with the job and the error when a failed job is buried.
+        - *on_retry*: a function that is called with the job and the error, before a failed job is retried.
+        - *on_failure*: a function that is called with the job and the error, when a failed job is buried.
 
-        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` if *function* is not a function.
+        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``. Raises ``ArgumentsInvalid`` if *function* is not a
+        function.
         """
 
         _check_options(options)
@@ -164,10 +165,11 @@ class App:
         return subscribe
 
     def middleware(self, function: F) -> F:
-        """Register a generator function to run around each job: its code before the ``yield`` runs before the job, and
-        the rest runs after the job.
+        """Register a generator function to run around each job.
 
-        The function is called with the job's context. An error of the job is raised at the ``yield``; middleware that
+        The code before its ``yield`` runs before the job. The code after its ``yield`` runs after the job.
+
+        The function is called with the job's context. An error of the job is raised at the ``yield``. Middleware that
         catches this error makes the job a success. An error that middleware raises before its ``yield`` fails the job.
         An async generator function runs around coroutines only. The middleware registered first is the outermost.
 
@@ -183,20 +185,18 @@ class App:
         return function
 
     def before_fetch(self, hook: Callable[[str], R]) -> Callable[[str], R]:
-        """Register a function that each worker calls, with the worker's name, before it reserves jobs. If the function
-        returns False, the worker reserves nothing now.
+        """Register a function that each worker calls before it reserves jobs. The argument is the worker's name.
 
-        The worker calls the function again within a second; running jobs go on. If the function raises, the error is
-        logged, and the worker reserves jobs.
+        If the function returns False, the worker reserves nothing, and calls the function again within a second.
+        Running jobs go on. If the function raises an error, the worker logs the error and reserves jobs.
         """
         self.fetch_hooks.append(hook)
         return hook
 
     def connect(self, connection: str) -> None:
-        """Use another connection from now on: a URL, or a name in the settings. Job handles that exist already keep the
-        old connection.
+        """Use another connection from now on: a URL, or a name in the settings.
 
-        Raises ``SettingsInvalid`` for a name that is not configured.
+        Existing job handles still use the old connection. Raises ``SettingsInvalid`` for a name that is not configured.
         """
         url = self.settings.resolve(connection)
         if url != self.url:
@@ -233,10 +233,10 @@ class App:
 
 
 def _name_of(backend: object, connection: str | None) -> str:
-    """The ``url`` of an app that was made with *backend*: ``redis://``. Raises ``OptionInvalid``."""
+    """Return the ``url`` of an app that was made with *backend*, such as ``redis://``. Raises ``OptionInvalid``."""
     from .backend import Backend
 
-    if not isinstance(backend, Backend):  # shown by its type alone: a URL would have a password
+    if not isinstance(backend, Backend):  # the message shows only the type, because a URL may contain a password
         raise OptionInvalid(f"backend must be a Backend, like RedisBackend(client=...), got a {type(backend).__name__}")
     if connection is not None:
         raise OptionInvalid("an app must have a connection or a backend, got both")
@@ -261,7 +261,6 @@ def _make_task(
     on_retry: Callable[[JobContext, BaseException], object] | None = None,
     on_failure: Callable[[JobContext, BaseException], object] | None = None,
 ) -> Task[..., Any]:
-    """Check every option, and make the task."""
     _check_function(function)
     _check_hook(on_success, "on_success")
     _check_hook(on_retry, "on_retry")
@@ -301,7 +300,7 @@ _MEANT = {
     **dict.fromkeys(("headers", "connection"), "options(...) of the task"),
     **dict.fromkeys(("id", "job_id", "task_id", "idempotency_key"), "options(id=...) of the task"),
 }
-"""What other libraries call the options of a task."""
+"""Names from other libraries -> the name of the same option in multiq."""
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -350,7 +349,7 @@ def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
 class _Opening:
     """The lock around the construction of a backend.
 
-    A forked child makes a new lock, because another thread of the parent may have held the lock at the fork.
+    A forked child makes a new lock, because a thread of the parent may have held the lock at the fork.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Subscribers that are coroutines: they run beside the jobs, on one event loop of the process.
+"""Subscribers that are coroutines. They run beside the jobs, on one event loop of the process.
 
-With ``--concurrency`` this is the worker's own loop; elsewhere it is a loop in a separate thread, which the first event
-starts. A worker never uses the loop of another worker in the process, because that loop may end earlier.
+With ``--concurrency`` this is the worker's own loop. Elsewhere the first event starts a loop in a separate thread. A
+worker never uses the loop of another worker in the process, because that loop may end earlier.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.events")
 
-MAX_PENDING = 10_000  # calls of subscribers that run at a time: beyond that, one is slower than the jobs
-_LOOP_MARGIN = 0.5  # seconds beyond its patience that a loop may take to answer: a job may hold it
+MAX_PENDING = 10_000  # calls of subscribers at a time; a subscriber that is slower than the jobs reaches this limit
+_LOOP_MARGIN = 0.5  # seconds that a loop may answer late, because a job may block the loop
 
-#: loops of a parent process, kept from garbage collection: if a forked child closed one, the parent's loop would wake
+#: loops of a parent process; the garbage collector of a forked child must not close them: that wakes the parent's loop
 _inherited: list[_Loop] = []
 
 
 class AsyncSubscribers:
-    """Starts subscribers' coroutines for the workers that *sessions* lists, and waits for the coroutines at the end.
+    """Runs subscribers' coroutines for the workers that *sessions* lists.
 
     Any thread may call the methods, also in a forked child.
     """
@@ -46,11 +46,10 @@ class AsyncSubscribers:
         self._loop().start(subscriber, event)
 
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
-        """Wait up to *patience* seconds for the subscribers that run on *loop*, and as long for those on the separate
-        thread's loop.
+        """Wait up to *patience* seconds for the subscribers on *loop*, and then cancel them, because *loop* ends now.
 
-        Then cancel the subscribers that still run on *loop*, because that loop ends now. If at most one worker is left,
-        also cancel those on the separate thread's loop.
+        Then wait up to *patience* seconds for the subscribers on the separate thread's loop. If at most one worker is
+        left, cancel these subscribers, too.
         """
         if self._generation != forks.generation:
             self._reset()
@@ -62,7 +61,7 @@ class AsyncSubscribers:
             own.finish(patience, cancel=len(self._sessions) <= 1)
 
     def close(self) -> None:
-        """Cancel the subscribers that still run on the separate thread's loop, and end it: no event follows."""
+        """Cancel the subscribers on the separate thread's loop, and end that loop. No event may follow."""
         with self._lock:
             own, self._own = self._own, None
         if isinstance(own, _OwnLoop):
@@ -81,7 +80,7 @@ class AsyncSubscribers:
             return self._own
 
     def _worker_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of the worker in which the event happened; None: not known, or the worker has no loop."""
+        """Return the loop of the worker in which the event happened. None: unknown, or the worker has no loop."""
         sessions = list(self._sessions)
         if len(sessions) == 1 and sessions[0].generation == self._generation:
             return sessions[0].loop
@@ -92,7 +91,7 @@ class AsyncSubscribers:
         return here if here in loops else None
 
     def _reset(self) -> None:
-        """Begin without loops. Also called in a forked child, where the threads of the parent's loops do not exist."""
+        """Forget all loops. A forked child calls this, because the threads of its parent's loops do not run there."""
         _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
         self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()
@@ -100,7 +99,7 @@ class AsyncSubscribers:
 
 
 class _Loop:
-    """An event loop that runs in some thread, and the tasks that were started on it."""
+    """An event loop of any thread, and the tasks that this class has started on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -111,7 +110,7 @@ class _Loop:
         self._loop.call_soon_threadsafe(self._start_task, subscriber, event)
 
     def finish(self, patience: float, *, cancel: bool) -> None:
-        """Wait up to *patience* seconds for the tasks. *cancel*: whether tasks that still run are then cancelled."""
+        """Wait up to *patience* seconds for the tasks. With *cancel*, cancel those that still run."""
         try:
             self._await(patience, cancel=cancel)
         except RuntimeError:  # another thread has closed the loop meanwhile
@@ -133,18 +132,18 @@ class _Loop:
     def _start_task(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
         """Runs in the loop's thread."""
         if len(self._tasks) >= MAX_PENDING:
-            if not self._is_full:  # logged once each time that it fills up
+            if not self._is_full:  # so the error is logged once for each time that the limit is reached
                 _log.error("%d calls of subscribers run at a time, so events are dropped: one is too slow", MAX_PENDING)
             self._is_full = True
             return
         self._is_full = False
-        job_tasks.set(None)  # in this callback's context: the subscriber outlives the job that the event is about
+        job_tasks.set(None)  # in this callback's context only; the subscriber may run longer than the event's job
         task = self._loop.create_task(_call(subscriber, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, patience: float, *, cancel: bool) -> int:
-        """Wait for the tasks. Returns how many still ran when the time was over."""
+        """Wait for the tasks. Returns the number of tasks that still ran after *patience* seconds."""
         if not self._tasks:
             return 0
         _, left = await asyncio.wait(self._tasks, timeout=patience)
@@ -158,7 +157,7 @@ class _Loop:
 
 
 class _OwnLoop(_Loop):
-    """A loop in a daemon thread of its own: a process that exits without ``finish`` does not wait for it."""
+    """A loop in a separate daemon thread. A process that exits without ``finish`` does not wait for this thread."""
 
     def __init__(self) -> None:
         super().__init__(asyncio.new_event_loop())
@@ -184,7 +183,7 @@ class _OwnLoop(_Loop):
 async def _call(subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
     try:
         await subscriber(event)
-    except (asyncio.CancelledError, GeneratorExit):  # it was cancelled
+    except (asyncio.CancelledError, GeneratorExit):  # cancelled by the loop
         raise
     except BaseException:  # noqa: BLE001 - logged, and the job goes on
         _log.exception("a subscriber of %s failed; the job's fate is not affected", type(event).__name__)

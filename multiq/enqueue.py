@@ -1,13 +1,13 @@
-"""How every enqueue gets to the backend, and how it is repeated after an error.
+"""Sends every enqueue to the backend, and repeats it after an error.
 
-====================  ======================================================================  =======================
-guarantee             how                                                                     cost
-====================  ======================================================================  =======================
-no second job         every attempt sends the same ids, if the backend takes the caller's     none
-nothing is guessed    a job whose reply was lost stays uncertain until a reply confirms it,   none if no error occurs
-                      whatever error a later attempt ends with
-the same due time     the time since the call began is taken off the delay                    none if no error occurs
-====================  ======================================================================  =======================
+=====================  =====================================================================  =======================
+guarantee              how                                                                    cost
+=====================  =====================================================================  =======================
+no second job          every attempt sends the same ids, if the backend takes caller's ids    none
+no wrong certainty     a job whose reply was lost stays uncertain until a reply confirms the  none if no error occurs
+                       job; errors of later attempts do not change this
+the same due time      the time since the call began is subtracted from the delay             none if no error occurs
+=====================  =====================================================================  =======================
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .backend import Backend
 
-#: seconds for which an enqueue is repeated after the backend dropped a connection; ids make the repetition harmless
+#: seconds for which an enqueue is repeated after a dropped connection; the ids prevent a second job
 PATIENCE = 1.0
 
 _Ids = TypeVar("_Ids", str, list[str])
@@ -49,8 +49,8 @@ def put(
 ) -> list[JobHandle]:
     """Enqueue checked bodies with checked options.
 
-    - *priority*, *delay*, *ttr*, *connection*: for all of the jobs, as for ``Queue.enqueue``; *delay* in seconds.
-    - *ids*: the caller's own, which are checked here. None: new ones.
+    - *priority*, *delay*, *ttr*, *connection*: as for ``Queue.enqueue``, for all of the jobs. *delay* is in seconds.
+    - *ids*: the caller's ids, which are checked here. None: new ids.
     """
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
@@ -73,7 +73,7 @@ def put_one(
     connection: Any,
     own_id: str | None = None,
 ) -> JobHandle:
-    """As ``put``, for one job, and faster. *own_id*: an id of the caller's own, checked already. None: a new id."""
+    """Enqueue one job, as ``put`` does, but faster. *own_id* is a checked id of the caller's. None: a new id."""
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
     job_id = new_id() if own_id is None else _allowed(backend, own_id)
@@ -82,7 +82,7 @@ def put_one(
 
 
 def _allowed(backend: Backend, ids: _Ids) -> _Ids:
-    """*ids*. Raises ``Unsupported`` where the backend chooses the ids."""
+    """Return *ids*. Raises ``Unsupported`` where the backend chooses the ids."""
     if not backend.declared.client_ids:
         raise backend.unsupported("client_ids")
     return ids
@@ -104,7 +104,7 @@ def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any, 
 
 
 class _Delivery:
-    """The jobs of one enqueue after an error: which are stored, which are uncertain, which were not sent."""
+    """The jobs of one enqueue after an error. Each job is stored, uncertain, or not sent."""
 
     def __init__(self, backend: Backend, queue: str, jobs: Sequence[NewJob], began: float, *, is_one: bool) -> None:
         self._backend = backend
@@ -121,11 +121,11 @@ class _Delivery:
     def insist(self, error: BackendError, since: float, *, may_repeat: bool = True) -> list[str]:
         """Repeat a call that began at *since* and raised *error*, if a connection was dropped. Returns the ids.
 
-        A call that reached its deadline is not repeated, nor is any call on a backend that chooses the ids itself.
-        Raises ``BackendError``.
+        A call that reached its deadline is not repeated. No call is repeated on a backend that chooses the ids. Raises
+        ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)
-        attempts = Attempts(since + PATIENCE, has_failover=True)  # another server answers, or the same one is back soon
+        attempts = Attempts(since + PATIENCE, has_failover=True)  # another server may answer, or the same server soon
         while True:
             self._note(error)
             if not may_repeat or not attempts.again(_classify(error)):
@@ -136,14 +136,14 @@ class _Delivery:
                         raise error
                     raise told from cause
                 finally:
-                    del error, told, cause  # else they and this frame would keep each other, and sockets, alive
+                    del error, told, cause  # a reference cycle with this frame would delay the closing of sockets
             try:
                 return self._send()
             except BackendError as exc:
                 error = exc
 
     def repeat(self) -> JobHandle | list[JobHandle]:
-        """Send again, for ``EnqueueUncertain.repeat``."""
+        """Carry out ``EnqueueUncertain.repeat``."""
         if not self._backend.declared.client_ids:
             raise self._backend.unsupported("client_ids")
         since = time.monotonic()
@@ -172,7 +172,7 @@ class _Delivery:
         self._uncertain -= self._there.keys()
 
     def _told(self, error: BackendError) -> BackendError:
-        """The error to raise: it covers all attempts, not only the last one."""
+        """Return the error to raise. It describes the outcome of all attempts, not only of the last one."""
         why = error.why if isinstance(error, EnqueueUncertain | EnqueuePartial) else str(error)
         if self._uncertain:
             uncertain = error
@@ -194,12 +194,12 @@ class _Delivery:
 
 
 def _classify(error: BackendError) -> Failure:
-    """Another attempt may succeed if a connection was dropped, or could not be made."""
+    """Return ``UNREACHABLE`` if a connection was dropped or could not be made, else ``FINAL``."""
     cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
     is_passing = isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
     return Failure.UNREACHABLE if is_passing else Failure.FINAL
 
 
 def _later(job: NewJob, passed: float) -> NewJob:
-    """The job as it is sent *passed* seconds later, with the same due time."""
+    """Return the job with its delay reduced by *passed* seconds, so that its due time stays the same."""
     return msgspec.structs.replace(job, delay=max(0.0, job.delay - passed)) if job.delay else job

@@ -1,7 +1,7 @@
-"""Encodes values as bytes, and decodes them: JSON, and the envelope, which is the body of a task's job.
+"""Encodes and decodes JSON, and the envelope, which is the body of a task's job.
 
-``docs/envelope.md`` describes the envelope for programs that write or read it without multiq. There is no pickle, and
-no class is loaded by its name: what comes out of a queue is plain data.
+``docs/envelope.md`` describes the envelope for programs that write or read it without multiq. This module uses no
+pickle and loads no class by its name. Decoded values are plain data.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 ENVELOPE_VERSION = 1
 
-#: bytes of JSON that multiq makes or decodes, unless the settings say otherwise: store larger data outside the queue
+#: the default of the setting max_body: the largest JSON body in bytes that multiq makes or decodes
 MAX_BODY_DEFAULT = 256 * 1024
 
 _MAX_DEPTH = 100
 _PLAIN = frozenset({str, int, bool, type(None)})
 
-#: bounds that are checked when an envelope is read: other programs may have written it
+#: decoding an envelope checks these bounds, because another program may have written it
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """A task's job as it is stored. A field that is None was not set for this job: the task's own setting holds."""
+    """A task's job as it is stored. If a field is None, the task's own setting applies."""
 
     multiq: int
-    """The version of this format. This field also distinguishes an envelope from any other JSON."""
+    """The version of this format. The presence of this field distinguishes an envelope from other JSON."""
     task: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -51,9 +51,7 @@ class _Mark(msgspec.Struct):
 
 
 def _plain(value: Any) -> Any:
-    """The plain value of a subclass: frameworks have a subclass of str for safe strings, numeric libraries one of
-    float.
-    """
+    """Convert an instance of a subclass, such as a framework's safe string or a numeric library's float."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -68,24 +66,24 @@ _decoder = msgspec.json.Decoder()
 _envelope_decoder = msgspec.json.Decoder(Envelope)
 _mark_decoder = msgspec.json.Decoder(_Mark)
 
-# for whole numbers of more digits than Python converts, Python raises a ValueError of its own
+# Python raises a ValueError for an integer with more digits than its limit
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 _UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def encode_json(value: Any, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
-    """*value* as JSON. Raises ``PayloadInvalid``, with the path of what is not JSON, and ``PayloadTooLarge``."""
+    """Return *value* as JSON. Raises ``PayloadInvalid`` with the path of the wrong part, and ``PayloadTooLarge``."""
     check_json(value)
     return _encode(value, max_body)
 
 
 def encode_envelope(envelope: Envelope, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
-    """The bytes of a task's job; its arguments were checked with ``check_json``."""
+    """Return the body of a task's job. The caller has checked the arguments with ``check_json``."""
     return _encode(envelope, max_body)
 
 
 def decode_json(body: bytes) -> Any:
-    """The value of a JSON body; the bytes themselves if they are not JSON."""
+    """Return the value of a JSON body. A body that is not JSON is returned as it is."""
     try:
         return _decoder.decode(body)
     except _UNREADABLE:
@@ -93,13 +91,13 @@ def decode_json(body: bytes) -> Any:
 
 
 def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelope:
-    """The envelope in a body. Raises ``PayloadInvalid``, which says what is wrong with the body."""
+    """Return the envelope in a body. Raises ``PayloadInvalid`` with what is wrong with the body."""
     if len(body) > max_body:
         raise PayloadTooLarge(len(body), max_body, "it was not decoded; raise max_body in the settings")
     try:
         envelope = _envelope_decoder.decode(body)
     except _UNREADABLE as exc:
-        _check_version(body)  # another version's fields may have other types
+        _check_version(body)  # fields of another version may have other types
         raise PayloadInvalid(f"the body is not a task's envelope: {exc}") from exc
     if envelope.multiq != ENVELOPE_VERSION:
         _check_version(body)
@@ -107,17 +105,16 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
 
 
 def check_json(value: Any, path: str = "value") -> None:
-    """Raise ``PayloadInvalid``, with the path of the wrong part, unless *value* as JSON can be read back unchanged.
+    """Raise ``PayloadInvalid``, with the path of the wrong part, if JSON would change *value* or cannot contain it.
 
-    Only one difference is allowed: a tuple comes back as a list.
+    A tuple is allowed, although JSON turns it into a list.
     """
     if type(value) not in _PLAIN:
         _check(value, path, 0)
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Whether each value is certainly JSON. A quick check: if all values pass, no paths for an error message are
-    needed."""
+    """Return whether all values are of types that are always JSON. This is faster than ``check_json``."""
     return _PLAIN.issuperset(map(type, values))
 
 
@@ -173,7 +170,7 @@ def _check_version(body: bytes) -> None:
 
 
 def _culprits(value: Any, path: str) -> Iterator[str]:
-    """The paths of the parts of a refused value that cannot be written: broken Unicode, enormous numbers."""
+    """Yield the paths of the parts that cannot be encoded, such as broken Unicode or enormous numbers."""
     if isinstance(value, Envelope):
         yield from _culprits(value.args, "args")
         for name, part in {**value.kwargs, "headers": value.headers}.items():
@@ -193,5 +190,5 @@ def _culprits(value: Any, path: str) -> Iterator[str]:
 
 
 def _short(path: str) -> str:
-    text = path.encode("utf-8", "backslashreplace").decode()  # keys may be what a terminal cannot print
+    text = path.encode("utf-8", "backslashreplace").decode()  # a key may have characters that no terminal prints
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,7 +1,7 @@
-"""Every error that multiq raises: one root, one class per failure that a caller can act on.
+"""The errors that multiq raises. ``MultiqError`` is the base class of all.
 
-If a client library's exception is the reason for an error, that exception is the ``__cause__``. Errors that reject an
-argument are subclasses of ``ValueError`` or ``TypeError``, too, so that code that knows nothing of multiq catches them.
+An error that a client library's exception has caused has that exception as its ``__cause__``. Errors about a wrong
+argument are also subclasses of ``ValueError`` or ``TypeError``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from .backend import NewJob
 
 
-_SHOWN = 3  # ids in a message
+_SHOWN = 3  # the most ids that a message lists
 
 
 class MultiqError(Exception):
-    """The root: ``except MultiqError`` catches every error that multiq raises."""
+    """The base class of every error that multiq raises."""
 
 
 # --- invalid arguments -----------------------------------------------------------------------------------
@@ -31,15 +31,15 @@ class NameInvalid(MultiqError, ValueError):
 
 
 class OptionInvalid(MultiqError, ValueError):
-    """A job's or call's option (delay, priority, ttr, a point in time...) is outside its range."""
+    """An option of a job or a call is outside its range, for example a delay, a priority or a ttr."""
 
 
 class UrlInvalid(MultiqError, ValueError):
-    """A backend's URL cannot be used as it is; the message never contains its password."""
+    """A backend's URL cannot be used. The message never contains the URL's password."""
 
 
 class SettingsInvalid(MultiqError, ValueError):
-    """Configuration is wrong. ``problems`` lists every mistake found, each with its source and key."""
+    """The configuration is wrong. ``problems`` lists all mistakes, with the source and the key of each mistake."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -51,13 +51,13 @@ class ArgumentsInvalid(MultiqError, TypeError):
 
 
 class PayloadInvalid(MultiqError, ValueError):
-    """A value is not JSON (the message has its path), or stored bytes are not what they should be."""
+    """A value is not JSON, or a stored body is not a valid envelope. The message has the path of a wrong value."""
 
 
 class PayloadTooLarge(PayloadInvalid):
     """A body is larger than the backend or ``max_body`` allows.
 
-    ``size_bytes`` is its size, ``limit_bytes`` the limit.
+    ``size_bytes`` is the size of the body. ``limit_bytes`` is the limit.
     """
 
     def __init__(self, size_bytes: int, limit_bytes: int, advice: str) -> None:
@@ -78,7 +78,7 @@ class TaskExists(MultiqError, ValueError):
 
 
 class JobError(MultiqError):
-    """An error about one job, which ``queue`` and ``job_id`` name."""
+    """An error about one job. ``queue`` and ``job_id`` identify the job."""
 
     sentence = "job {job_id} of queue {queue!r} failed"
 
@@ -92,19 +92,19 @@ class JobError(MultiqError):
 
 
 class JobNotFound(JobError):
-    """The job is not there: done, deleted, or never enqueued in this queue."""
+    """The queue has no such job. The job is done, was deleted, or was never enqueued."""
 
     sentence = "queue {queue!r} has no job {job_id}: it is done, was deleted, or was never there"
 
 
 class JobReserved(JobError):
-    """A consumer holds the job at this moment, so it can be neither deleted nor rescheduled."""
+    """A consumer has reserved the job, so the job can be neither deleted nor rescheduled."""
 
     sentence = "job {job_id} of queue {queue!r} is being run right now: wait until it is settled, then try again"
 
 
 class LeaseLost(JobError):
-    """The lease ended before the verdict came: the job is ready again, or another consumer has it. Drop the result."""
+    """The lease ended before the job was settled. The job runs again, so discard this run's result."""
 
     sentence = "the lease of job {job_id} of queue {queue!r} has ended: the job is, or will be, run again"
 
@@ -116,7 +116,7 @@ class JobSettled(JobError):
 
 
 class QueueEmpty(MultiqError, _stdlib_queue.Empty):
-    """Nothing was due within the timeout."""
+    """No job was due within the timeout."""
 
 
 # --- the backend -------------------------------------------------------------------------------------------------
@@ -126,36 +126,38 @@ class BackendError(MultiqError):
     """The backend refused or failed."""
 
     is_partial = False
-    """Whether other servers of the same backend answered: a call that does not need the failed server may succeed."""
+    """Whether other servers of the same backend answered. A call that needs only those servers may succeed."""
 
     may_be_done = False
-    """Whether the server may have carried out the call that raised this: it was sent, and its reply was lost.
+    """Whether the server may have carried out the call, because the call was sent and the reply was lost.
 
     Drivers set this for their own use. An enqueue raises ``EnqueueUncertain`` instead.
     """
 
 
 class BackendUnavailable(BackendError):
-    """The backend cannot be reached, or the connection ended during the call. A retry may help: an enqueue that raises
-    this has stored nothing.
+    """The backend cannot be reached, or the connection ended during the call.
+
+    A retry may help. An enqueue that raises this error has stored nothing.
     """
 
 
 class BackendTimeout(BackendUnavailable):
-    """The backend did not answer, or stayed locked, until the call's deadline. A retry may help: an enqueue that raises
-    this has stored nothing.
+    """The backend did not answer, or stayed locked, until the call's deadline.
+
+    A retry may help. An enqueue that raises this error has stored nothing.
     """
 
 
 class LockedByCaller(BackendError):
-    """The store is locked by a transaction that the caller itself has open on another connection: pass ``connection=``.
+    """The caller's own open transaction on another connection locks the store.
 
-    A retry does not help before the caller has committed or rolled back.
+    Pass that connection as ``connection=``. A retry does not help before the caller has committed or rolled back.
     """
 
 
 class BackendFull(BackendError):
-    """The backend has no room: disk, memory or quota. Nothing was accepted."""
+    """The backend's disk, memory or quota is full. The call stored nothing."""
 
 
 class BackendCorrupt(BackendError):
@@ -163,11 +165,11 @@ class BackendCorrupt(BackendError):
 
 
 class SchemaNotReady(BackendError):
-    """The store's tables are missing, or older than this multiq needs. The message has the command that helps."""
+    """The store's tables are missing or too old for this version of multiq. The message has the command that helps."""
 
 
 class DriverInvalid(MultiqError, TypeError):
-    """A driver's class declares capabilities that contradict what it implements."""
+    """A driver's class declares capabilities that contradict its methods."""
 
 
 class BackendNotInstalled(MultiqError, LookupError):
@@ -175,13 +177,13 @@ class BackendNotInstalled(MultiqError, LookupError):
 
 
 class ExtraNotInstalled(MultiqError, ImportError):
-    """A library is missing. One of multiq's extras installs it."""
+    """A library is missing that one of multiq's extras installs."""
 
 
 class EnqueuePartial(BackendError):
-    """Some jobs of a batch were accepted, the rest was refused. Only stores without transactions raise this.
+    """Some jobs of a batch were stored, and the others were refused. Only stores without transactions raise this error.
 
-    ``accepted`` maps the position in the batch to the job's id.
+    ``accepted`` maps the position in the batch to the id, for each stored job.
     """
 
     def __init__(self, accepted: dict[int, str], total: int, why: str) -> None:
@@ -192,13 +194,13 @@ class EnqueuePartial(BackendError):
 
 
 class EnqueueUncertain(BackendError):
-    """Jobs were sent, and the reply was lost: it is unknown whether ``jobs`` are stored.
+    """Jobs were sent, and the reply was lost. It is unknown whether ``jobs`` are stored.
 
-    ``accepted`` maps the position in the batch to the id, for the jobs that certainly are stored. ``unsent`` are the
-    jobs that certainly are not stored: they were not sent, or were refused. Each job of the batch is in exactly
+    ``accepted`` maps the position in the batch to the id, for the jobs that certainly are stored. ``unsent`` has the
+    jobs that certainly are not stored, because they were not sent or were refused. Each job of the batch is in exactly
     one of ``jobs``, ``accepted`` and ``unsent``.
 
-    The ``__cause__`` is the error that says what happened: a ``BackendTimeout`` if no reply came in time.
+    The ``__cause__`` is the error that ended the call, for example a ``BackendTimeout``.
     """
 
     def __init__(
@@ -211,13 +213,13 @@ class EnqueueUncertain(BackendError):
         unsent: Sequence[NewJob] = (),
         client_ids: bool = False,
     ) -> None:
-        """For drivers, which raise this error.
+        """Construct the error in a driver.
 
         - *queue*, *jobs*: the jobs that were sent without an answer, and their queue.
         - *why*: what happened, for the message.
         - *accepted*: the ids of the jobs that are certainly stored, by their position in the batch. Default: none.
         - *unsent*: the jobs that are certainly not stored. Default: none.
-        - *client_ids*: whether the jobs have the ids that the caller sent, so that sending them again adds nothing.
+        - *client_ids*: whether the jobs have the caller's ids. Then sending the jobs again adds no second job.
         """
         self.queue = queue
         self.jobs = tuple(jobs)
@@ -239,17 +241,16 @@ class EnqueueUncertain(BackendError):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of ``jobs``. Empty where the backend chooses the ids, because they are unknown."""
+        """The ids of ``jobs``. Empty where the backend chooses the ids, because the ids are then unknown."""
         return tuple(job.id for job in self.jobs) if self.client_ids else ()
 
     def repeat(self) -> Any:
         """Send the jobs again that are not certainly stored. Returns what the enqueue would have returned.
 
-        The jobs keep their ids and their due times, so jobs that the queue has already are not added a second time. A
-        job that was stored, run and acked meanwhile is added again, as a new one. ``repeat`` may be called again and
-        again.
+        The jobs keep their ids and their due times. A job that the queue still has is not added a second time. A job
+        that was acked meanwhile is added again, as a new job. ``repeat`` may be called several times.
 
-        Raises what an enqueue raises, ``EnqueueUncertain`` included, and ``Unsupported`` where the backend chooses the
+        Raises the errors of an enqueue, also ``EnqueueUncertain``. Raises ``Unsupported`` where the backend chooses the
         ids.
         """
         if self._again is None:
@@ -266,7 +267,7 @@ class EnqueueUncertain(BackendError):
         return await asyncio.to_thread(self.repeat)
 
     def repeat_by(self, again: Callable[[], Any]) -> None:
-        """Set *again* as the function that ``repeat`` calls."""
+        """Set the function that ``repeat`` calls."""
         self._again = again
 
     def _advice(self) -> str:
@@ -281,7 +282,7 @@ class EnqueueUncertain(BackendError):
 
 
 class Unsupported(MultiqError, NotImplementedError):
-    """This backend cannot do this. ``capability`` names what it lacks, ``others`` the backends that have it."""
+    """The backend lacks ``capability``. ``others`` names the backends that have this capability."""
 
     def __init__(self, capability: str, backend: str, reason: str, others: Sequence[str] = ()) -> None:
         self.capability = capability
