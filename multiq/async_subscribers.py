@@ -169,7 +169,7 @@ class _OwnLoop(_Loop):
         while not self._is_closing:
             try:
                 self._loop.run_forever()
-            except BaseException:  # noqa: BLE001 - SystemExit of a subscriber's own task: the others go on
+            except BaseException:  # noqa: BLE001 - a SystemExit in a task that a subscriber made
                 _log.exception("a task of a subscriber has ended the event loop's run; the loop goes on")
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What happens to jobs and workers, as typed events. Logging and metrics are subscribers like any other.
+"""Typed events about jobs and workers. Logging and metrics subscribe to these events.
 
-A subscriber is called in the thread in which the event happened, and should be quick. A subscriber that is a coroutine
-function runs on an event loop instead, beside the jobs (``async_subscribers``). A subscriber's error is logged and
-never changes the outcome of a job.
+A subscriber is called in the thread in which the event happened, and should be quick. If a subscriber is a coroutine
+function, it runs on an event loop (``async_subscribers``). A subscriber's error is logged, and never changes the
+outcome of a job.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger("multiq.events")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all events: a subscriber of ``Event`` gets every event."""
+    """The base class of all events. A subscriber of ``Event`` gets every event."""
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
@@ -42,13 +42,13 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
 
 
 class JobDone(JobEvent, frozen=True, kw_only=True):
-    """A job ran to its end and will be acked."""
+    """A job succeeded and will be acked."""
 
     seconds: float
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
-    """A run raised. ``JobRetried`` or ``JobBuried`` follows."""
+    """A job raised an error. ``JobRetried`` or ``JobBuried`` follows."""
 
     seconds: float
     error: BaseException
@@ -62,29 +62,27 @@ class JobRetried(JobEvent, frozen=True, kw_only=True):
 
 
 class JobBuried(JobEvent, frozen=True, kw_only=True):
-    """A job will be buried: its attempts are used up, it crashed too often (poison), or it cannot be decoded."""
+    """A job will be buried, because its attempts are used up, it crashed too often, or it cannot be decoded."""
 
     reason: str
 
 
 class JobTimedOut(JobEvent, frozen=True, kw_only=True):
-    """A run was ended because it took longer than its ``timeout``. ``JobRetried`` or ``JobBuried`` follows."""
+    """A job was stopped because it ran longer than its ``timeout``. ``JobRetried`` or ``JobBuried`` follows."""
 
     timeout: float
     stack: str | None = None
-    """The stack of the job's thread, if the process had to end to stop the job. None: the job ended by itself, or its
-    stack is unknown.
-    """
+    """The stack of the job's thread, if the process was ended to stop the job. Else, or if unknown: None."""
 
 
 class JobOverdue(JobEvent, frozen=True, kw_only=True):
-    """A job still runs after its timeout. Under a supervisor its process is ended; without one, the job runs on."""
+    """A job still runs after its timeout. A supervisor ends the job's process. Without one, the job runs on."""
 
     timeout: float
 
 
 class JobCrashed(Event, frozen=True, kw_only=True):
-    """The process that ran a job died. The job is ready again; ``max_crashes`` limits how often that may happen."""
+    """The process that ran a job died. The job is ready again. ``max_crashes`` limits the number of crashes."""
 
     queue: str
     job_id: str
@@ -94,7 +92,7 @@ class JobCrashed(Event, frozen=True, kw_only=True):
 
 
 class JobLost(Event, frozen=True, kw_only=True):
-    """The lease had ended before the verdict came: the job runs again, here or elsewhere. Its result does not count."""
+    """The lease ended before the job was settled. The job runs again, and this run's result does not count."""
 
     queue: str
     job_id: str
@@ -110,7 +108,7 @@ class WorkerEvent(Event, frozen=True, kw_only=True):
 
 
 class WorkerStarted(WorkerEvent, frozen=True, kw_only=True):
-    """A worker begins to reserve."""
+    """A worker begins to reserve jobs."""
 
     queues: tuple[str, ...]
 
@@ -120,15 +118,15 @@ class WorkerLooping(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerPaused(WorkerEvent, frozen=True, kw_only=True):
-    """A worker stops reserving until it is resumed; the jobs that it runs go on."""
+    """A worker stops reserving jobs until it is resumed. Its running jobs go on."""
 
 
 class WorkerResumed(WorkerEvent, frozen=True, kw_only=True):
-    """A worker reserves again."""
+    """A worker reserves jobs again."""
 
 
 class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
-    """A worker takes no more jobs. ``reason`` says why."""
+    """A worker reserves no more jobs."""
 
     reason: str
 
@@ -140,7 +138,7 @@ class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
 
 
 class BackendDown(WorkerEvent, frozen=True, kw_only=True):
-    """An attempt to reach the backend failed: the first or a later one. The next follows in ``retry_in`` seconds."""
+    """An attempt to reach the backend failed. The next attempt follows in ``retry_in`` seconds."""
 
     error: Exception
     retry_in: float
@@ -160,22 +158,22 @@ class Events:
     def __init__(self) -> None:
         self._subscribers: defaultdict[type[Event], list[Subscriber]] = defaultdict(list)
         self.listeners = _Listeners(self._subscribers)
-        """The subscribers of a concrete event type. Where there are none, the event need not be made."""
+        """The subscribers of each concrete event type. An event without subscribers need not be constructed."""
         self.logged = False
         """Whether ``multiq.logging`` has subscribed already."""
-        self._async_subscribers: AsyncSubscribers | None = None  # None as long as no subscriber is a coroutine function
+        self._async_subscribers: AsyncSubscribers | None = None  # None: no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
         self._session_lock = threading.Lock()
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of the class *kind* and of its subclasses."""
         self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
-        self.listeners = _Listeners(self._subscribers)  # a lookup that runs now goes on in the old one
+        self.listeners = _Listeners(self._subscribers)  # another thread may still read the old one
 
     def open_session(self, loop: asyncio.AbstractEventLoop | None = None) -> EventSession:
         """Begin the session of a worker that emits events from now on.
 
-        Subscribers that are coroutine functions may run on its *loop*.
+        *loop*: the worker's event loop. Subscribers that are coroutine functions may run on it.
         """
         with self._session_lock:
             # drop the sessions of a parent process
@@ -185,11 +183,11 @@ class Events:
             return session
 
     def finish(self, patience: float) -> None:
-        """Wait up to *patience* seconds for subscribers that are coroutine functions, then cancel the rest."""
+        """Wait up to *patience* seconds for coroutine subscribers. Then cancel those that still run."""
         self.open_session().close(patience)
 
     def emit(self, event: Event) -> None:
-        """Call all subscribers; their errors are logged."""
+        """Call all subscribers of the event. Their errors are logged."""
         kind = type(event)
         for subscriber in self.listeners[kind]:
             try:
@@ -198,17 +196,17 @@ class Events:
                 _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
-        """A subscriber that starts the coroutine and does not wait for it."""
-        from .async_subscribers import AsyncSubscribers  # so that others do not import asyncio
+        """Return a subscriber that starts the coroutine and does not wait for its end."""
+        from .async_subscribers import AsyncSubscribers  # programs without such subscribers need not import asyncio
 
         background = self._async_subscribers = self._async_subscribers or AsyncSubscribers(self._sessions)
         return lambda event: background.start(subscriber, event)
 
 
 class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
-    """Concrete event type -> the subscribers to it and to its parent types.
+    """Concrete event type -> the subscribers to this type and to its parent types.
 
-    Filled on demand, for speed: each job looks up two event types.
+    A cache for speed, because each job looks up two event types.
     """
 
     def __init__(self, subscribers: Mapping[type[Event], list[Subscriber]]) -> None:
@@ -225,12 +223,12 @@ class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
 
 
 class EventSession:
-    """The time of one worker with an app, from its first event to its last. Several workers may share an app."""
+    """The time from a worker's first event to its last. Several workers may share an app."""
 
     def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
         self._events = events
         self.loop = loop
-        """Where subscribers that are coroutine functions run, until ``finish``."""
+        """The event loop on which subscribers that are coroutine functions run, until ``finish``."""
         self.generation = forks.generation
 
     def finish(self, patience: float) -> None:
@@ -239,7 +237,7 @@ class EventSession:
         Then cancel those that still run on the worker's loop.
         """
         loop, self.loop = self.loop, None
-        background = self._events._async_subscribers  # noqa: SLF001 - our own half
+        background = self._events._async_subscribers  # noqa: SLF001 - a class of this module
         if background is not None:
             background.finish(loop, patience)
 
@@ -260,5 +258,5 @@ class EventSession:
 
 def _is_async(subscriber: Subscriber) -> bool:
     return inspect.iscoroutinefunction(subscriber) or inspect.iscoroutinefunction(
-        getattr(type(subscriber), "__call__", None)  # noqa: B004 - not whether it can be called, but how
+        getattr(type(subscriber), "__call__", None)  # noqa: B004 - the method is inspected
     )

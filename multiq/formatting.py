@@ -1,4 +1,4 @@
-"""Values as people read them: durations, sizes, bodies. Data from a queue is always escaped before it is printed."""
+"""Formats durations, sizes and bodies for people. Data from a queue is escaped before it is printed."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _SIZES = ("bytes", "KB", "MB", "GB")
 
 UNKNOWN = "?"
-"""Shown for what the backend cannot know."""
+"""Shown for a value that the backend cannot know."""
 
 
 def shown(value: object) -> str:
-    """*value* as an error message shows it: short and printable. Never raises, even if ``repr`` does."""
+    """Return a short, printable ``repr`` of *value* for an error message. Never raises, even if ``repr`` does."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - a broken __repr__, or a number of more digits than Python converts
+    except Exception:  # noqa: BLE001 - a broken __repr__, or an integer with more digits than Python converts
         text = f"a {type(value).__qualname__}"
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def safe(text: str, *, keep: str = "") -> str:
-    """*text*, with escapes for characters that a terminal would not print but act on: to move, colour or hide text."""
+    """Return *text* with escapes for characters that a terminal does not print, such as colour codes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
 
 
 def duration(seconds: float) -> str:
-    """``0s``, ``350ms``, ``12s``, ``4m 58s``, ``3h 12m``, ``2d 4h``: the two largest units."""
+    """Format a duration by its two largest units: ``0s``, ``350ms``, ``12s``, ``4m 58s``, ``3h 12m``, ``2d 4h``."""
     if 0 < seconds < 1:
         return f"{max(1, int(seconds * 1000))}ms"
     left = round(seconds)
@@ -46,17 +46,17 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int | None) -> str:
-    """``12,345``, or a question mark for what the backend cannot know."""
+    """Format a number as ``12,345``, and None as a question mark."""
     return UNKNOWN if number is None else f"{number:,}"
 
 
 def many(number: int, thing: str) -> str:
-    """``1 job``, ``3 jobs``."""
+    """Format a number of things: ``1 job``, ``3 jobs``."""
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
 def size(number: int) -> str:
-    """``17 bytes``, ``1.2 MB``."""
+    """Format a number of bytes: ``17 bytes``, ``1.2 MB``."""
     value = float(number)
     for unit in _SIZES:
         if value < 1024 or unit == _SIZES[-1]:
@@ -66,12 +66,12 @@ def size(number: int) -> str:
 
 
 def shorten(text: str, room: int) -> str:
-    """*text* in at most *room* characters."""
+    """Cut *text* to at most *room* characters."""
     return text if len(text) <= room else text[: max(0, room - 1)] + "…"
 
 
 def abridge(text: str, room: int) -> str:
-    """*text*, cut to about *room* characters: its beginning and its end, because the end of a traceback says most."""
+    """Cut *text* to about *room* characters of its beginning and its end. The end of a traceback says most."""
     if len(text) <= room:
         return text
     head, tail = room // 4, room - room // 4
@@ -79,7 +79,7 @@ def abridge(text: str, room: int) -> str:
 
 
 def summary(job: JobInfo, room: int = 200) -> str:
-    """A job in one line: the call of a task, else its JSON, else its bytes."""
+    """Describe a job in one line, by the call of its task, by its JSON, or by its bytes."""
     value = job.value
     if job.task is not None and isinstance(value, dict):
         return shorten(safe(f"{job.task}({_arguments(value)})"), room)
@@ -97,7 +97,7 @@ def _arguments(envelope: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    import json  # producers need ``shown`` only, and do not import it
+    import json  # imported here, so that producers need not import it
 
     return json.dumps(value, ensure_ascii=False)
 

@@ -1,6 +1,6 @@
-"""Ids made by the caller, and not by the backend, so that an enqueue can be repeated safely.
+"""Makes the ids of jobs, which are UUIDv7 (RFC 9562, section 5.7).
 
-They are UUIDv7 (RFC 9562, section 5.7).
+The caller of an enqueue makes the ids, so that an enqueue can be repeated safely.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 import time
 
-_PER_MILLISECOND = 4096  # as many values as the counter has
-_WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the two bits that every such UUID has there
-_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # the same, in the digit that holds these bits
+_PER_MILLISECOND = 4096  # the values of the 12-bit counter
+_WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # byte -> the same byte with the two variant bits
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # hex digit -> the same digit with the variant bits
 
-_head = 0, ""  # milliseconds since 1970, and the prefix of the ids of that millisecond, of which there may be many
+_head = 0, ""  # milliseconds since 1970, and the prefix of the ids of that millisecond
 
 
 def new_id() -> str:
-    """One fresh id."""
-    global _head  # noqa: PLW0603 - one assignment, which threads may make over one another
+    """Make an id."""
+    global _head  # noqa: PLW0603 - one assignment, which is safe in threads
     stamp = time.time_ns() // 1_000_000
     made_at, head = _head
     if stamp != made_at:
@@ -28,11 +28,11 @@ def new_id() -> str:
 
 
 def new_ids(count: int) -> list[str]:
-    """*count* fresh ids in ascending order: milliseconds since 1970, a 12-bit counter, 62 random bits.
+    """Make *count* ids in ascending order from milliseconds since 1970, a 12-bit counter and 62 random bits.
 
-    The counter (RFC 9562, section 6.2, method 1) makes the ids of jobs that are enqueued together neighbours in an
-    index, so that reserving and deleting these jobs touches few pages of the index. Beyond 4,096 ids the counter
-    borrows from the next millisecond. One read of the system's randomness serves all ids of a call.
+    The counter is described in RFC 9562, section 6.2, method 1. It makes the ids of one call neighbours in an index, so
+    reserving and deleting these jobs touches few pages of the index. After each 4,096 ids the timestamp grows by one
+    millisecond.
     """
     first = time.time_ns() // 1_000_000
     noise = bytearray(os.urandom(8 * count))

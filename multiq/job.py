@@ -1,4 +1,4 @@
-"""A job, as its users see it: the handle of an enqueued job, a reserved job, a listed job, the running job."""
+"""The public classes of jobs: the handle of an enqueued job, a reserved job, a listed job, the running job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class JobHandle:
-    """An enqueued job: its queue, its id, and what can be done with the job from outside."""
+    """An enqueued job. Its methods inspect the job, cancel it and change its due time."""
 
     __slots__ = ("_backend", "id", "queue")
 
@@ -39,27 +39,27 @@ class JobHandle:
         self.id = job_id
 
     def cancel(self) -> None:
-        """Delete the job: it never starts. Raises ``JobReserved`` if it runs already, ``JobNotFound`` if it is gone."""
+        """Delete the job. Raises ``JobReserved`` if the job is running, ``JobNotFound`` if the job is gone."""
         self._backend.delete(self.queue, self.id)
 
     def reschedule(self, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None) -> None:
         """Make the job due in *delay* seconds or at the time *at*, as if it were enqueued now.
 
-        Raises ``JobReserved``, ``JobNotFound``. Where the backend has no stable ids, this handle gets a new ``id``.
+        On a backend without ``stable_ids`` this handle gets a new ``id``. Raises ``JobReserved``, ``JobNotFound``.
         """
         seconds = check_delay(delay, at)
         self._backend.check_terms(delay=seconds)
         self.id = self._backend.reschedule(self.queue, self.id, seconds)
 
     def state(self) -> State:
-        """The job's state now; ``State.GONE`` once it was acked or deleted."""
+        """Return the job's state now. ``State.GONE``: the job was acked or deleted."""
         try:
             return self._backend.peek(self.queue, self.id).state
         except JobNotFound:
             return State.GONE
 
     def peek(self) -> JobInfo:
-        """The job as the backend stores it. Raises ``JobNotFound``."""
+        """Return the job as the backend stores it. Raises ``JobNotFound``."""
         return JobInfo.of(self._backend.peek(self.queue, self.id))
 
     def __eq__(self, other: object) -> bool:
@@ -73,7 +73,7 @@ class JobHandle:
 
 
 class JobInfo(JobRecord, frozen=True, kw_only=True):
-    """A job as it is stored. ``body`` holds the bytes, ``value`` the decoded value."""
+    """A job as it is stored. ``body`` has the bytes, and ``value`` has the decoded value."""
 
     @classmethod
     def of(cls, record: JobRecord) -> JobInfo:
@@ -81,23 +81,23 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
 
     @property
     def value(self) -> Any:
-        """The decoded JSON of the body, or the bytes themselves if they are not JSON."""
+        """The decoded JSON of the body. If the body is not JSON: its bytes."""
         return decode_json(self.body)
 
     @property
     def task(self) -> str | None:
-        """The name of the task, if the body is a task's envelope."""
+        """The name of the task. None: the body is not a task's envelope."""
         return task_of(self.value)
 
 
 def task_of(value: Any) -> str | None:
-    """The name of the task, if a decoded body is a task's envelope."""
+    """Return the name of the task. None: the decoded body is not a task's envelope."""
     name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
     return name if isinstance(name, str) else None
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """A page of a listing. Iterate over it, and pass its ``after`` to get the next page. None: this is the last."""
+    """A page of a listing. Pass its ``after`` to get the next page. None: this is the last page."""
 
     jobs: list[JobInfo]
     after: str | None
@@ -110,10 +110,10 @@ class JobPage(msgspec.Struct, frozen=True):
 
 
 class Job:
-    """A reserved job. Settle it once: with ``ack``, ``release`` or ``bury``, or by leaving a ``with`` block.
+    """A reserved job. Settle the job once, by ``ack``, ``release`` or ``bury``, or by leaving a ``with`` block.
 
-    Leaving the block acks the job; an exception releases the job with a backoff, and is raised again. The lease is
-    extended only if you call ``touch``. Any thread may settle the job, not only the one that reserved it.
+    Leaving the block acks the job. An exception releases the job with a backoff, and is raised again. The lease is
+    extended only if you call ``touch``. Any thread may settle the job.
     """
 
     __slots__ = ("_consumer", "_settled", "_value", "lease")
@@ -134,7 +134,7 @@ class Job:
 
     @property
     def body(self) -> Any:
-        """The decoded JSON of the body; the bytes themselves if they are not JSON."""
+        """The decoded JSON of the body. If the body is not JSON: its bytes."""
         if self._value is _UNREAD:
             self._value = decode_json(self.lease.body)
         return self._value
@@ -150,12 +150,12 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """The 1-based number of this reservation."""
+        """The number of this reservation. The first is 1."""
         return self.lease.attempt
 
     @property
     def crashes(self) -> int:
-        """How many earlier reservations ended without a verdict."""
+        """The number of earlier reservations that ended without a verdict, for example by a crash."""
         return self.lease.crashes
 
     @property
@@ -164,7 +164,7 @@ class Job:
         return self.lease.age
 
     def ack(self) -> None:
-        """The job is done: delete it. Raises ``LeaseLost`` if its lease has ended: the job will run again."""
+        """Delete the job, because it is done. Raises ``LeaseLost`` if its lease has ended. Then the job runs again."""
         self._settle(Ack(self.lease))
 
     def release(
@@ -184,7 +184,7 @@ class Job:
         self._settle(Bury(self.lease, check_reason(reason)))
 
     def touch(self) -> None:
-        """Extend the lease: it lasts the full ttr from now. Raises ``LeaseLost``."""
+        """Extend the lease to the full ttr from now. Raises ``LeaseLost``."""
         if self._settled:
             raise JobSettled(self.queue, self.id)
         (lost,) = self._consumer.settle([Touch(self.lease)])
@@ -204,7 +204,7 @@ class Job:
             return
         try:
             self.release(self._consumer.backend.shortened(DEFAULT(self.attempt)), reason=describe(error))
-        except Exception as lost:  # noqa: BLE001 - the block's own error matters more, and carries this one along
+        except Exception as lost:  # noqa: BLE001 - the block's own error matters more
             error.add_note(f"and the job could not be released: {lost}")
 
     def __repr__(self) -> str:
@@ -213,34 +213,34 @@ class Job:
     def _settle(self, verdict: Verdict) -> None:
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._consumer.settle([verdict])  # if it raises, the job is not settled: repeat the verdict
+        (lost,) = self._consumer.settle([verdict])  # if this raises, the caller may repeat the verdict
         self._settled = True
         if lost is not None:
             raise lost
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that a worker runs, as ``multiq.current_job()`` returns it to a task, and as events carry it."""
+    """The job that a worker runs. ``multiq.current_job()`` returns it, and events have it as ``job``."""
 
     task: str | None
-    """None if the body could not be understood."""
+    """The task's name. None: the body is not a valid envelope."""
     lease: Lease
     envelope: Envelope | None
     deadline: float | None = None
-    """When the job's ``timeout`` is over, on the clock of ``time.monotonic()``. None: the job has no ``timeout``."""
+    """The end of the job's ``timeout``, in ``time.monotonic()`` seconds. None: the job has no ``timeout``."""
     notice: Notice | None = None
     """Whether ``SoftTimeout`` was raised in the job. None: the job has no ``timeout``."""
 
     def check(self) -> None:
         """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``.
 
-        For long work in plain functions, which cannot be interrupted on a thread: call ``check`` between two steps.
+        A plain function on a thread cannot be interrupted. Such a function may call ``check`` between its steps.
         """
         if self.deadline is not None and time.monotonic() >= self.deadline:
             from .retry import SoftTimeout
 
             if self.notice is not None:
-                self.notice.is_notified = True  # so that it is not raised again during the cleanup
+                self.notice.is_notified = True  # so that SoftTimeout is not raised again during the cleanup
             pending.discard(threading.get_ident())
             raise SoftTimeout
 
@@ -265,18 +265,18 @@ running: ContextVar[JobContext] = ContextVar("multiq_running_job")
 
 
 class JobTasks(set["asyncio.Task[Any]"]):
-    """One job's asyncio tasks on the event loop that all jobs share. These tasks end with the job."""
+    """One job's asyncio tasks on the event loop that all jobs share. The tasks end with the job."""
 
     is_over = False
     """Whether the job has ended."""
 
 
 job_tasks: ContextVar[JobTasks | None] = ContextVar("multiq_job_tasks", default=None)
-"""The asyncio tasks of the job of this context. None: no job, or one that does not run on an event loop."""
+"""The asyncio tasks of this context's job. None: there is no job, or the job does not run on an event loop."""
 
 
 def current_job() -> JobContext:
-    """The job that runs in this thread or coroutine. Raises ``LookupError`` outside of a job."""
+    """Return the job that runs in this thread or coroutine. Raises ``LookupError`` outside of a job."""
     try:
         return running.get()
     except LookupError:
@@ -284,13 +284,13 @@ def current_job() -> JobContext:
 
 
 def describe(error: BaseException) -> str:
-    """``Kind: message`` of an error, cut short. Works even if the ``str`` of the error fails."""
+    """Return ``Kind: message`` of an error, cut short. Never raises, even if the error's ``str`` does."""
     kind = "an error"
     try:
-        kind = type.__getattribute__(type(error), "__name__")  # past a metaclass of the user's
-        message = "".join(str(error))  # a plain string, also where it is of a subclass
+        kind = type.__getattribute__(type(error), "__name__")  # a metaclass of the user's may override __name__
+        message = "".join(str(error))  # converts an instance of a subclass of str
         return check_reason(f"{kind}: {message}" if message else kind) or kind
-    except BaseException:  # noqa: BLE001 - user code: a broken __str__ must not take the worker along
+    except BaseException:  # noqa: BLE001 - a broken __str__ must not end the worker
         return f"{kind}: (its message could not be made)"
 
 

@@ -1,4 +1,4 @@
-"""Logging: a subscriber to the events, and two formats for the command line. Arguments of jobs are never logged."""
+"""Logs the events, and has two formats for the command line. Arguments of jobs are never logged."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ NEVER_SLOW = float("inf")
 _INDENT = "    "
 _LINE_ENDS = "\n\t"  # JSON writes them as escapes
 _LONGEST_LINE = 8_000  # characters
-_LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whatever it complains of
+_LONGEST_TRACE = 16_000  # characters: the text of an error has no limit
 
 
 def setup_logging(level: str = "info", format: str = "text", *, over_app: bool = False) -> bool:  # noqa: A002
     """Log to standard error, as text or as lines of JSON, unless the program has set up logging itself.
 
-    If the root logger has handlers, its handlers and its level stay, and multiq's records go to these handlers. A level
-    that the program has set for multiq's own logger stays, too; only a *level* from a command line (*over_app*)
-    replaces that level. Returns whether this call has set up the handler and its format.
+    If the root logger has handlers, this changes neither the handlers nor the root logger's level. A level that the
+    program has set for the logger ``multiq`` is only replaced with *over_app*, which means that *level* comes from a
+    command line. Returns whether this call has set up the handler and its format.
     """
     add_job_fields()
     for name, logger in logging.root.manager.loggerDict.items():
@@ -61,10 +61,10 @@ def setup_logging(level: str = "info", format: str = "text", *, over_app: bool =
 
 
 def add_job_fields() -> None:
-    """Add the job to each record that is made in one: ``multiq_task``, ``multiq_job_id``, ``multiq_queue``,
-    ``multiq_attempt``.
+    """Add the running job to each log record.
 
-    Outside of jobs these fields are empty texts, so that any format may name them. A second call does nothing.
+    The fields are ``multiq_task``, ``multiq_job_id``, ``multiq_queue`` and ``multiq_attempt``. Outside of jobs they are
+    empty texts, so that any format may use these fields. A second call does nothing.
     """
     make = logging.getLogRecordFactory()
     if isinstance(make, _RecordFactory):
@@ -73,10 +73,10 @@ def add_job_fields() -> None:
 
 
 def log_events(app: App, *, each_job: bool = False) -> None:
-    """Log an app's events, each kind only if the log's level shows it. A second call for an app does nothing.
+    """Log an app's events. A second call for the same app does nothing.
 
-    A job that is done is logged at the level debug, because a log line costs as much as a short job. *each_job*: log it
-    at the level info.
+    Events below the logger's level get no subscriber. Finished jobs are logged at the level debug, because a log line
+    costs as much as a short job. With *each_job* they are logged at the level info.
     """
     if app.events.logged:
         return
@@ -99,19 +99,18 @@ def log_events(app: App, *, each_job: bool = False) -> None:
 
 
 def slow_after(app: App) -> float:
-    """Seconds beyond which a job is logged as slow; ``NEVER_SLOW`` if no handler would show it."""
+    """Return the seconds after which a job is logged as slow. ``NEVER_SLOW``: slow jobs are not logged."""
     limit = app.settings.log.slow_job
     return limit if limit and _log.isEnabledFor(logging.WARNING) else NEVER_SLOW
 
 
 def log_slow(job: JobContext, seconds: float) -> None:
-    """Log a slow job, whether it succeeded or raised. After a success the runner itself calls this, without an
-    event."""
+    """Log a slow job. After a success the runner calls this itself, without an event."""
     _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
 
 
 def log_summary(worker: str, seconds: float, *, done: int, retried: int, buried: int) -> None:
-    """Log how many jobs a worker process has run in so many seconds."""
+    """Log the number of jobs that a worker process has run in *seconds*."""
     jobs = done + retried + buried
     rate = round(jobs / seconds, 1) if seconds > 0 else None
     counts = {"done": done, "retried": retried, "buried": buried}
@@ -121,7 +120,7 @@ def log_summary(worker: str, seconds: float, *, done: int, retried: int, buried:
 class TextFormatter(logging.Formatter):
     """``2027-01-31 12:00:01.234 info    done      mail.reset [mail] 0190f... attempt 1 in 3 ms``, in local time.
 
-    Records of other loggers begin with the logger's name, and end with the job that they were made in.
+    Records of other loggers begin with the logger's name, and end with the running job.
     """
 
     def __init__(self, *, has_colours: bool = False) -> None:
@@ -139,19 +138,20 @@ class TextFormatter(logging.Formatter):
         job = _job_of(record)
         if job:
             message += f" ({job['task']} [{job['queue']}] {job['job_id']} attempt {job['attempt']})"
-        # an error's text may contain anything, terminal codes too
+        # an error's text may contain terminal codes
         line = f"{clock}.{int(record.msecs):03} {level} {safe(_cut(message))}"
         if record.exc_info:
-            # indented: otherwise a line end in an error's text would begin a line that looks like another record
+            # indented, because the text of an error may contain a line that looks like another record
             trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
             line += "\n" + textwrap.indent(safe(trace, keep="\n"), _INDENT, lambda _: True)
         return line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, an event's fields.
+    """Formats each record as a line with a JSON object.
 
-    Records made in a job have its ``task``, ``queue``, ``job_id`` and ``attempt``.
+    The fields are ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, and the fields of an event.
+    Records that a job makes also have the job's ``task``, ``queue``, ``job_id`` and ``attempt``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -171,7 +171,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _cut(text: str) -> str:
-    """*text*, with its middle left out if it is too long for a line of a log: the name of an argument has no limit."""
+    """Leave out the middle of a text that is too long for a log line. The name of an argument has no limit."""
     if len(text) <= _LONGEST_LINE:
         return text
     half = _LONGEST_LINE // 2
@@ -179,14 +179,14 @@ def _cut(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A field's value as JSON can hold it, and as any terminal can show the line."""
+    """Convert a field's value to a type that JSON has. Escapes characters that a terminal does not print."""
     if value is None or isinstance(value, int | float):
         return value
     return safe(_cut(value if isinstance(value, str) else str(value)), keep=_LINE_ENDS)
 
 
 class _RecordFactory:
-    """Makes records as the program's own factory does, and adds the job that runs here."""
+    """Calls the program's own record factory, and adds the running job to the record."""
 
     def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         self._make = make
@@ -194,8 +194,7 @@ class _RecordFactory:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self._make(*args, **kwargs)
         job = running.get(None)
-        # names with a prefix: logging raises an error if the program's own `extra` has a name that is in the record
-        # already
+        # the names have a prefix, because logging raises an error if the program's own `extra` has the same name
         record.multiq_task = "" if job is None else job.task
         record.multiq_job_id = "" if job is None else job.id
         record.multiq_queue = "" if job is None else job.queue
@@ -204,14 +203,13 @@ class _RecordFactory:
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The job that a record was made in. Empty for the record of an event, which names its job itself."""
+    """Return the job that made the record. Empty for the record of an event, which has the job's fields already."""
     if not getattr(record, "multiq_job_id", "") or hasattr(record, "multiq"):
         return {}
     return {name: getattr(record, f"multiq_{name}") for name in ("task", "queue", "job_id", "attempt")}
 
 
 def _has_colours() -> bool:
-    """Whether standard error is a terminal, and colours are not switched off."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return not is_plain and sys.stderr is not None and sys.stderr.isatty()
 
@@ -229,9 +227,7 @@ class _Line:
 
 
 class _Outages:
-    """Logs the outages of each worker of an app: each one at once, then at growing intervals, and its length at its
-    end.
-    """
+    """Logs the outages of each worker of an app, at growing intervals."""
 
     def __init__(self) -> None:
         self._outages: defaultdict[str, Outage] = defaultdict(Outage)
@@ -264,13 +260,13 @@ def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException |
 
 
 def _of_the_app(error: BaseException) -> TracebackType | None:
-    """The error's traceback without multiq's frames and those before the task's code. At the level debug, all of it."""
+    """Return the traceback of the task's own code, without multiq's frames. At the level debug: the whole traceback."""
     frames: list[TracebackType] = []
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
         if name == "multiq.worker.execution.runner":
-            frames.clear()  # what stands before the task's own code: event loops, middleware's stack
+            frames.clear()  # the frames before the task's code are of event loops and middleware
         elif name.partition(".")[0] not in _OWN:
             frames.append(trace)
         trace = trace.tb_next
@@ -282,7 +278,7 @@ def _of_the_app(error: BaseException) -> TracebackType | None:
     return result
 
 
-_COLOURS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}  # of a terminal: dim, ...
+_COLOURS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}  # codes of terminal colours
 
 _LEVELS: dict[type[Event], int] = {
     ev.JobStarted: logging.DEBUG,

@@ -1,22 +1,22 @@
-"""How often an outage is logged: at once, then at growing intervals, and once more when it is over."""
+"""Decides how often an outage is logged: at once, then at growing intervals."""
 
 from __future__ import annotations
 
 import time
 
-_FIRST_SILENCE = 5.0  # seconds between the first line and the second, doubling...
-_LONGEST_SILENCE = 600.0  # ...up to this
-_MOST_KINDS = 8  # different errors of one outage, each of which is logged at once
+_FIRST_SILENCE = 5.0  # seconds between the first log line and the second; the interval doubles
+_LONGEST_SILENCE = 600.0  # seconds, the longest interval
+_MOST_KINDS = 8  # the number of different errors of one outage that are logged at once
 
 
 class Outage:
-    """The outages of one kind of call in one process, one after another."""
+    """Tracks the outages of one kind of call in one process."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the outage: it is over, or none has begun."""
+        """Forget the outage, because it is over."""
         self.failures = 0
         self._began_at = 0.0
         self._silent_until = 0.0
@@ -25,13 +25,13 @@ class Outage:
 
     @property
     def duration(self) -> float:
-        """Seconds since the first failure; 0.0 without one."""
+        """Seconds since the first failure. 0.0: there was no failure."""
         return time.monotonic() - self._began_at if self.failures else 0.0
 
     def should_log(self, error: str) -> bool:
-        """Note a failure. Returns whether to log it.
+        """Count a failure. Returns whether to log it.
 
-        A failure is logged if it is the first, or of a new kind, or if the interval since the last line is over.
+        The first failure and failures with a new error are logged. Other failures are logged once per interval.
         """
         now = time.monotonic()
         self.failures += 1

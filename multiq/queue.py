@@ -1,4 +1,4 @@
-"""A queue without tasks: any JSON value or raw bytes, in and out."""
+"""Queues of JSON values or bytes, for programs that use no tasks."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from .errors import LeaseLost
 
 _YIELD_EVERY = 0.0005  # seconds between two checks whether the threads that settle are finished
-_INTERRUPT_EVERY = 0.002  # seconds until a thread that waits for jobs is interrupted: most calls end before
+_INTERRUPT_EVERY = 0.002  # seconds between two interrupts of a thread that waits for jobs
 
 
 class Queue:
-    """One named queue of an app's connection. Threads may share it; each thread reserves on a connection of its own."""
+    """A queue of an app. Threads may share it. Each thread reserves on its own connection."""
 
     def __init__(self, app: App, name: str) -> None:
         self.name = check_name(name)
@@ -60,17 +60,17 @@ class Queue:
         connection: Any = None,
         id: str | None = None,  # noqa: A002 - as the job calls it
     ) -> JobHandle:
-        """Add one job: bytes as they are, anything else as JSON.
+        """Add a job. Bytes are stored as they are, and any other body is stored as JSON.
 
         - *delay*: seconds, or a timedelta, before the job may start.
-        - *at*: the point in time, with a time zone, before which the job does not start; instead of *delay*.
+        - *at*: the time, with a time zone, before which the job does not start. Give *at* or *delay*, not both.
         - *priority*: 0 goes first, 4294967295 last. Default: 1024.
         - *ttr*: seconds that a reservation lasts without a touch. Default: 60.
-        - *connection*: your own database connection: the job is written in its transaction, and exists if you commit.
+        - *connection*: your own database connection. The job is written in its transaction, and exists if you commit.
         - *id*: an id of your own, one word of ASCII. While the queue holds a job with this id, nothing is added.
 
-        Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``, ``EnqueueUncertain`` if it
-        is unknown whether the job was added, ``BackendError``.
+        Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported`` and ``BackendError``. Raises
+        ``EnqueueUncertain`` if it is unknown whether the job was added.
         """
         return put_one(
             self._app.backend,
@@ -94,9 +94,9 @@ class Queue:
         connection: Any = None,
         ids: Iterable[str] | None = None,
     ) -> list[JobHandle]:
-        """Add many jobs in one round trip, with the same options. Where the backend can, it adds all or none.
+        """Add many jobs in one round trip, with the same options. A backend with ``atomic_batches`` adds all or none.
 
-        - *bodies*: bytes as they are, anything else as JSON.
+        - *bodies*: bytes are stored as they are, and any other body is stored as JSON.
         - *delay*, *at*, *priority*, *ttr*, *connection*: as for ``enqueue``, for all of the jobs.
         - *ids*: ids of your own, one for each job. Default: multiq makes them.
 
@@ -120,9 +120,9 @@ class Queue:
     # --- consuming ---
 
     def reserve(self, timeout: float = 0) -> Job:
-        """The next due job, waiting up to *timeout* seconds for it. Raises ``QueueEmpty`` if none came.
+        """Return the next due job. Waits up to *timeout* seconds, and then raises ``QueueEmpty``.
 
-        Use the job in a ``with`` statement: leaving the block acks the job, an exception releases the job with a
+        Use the job in a ``with`` statement. Leaving the block acks the job. An exception releases the job with a
         backoff.
         """
         jobs = self.reserve_many(1, timeout)
@@ -131,7 +131,7 @@ class Queue:
         return jobs[0]
 
     def reserve_many(self, limit: int, timeout: float = 0) -> list[Job]:
-        """Up to *limit* due jobs, waiting up to *timeout* seconds for the first; an empty list if none came."""
+        """Return up to *limit* due jobs. Waits up to *timeout* seconds for the first job. The list may be empty."""
         consumer = self._consumer()
         leases = consumer.reserve(check_count(limit, "limit"), check_timeout(timeout))
         return [Job(lease, consumer) for lease in leases]
@@ -139,22 +139,22 @@ class Queue:
     # --- looking and managing ---
 
     def stats(self) -> QueueStats:
-        """Counts of ready, delayed, reserved and buried jobs, and how long the queue is still paused."""
+        """Return the numbers of ready, delayed, reserved and buried jobs, and the seconds until a pause ends."""
         return self._app.backend.stats(self.name)
 
     def peek(self, job_id: str) -> JobInfo:
-        """One job, untouched. Raises ``JobNotFound``."""
+        """Return a job without changing it. Raises ``JobNotFound``."""
         return JobInfo.of(self._app.backend.peek(self.name, check_id(job_id)))
 
     def jobs(self, state: str, *, limit: int = 100, after: str | None = None) -> JobPage:
-        """The jobs in a state, a page at a time: pass a page's ``after`` to get the next one."""
+        """Return a page of the jobs in a state. Pass a page's ``after`` to get the next page."""
         page = self._app.backend.jobs(
             self.name, check_state(state), limit=check_count(limit, "limit"), after=check_cursor(after)
         )
         return JobPage([JobInfo.of(record) for record in page.jobs], page.after)
 
     def delete(self, job_id: str) -> None:
-        """Delete a job that no consumer holds. Raises ``JobReserved`` if it runs, ``JobNotFound`` if it is gone."""
+        """Delete a job. Raises ``JobReserved`` if the job is running, ``JobNotFound`` if the job is gone."""
         self._app.backend.delete(self.name, check_id(job_id))
 
     def reschedule(
@@ -169,15 +169,15 @@ class Queue:
         return JobHandle(backend, self.name, backend.reschedule(self.name, check_id(job_id), seconds))
 
     def kick(self, limit: int = 1) -> int:
-        """Make up to *limit* buried jobs ready, the longest buried first. Returns how many became ready."""
+        """Make up to *limit* buried jobs ready, the longest buried first. Returns the number of these jobs."""
         return self._app.backend.kick(self.name, check_count(limit, "limit"))
 
     def kick_job(self, job_id: str) -> None:
-        """Make one buried or delayed job ready now. Raises ``JobNotFound``, ``JobReserved``."""
+        """Make a buried or delayed job ready now. Raises ``JobNotFound``, ``JobReserved``."""
         self._app.backend.kick_job(self.name, check_id(job_id))
 
     def pause(self, seconds: float) -> None:
-        """Hand out no jobs for *seconds*. Delays and leases run on."""
+        """Let no consumer reserve jobs for *seconds*. Delays and leases run on."""
         self._app.backend.pause(self.name, check_timeout(seconds, "seconds"))
 
     def resume(self) -> None:
@@ -185,11 +185,11 @@ class Queue:
         self._app.backend.resume(self.name)
 
     def purge(self, states: Sequence[str] | str = (State.READY, State.DELAYED, State.BURIED)) -> int:
-        """Delete all jobs in these states, but never a reserved one. Returns how many were deleted."""
+        """Delete all jobs in these states, except reserved jobs. Returns the number of deleted jobs."""
         return self._app.backend.purge(self.name, check_states(states))
 
     def close(self) -> None:
-        """Close the connections of all threads that reserved. The next call opens new ones."""
+        """Close the connections on which threads reserve jobs. The next call opens new connections."""
         for consumer in list(self._consumers):
             consumer.close()
 
@@ -197,7 +197,6 @@ class Queue:
         return f"Queue({self.name!r})"
 
     def _consumer(self) -> SharedConsumer:
-        """The consumer of this thread and process."""
         consumer: SharedConsumer | None = getattr(self._local, "consumer", None)
         if consumer is None or consumer.generation != forks.generation:
             consumer = self._local.consumer = SharedConsumer(self._app.backend, [self.name])
@@ -206,9 +205,9 @@ class Queue:
 
 
 class SharedConsumer:
-    """The consumer of one thread. Any thread may settle its jobs; a lock keeps two threads from using it at a time.
+    """The consumer of one thread. Any thread may settle its jobs, under a lock.
 
-    The consumer closes when neither its thread nor any of its jobs refers to it any more.
+    The consumer closes when neither its thread nor any of its jobs refers to it.
     """
 
     def __init__(self, backend: Backend, queues: Sequence[str]) -> None:
@@ -216,12 +215,12 @@ class SharedConsumer:
         self.backend = backend
         self._consumer = backend.consumer(queues)
         self._lock = threading.Lock()
-        self._settling: set[int] = set()  # threads that want to settle while another one waits for jobs
-        # not at exit: a daemon thread may be in the middle of a call, and the system closes everything anyway
+        self._settling: set[int] = set()  # threads that wait for the lock to settle
+        # not at exit, when a daemon thread may be in the middle of a call
         weakref.finalize(self, self._consumer.close).atexit = False
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        """As ``Consumer.reserve``; other threads may settle while it waits."""
+        """As ``Consumer.reserve``. Other threads may settle while this waits."""
         give_up_at = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -241,11 +240,11 @@ class SharedConsumer:
             self._lock.release()
 
     def close(self) -> None:
-        """Close the connection. The next call opens a new one."""
+        """Close the connection. The next call opens a new connection."""
         self._consumer.close()
 
     def _interrupt_and_lock(self) -> None:
-        """Acquire the lock. A thread that holds it while it waits for jobs is interrupted: the jobs may never come."""
+        """Acquire the lock, and interrupt a thread that holds the lock while it waits for jobs."""
         self._settling.add(threading.get_ident())
         try:
             while not self._lock.acquire(timeout=_INTERRUPT_EVERY):

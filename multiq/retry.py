@@ -1,6 +1,6 @@
-"""Retry or give up: whether a job may start, what happens after it failed, and how long it waits for a retry.
+"""Decides whether a job may start, and what happens after a failure.
 
-A backoff is a function that takes the number of the attempt that failed (1 for the first) and returns seconds.
+A backoff is a function that takes the number of the failed attempt and returns seconds. The first attempt is 1.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Backoff: TypeAlias = Callable[[int], float]
 
 
 def fixed(seconds: float) -> Backoff:
-    """The same wait after each attempt."""
+    """Return a backoff that waits for *seconds* after each attempt."""
     _check(seconds, "fixed")
     return lambda _attempt: seconds
 
 
 def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter: float = 0.5) -> Backoff:
-    """Wait ``first`` seconds after attempt 1, ``base`` times as long after each further attempt, at most ``cap``.
+    """Return a backoff that waits ``first`` seconds after attempt 1.
 
-    A random part of the wait, at most the share ``jitter``, is taken off, so that jobs that failed together are not all
-    retried at once.
+    Each further attempt multiplies the wait by ``base``, up to ``cap`` seconds. The wait is shortened by a random share
+    of at most ``jitter``, so that jobs that failed together are not retried together.
     """
     for name, value in (("base", base), ("cap", cap), ("first", first)):
         _check(value, name)
@@ -52,7 +52,7 @@ def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter:
 
 
 def steps(*seconds: float) -> Backoff:
-    """One number of seconds for each attempt. The last number holds for all later attempts."""
+    """Return a backoff with one wait for each attempt. The last wait applies to all later attempts."""
     if not seconds:
         raise OptionInvalid("a list of backoffs must have at least one number of seconds, got an empty one")
     for value in seconds:
@@ -61,7 +61,7 @@ def steps(*seconds: float) -> Backoff:
 
 
 def to_backoff(value: Backoff | Sequence[float] | float) -> Backoff:
-    """The backoff function of a number, a list of numbers or a function."""
+    """Convert a number, a list of numbers or a function to a backoff."""
     if callable(value):
         return value
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -70,7 +70,7 @@ def to_backoff(value: Backoff | Sequence[float] | float) -> Backoff:
     return fixed(value)  # type: ignore[arg-type]  # checked
 
 
-_HUGE = 1e300  # times any number of seconds, this is still a finite number
+_HUGE = 1e300  # the product with any allowed number of seconds is finite
 
 
 def _check(value: object, name: str) -> None:
@@ -87,7 +87,7 @@ MAX_CRASHES_DEFAULT = 3
 
 
 class ReleaseJob(Exception):
-    """Raised in a task: release this job and try again after *delay*. The run counts as an attempt.
+    """Raise this in a task to release the job. The job is retried after *delay*, and the run counts as an attempt.
 
     *delay*: seconds or a timedelta. None: the task's backoff. An invalid *delay* raises ``OptionInvalid``, and the
     attempt fails as with any other error.
@@ -100,7 +100,7 @@ class ReleaseJob(Exception):
 
 
 class BuryJob(Exception):
-    """Raised in a task: no retry can help, bury this job now."""
+    """Raise this in a task to bury the job now, because no retry can help."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -111,10 +111,10 @@ _N = TypeVar("_N", int, float)
 
 
 class SoftTimeout(TimeoutError):
-    """Raised in a task's own code when its ``timeout`` has passed, so that the task tidies up and ends.
+    """Raised in a task's code when its ``timeout`` has passed. The task may clean up, and should then end.
 
-    If the task does not catch it, the attempt fails as with any error. A task that still runs ``kill_after`` seconds
-    later is ended with its process.
+    If the task does not catch the error, the attempt fails as with any other error. If the task still runs
+    ``kill_after`` seconds later, its process is ended.
     """
 
     def __init__(self, message: str = "the task ran longer than its timeout") -> None:
@@ -122,23 +122,23 @@ class SoftTimeout(TimeoutError):
 
 
 def tighter(one: _N, other: _N) -> _N:
-    """The stricter of two limits. 0: no limit."""
+    """Return the stricter of two limits. 0: no limit."""
     return min(one, other) if one and other else one or other
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """When to stop trying. Each kick raises ``max_attempts`` and ``max_crashes`` of the job by one."""
+    """The limits of retries. Each kick of a job raises its ``max_attempts`` and ``max_crashes`` by one."""
 
     max_attempts: int | None = None
     """0: no limit. None: 5, or no limit where ``retry_for`` is set."""
     max_crashes: int = MAX_CRASHES_DEFAULT
-    """After this many reservations that ended without a verdict, a job is poison: no more attempts. 0: no limit."""
+    """A job with this number of reservations that ended without a verdict does not start again. 0: no limit."""
     retry_for: float | None = None
-    """Seconds after the enqueue. Later than that, a job is not tried again."""
+    """Seconds after the enqueue in which a job is retried. None: no limit."""
     backoff: Backoff = DEFAULT
 
     def bounded(self, other: RetryPolicy) -> RetryPolicy:
-        """A policy with the stricter of both policies' limits, and with this policy's backoff."""
+        """Return a policy with the stricter limits of both policies, and with this policy's backoff."""
         times = [seconds for seconds in (self.retry_for, other.retry_for) if seconds is not None]
         return RetryPolicy(
             max_attempts=tighter(self.attempts(), other.attempts()),
@@ -148,11 +148,11 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         )
 
     def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
-        """Why the job must not be started. None: it may be started.
+        """Return the reason why the job must not start. None: the job may start.
 
-        *counts_given_back*: the store also counts attempts that were given back before the job began, so it is unknown
-        how many attempts began. A job that never began must not be refused, so only crashed attempts count here;
-        ``after_failure`` applies the limit to the store's number.
+        *counts_given_back*: the store also counts attempts that were given back before the job began. Then the number
+        of attempts that began is unknown. A job that never began must not be refused, so only crashed attempts count
+        here. ``after_failure`` applies the limit to the store's number.
         """
         attempt = lease.crashes + 1 if counts_given_back else lease.attempt
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:
@@ -170,11 +170,11 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def after_failure(
         self, lease: Lease, reason: str, delay: float | None = None, *, longest: float | None = None
     ) -> Release | Bury:
-        """What to do after a failed attempt. ``delay`` overrides the backoff; no delay is longer than ``longest``."""
+        """Return the verdict after a failed attempt. ``delay`` overrides the backoff. ``longest`` limits the delay."""
         limit = self.attempts()
         if limit and lease.attempt >= limit + lease.kicks:
             return Bury(lease, check_reason(reason))
-        # a backoff function of the user's may return anything that is a number
+        # a user's backoff function may return any number
         wait = min(
             DELAY_MAX if longest is None else longest,
             max(0.0, float(self.backoff(lease.attempt) if delay is None else delay)),
@@ -184,7 +184,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return Release(lease, wait, reason=check_reason(reason))
 
     def attempts(self) -> int:
-        """How many attempts there may be; 0: no limit."""
+        """Return the largest number of attempts. 0: no limit."""
         if self.max_attempts is not None:
             return self.max_attempts
         return 0 if self.retry_for is not None else MAX_ATTEMPTS_DEFAULT

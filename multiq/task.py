@@ -1,4 +1,4 @@
-"""Tasks: functions whose calls can be enqueued. Arguments are checked against the signature before anything is sent."""
+"""Tasks are functions whose calls can be enqueued. An enqueue checks the arguments against the signature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one job of a task is enqueued. All values are checked; times are in seconds."""
+    """The options of one job of a task. All values are checked. Times are in seconds."""
 
     queue: str
     priority: int = PRIORITY_DEFAULT
@@ -45,7 +45,7 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(Generic[P, R]):
-    """A registered function. Calling it runs the function here; ``enqueue`` makes a job that a worker runs."""
+    """A registered function. Calling the task runs the function here. ``enqueue`` makes a job that a worker runs."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Task(Generic[P, R]):
         on_retry: Callable[[JobContext, BaseException], object] | None = None,
         on_failure: Callable[[JobContext, BaseException], object] | None = None,
     ) -> None:
-        """``App.task`` calls this, and lists the options; here they are checked already.
+        """Construct a task from checked options. ``App.task`` lists the options.
 
         - *options*: the defaults of each job: queue, priority, ttr.
-        - *policy*: from *max_attempts*, *max_crashes*, *retry_for* and *backoff*.
+        - *policy*: made from *max_attempts*, *max_crashes*, *retry_for* and *backoff*.
         """
         self.app = app
         self.function = function
@@ -88,18 +88,22 @@ class Task(Generic[P, R]):
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Add a job that calls the function with these arguments.
 
-        Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` (with the path of the value
-        that is not JSON), ``PayloadTooLarge``, ``EnqueueUncertain`` if it is unknown whether the job was added,
-        ``BackendError``.
+        Errors:
+
+        - ``ArgumentsInvalid``: the function does not take these arguments.
+        - ``PayloadInvalid``: an argument is not JSON. The message has the path of the wrong value.
+        - ``PayloadTooLarge``, ``BackendError``.
+        - ``EnqueueUncertain``: it is unknown whether the job was added.
         """
         return self._send_one(args, kwargs, self.default)
 
     def enqueue_many(
         self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
     ) -> list[JobHandle]:
-        """Enqueue many calls in one round trip: each a tuple of positional arguments or a dict of named ones.
+        """Enqueue many calls in one round trip.
 
-        *ids* are ids of your own, one for each call.
+        Each call is a tuple of positional arguments or a dict of named arguments. *ids* are ids of your own, one for
+        each call.
         """
         return self._send([_call(call) for call in calls], self.default, ids)
 
@@ -132,13 +136,13 @@ class Task(Generic[P, R]):
         - *queue*: the queue.
         - *priority*: 0 goes first, 4294967295 last.
         - *delay*: seconds, or a timedelta, before the job may start.
-        - *at*: the point in time, with a time zone, before which the job does not start; instead of *delay*.
+        - *at*: the time, with a time zone, before which the job does not start. Give *at* or *delay*, not both.
         - *ttr*: seconds that a lease lasts without a touch.
-        - *connection*: the application's own database connection, whose transaction the job joins.
+        - *connection*: your own database connection. The job is written in its transaction, and exists if you commit.
         - *id*: an id of your own, one word of ASCII. While the queue holds a job with this id, nothing is added.
-        - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as for ``App.task``. They may be stricter than the
-          task's values, and looser only if the task was registered with ``loosen=True``.
-        - *headers*: strings by name that travel with the job; ``JobContext.headers`` has them.
+        - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as for ``App.task``. Values looser than the task's are
+          allowed only if the task was registered with ``loosen=True``.
+        - *headers*: strings by name that are stored with the job. ``JobContext.headers`` returns them.
 
         Raises ``OptionInvalid``, ``NameInvalid``.
         """
@@ -177,8 +181,10 @@ class Task(Generic[P, R]):
             ) from exc
 
     def policy_of(self, envelope: Envelope) -> RetryPolicy:
-        """The retry policy of one job. A value in the job's envelope replaces the task's value if it is stricter, or if
-        the task was registered with ``loosen=True``.
+        """Return the retry policy of one job.
+
+        A value in the job's envelope replaces the task's value if it is stricter. If the task was registered with
+        ``loosen=True``, each value in the envelope replaces the task's value.
         """
         if envelope.max_attempts is None and envelope.max_crashes is None and envelope.retry_for is None:
             return self.policy
@@ -192,7 +198,7 @@ class Task(Generic[P, R]):
         return asked if self.loosen else own.bounded(asked)
 
     def timeout_of(self, envelope: Envelope) -> float | None:
-        """How long one job may run, in seconds; 0 or None: no limit."""
+        """Return the seconds that one job may run. 0 or None: no limit."""
         if envelope.timeout is None:
             return self.timeout
         return envelope.timeout if self.loosen else tighter(self.timeout or 0.0, envelope.timeout)
@@ -289,7 +295,7 @@ class TaskCall(Generic[P]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """As ``Task.enqueue``."""
-        return self._task._send_one(args, kwargs, self._options)  # noqa: SLF001 - two halves of one thing
+        return self._task._send_one(args, kwargs, self._options)  # noqa: SLF001 - a class of this module
 
     def enqueue_many(
         self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
@@ -313,12 +319,12 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
-    """Whether a call of *function* must be awaited: a coroutine function, or an object whose ``__call__`` is one."""
+    """Return whether a call must be awaited. True also for an object whose ``__call__`` is a coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
-    """The fewest and the most arguments of a call, if all are positional; an empty range for any other signature."""
+    """Return the fewest and the most arguments, if all may be positional. Else return an empty range."""
     parameters = signature.parameters.values()
     if not all(p.kind in _POSITIONAL for p in parameters):
         return 1, 0

@@ -1,7 +1,7 @@
-"""Timeout notices for threads that are inside a call of multiq: ``SoftTimeout`` is raised when the call returns.
+"""Timeout notices for threads that are inside a call of multiq. ``SoftTimeout`` is raised when the call returns.
 
-Nothing is raised inside a driver, because that would leave a connection in the middle of a request or a reply. Without
-notices, a job that does nothing but enqueue could not be interrupted at all.
+Raising it inside a driver could leave a connection in the middle of a request or a reply. Without notices, a job that
+only enqueues could not be interrupted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 
 
 class Notice:
-    """Whether one run of a job was notified, in any way, that its time is over."""
+    """Tells whether a run of a job was notified, in any way, that its timeout is over."""
 
     __slots__ = ("is_notified",)
 
@@ -18,12 +18,12 @@ class Notice:
         self.is_notified = False
 
 
-#: identities of the threads that have a pending notice; almost always empty, so that the check is cheap
+#: identities of the threads with a pending notice; almost always empty, so that the check is cheap
 pending: set[int] = set()
 
 
 def raise_if_pending() -> None:
-    """Raise ``SoftTimeout`` if this thread has a pending notice. Called where a user's call of multiq ends."""
+    """Raise ``SoftTimeout`` if this thread has a pending notice. Called at the end of a user's call of multiq."""
     if threading.get_ident() in pending:
         from .retry import SoftTimeout
 

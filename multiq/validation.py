@@ -1,7 +1,6 @@
-"""Checks of what callers pass: names, delays, points in time, priorities, ttrs, ids, counts. Each rule is checked once.
+"""Checks callers' arguments: names, delays, points in time, priorities, ttrs, ids, counts.
 
-The rule for names of queues and tasks is strict enough for all stores: no name needs escaping in a beanstalkd command,
-a Redis hash tag, an SQL value, a URL or a shell.
+Names of queues and tasks need no escaping in a beanstalkd command, a Redis hash tag, an SQL value, a URL or a shell.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ID_MAX = 200  # characters; a UUID has 36, and MySQL's column has room for 254 
 NAME_RULE = "1 to 128 letters, digits, '_', '.' or '-' (ASCII), beginning with a letter, digit or '_'"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
-_known: set[str] = set()  # names seen to be good: the check is on the path of every enqueue
+_known: set[str] = set()  # legal names, cached because every enqueue checks a name
 _KNOWN_AT_MOST = 10_000
 
 
@@ -45,7 +44,7 @@ def check_name(name: object, kind: str = "queue") -> str:
 
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
-    """Seconds from now: *delay* itself, or the time until *at*, a datetime with a zone. For an *at* in the past: 0."""
+    """Return *delay* in seconds, or the seconds until *at*, a datetime with a time zone. For an *at* in the past: 0."""
     if at is not None:
         if delay is not None:
             raise OptionInvalid("delay and at must not both be given: a job has one due time")
@@ -59,7 +58,7 @@ def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = Non
 
 
 def check_priority(priority: int) -> int:
-    """A whole number from 0 (first) to 2**32 - 1 (last)."""
+    """Return *priority*, a whole number from 0 (first) to 2**32 - 1 (last), else raise ``OptionInvalid``."""
     number = priority if type(priority) is int else _whole(priority)
     if number is None or not 0 <= number <= PRIORITY_MAX:
         raise OptionInvalid(
@@ -69,7 +68,7 @@ def check_priority(priority: int) -> int:
 
 
 def check_ttr(ttr: float) -> float:
-    """Seconds that a reservation lasts without a touch, 1 or more."""
+    """Return *ttr*, a number of seconds of at least 1, else raise ``OptionInvalid``."""
     seconds = _number(ttr, "ttr")
     if not TTR_MIN <= seconds <= DELAY_MAX:
         raise OptionInvalid(f"ttr must be {TTR_MIN:g} second or more, got {shown(ttr)}")
@@ -77,7 +76,7 @@ def check_ttr(ttr: float) -> float:
 
 
 def check_timeout(timeout: float, name: str = "timeout") -> float:
-    """Seconds to wait, 0 or more."""
+    """Return *timeout*, a number of seconds of at least 0, else raise ``OptionInvalid``."""
     seconds = _number(timeout, name)
     if not 0 <= seconds <= DELAY_MAX:
         raise OptionInvalid(f"{name} must be 0 seconds or more, got {shown(timeout)}")
@@ -85,7 +84,7 @@ def check_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def check_count(count: int, name: str, *, least: int = 1) -> int:
-    """A whole number from *least* to the largest that every store takes."""
+    """Return *count*, a whole number from *least* to ``COUNT_MAX``, else raise ``OptionInvalid``."""
     number = _whole(count)
     if number is None or not least <= number <= COUNT_MAX:
         raise OptionInvalid(f"{name} must be a whole number from {least} to {COUNT_MAX}, got {shown(count)}")
@@ -93,16 +92,14 @@ def check_count(count: int, name: str, *, least: int = 1) -> int:
 
 
 def check_id(job_id: str) -> str:
-    """The id of a job that exists or existed: opaque text that every store accepts in a lookup."""
+    """Return the id of an existing or former job. Raises ``OptionInvalid`` if a store could not look up the text."""
     if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
         raise OptionInvalid(f"a job's id must be the text that enqueue returned (handle.id), got {shown(job_id)}")
     return job_id
 
 
 def check_new_id(job_id: str, name: str = "id") -> str:
-    """The id that a caller chose for a new job: text that a person can read. Each store that takes such ids keeps them
-    unchanged.
-    """
+    """Return the id that a caller chose for a new job: one word of printable ASCII. Else raise ``OptionInvalid``."""
     if not isinstance(job_id, str):
         raise OptionInvalid(
             f"{name}={shown(job_id)} must be text, got {type(job_id).__name__}: pass str(...) of it, or leave it out, "
@@ -117,7 +114,7 @@ def check_new_id(job_id: str, name: str = "id") -> str:
 
 
 def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
-    """One id for each of *count* jobs, no two alike."""
+    """Return the ids for *count* new jobs. Raises ``OptionInvalid`` if two ids are equal."""
     if isinstance(ids, str | bytes):
         raise OptionInvalid(f"ids must be a list with one id for each job, got {shown(ids)}")
     checked = [check_new_id(job_id, f"ids[{at}]") for at, job_id in enumerate(ids)]
@@ -130,7 +127,7 @@ def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
 
 
 def check_cursor(after: str | None) -> str | None:
-    """The cursor at which a listing goes on: the ``after`` of the previous page."""
+    """Return the cursor of a listing, which is the ``after`` of the previous page."""
     if after is not None and not isinstance(after, str):
         raise OptionInvalid(
             f"after must be the cursor that the previous page returned as its after, got {shown(after)}"
@@ -139,7 +136,7 @@ def check_cursor(after: str | None) -> str | None:
 
 
 def check_reason(reason: str | None) -> str | None:
-    """The text that the store keeps with a released or buried job, cut to ``REASON_MAX`` characters."""
+    """Cut the reason that a store keeps with a job to ``REASON_MAX`` characters."""
     if reason is None:
         return None
     # a broken exception text may have an unpaired surrogate, which UTF-8 cannot encode
@@ -164,7 +161,7 @@ def _number(value: Any, name: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             seconds = float(value)
-        except OverflowError:  # an int beyond all floats
+        except OverflowError:  # the int is larger than every float
             seconds = math.inf
         if math.isfinite(seconds):
             return seconds
@@ -172,5 +169,5 @@ def _number(value: Any, name: str) -> float:
 
 
 def _whole(value: Any) -> int | None:
-    """*value* as a plain int, also from an IntEnum; None if it is not a whole number."""
+    """Return *value* as a plain int, also from an IntEnum. None: *value* is not a whole number."""
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,10 +1,10 @@
 """The interface between multiq and a driver. To write a driver, you need only this package.
 
-A driver gets and returns bytes, seconds and ids. It is responsible for every atomic state change, for its keys or
-tables, its waiting, its connections and its clock. It knows nothing of tasks, JSON, retries or events. multiq's core
-checks names, ranges and types before it calls a driver, so a driver need not check them again.
+A driver gets and returns bytes, seconds and ids. It makes atomic state changes, and has its own keys or tables,
+connections and clock. It does not use tasks, JSON, retries or events. multiq's core checks names, ranges and types
+before it calls a driver, so a driver need not check them again.
 
-The states of a job, and the verbs that move it::
+The states of a job, and the operations that change the state::
 
             enqueue(delay>0)              release(delay>0)
    --------------------------> DELAYED <------------------.
@@ -16,15 +16,16 @@ The states of a job, and the verbs that move it::
 
 Where to read on:
 
-- ``docs/contract.md``: what each verb promises, paragraph by paragraph;
+- ``docs/contract.md``: the guarantees of each operation;
 - ``multiq.conformance``: tests whether a driver keeps the contract;
-- ``multiq.backend.memory``: the contract as a program;
+- ``multiq.backend.memory``: the reference implementation;
 - ``docs/writing-a-driver.md``: the guide.
 
-Errors: a driver raises only ``multiq.errors`` (from the client library's exception). It raises ``BackendUnavailable``
-if another attempt may succeed, and ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must
-be safe to repeat after such an error. An enqueue is, because the caller chooses the ids of jobs. For ``reserve`` the
-driver chooses a fresh token for each call: by this token it finds out, after a lost reply, what the call has reserved.
+A driver raises only errors of ``multiq.errors``, from the client library's exception. It raises ``BackendUnavailable``
+if another attempt may succeed, and ``EnqueueUncertain`` for an enqueue that may have been carried out. Each operation
+must be safe to repeat after such an error. An enqueue is safe to repeat, because the caller chooses the ids of jobs.
+For ``reserve`` the driver makes a new token for each call. After a lost reply, the driver finds the reserved jobs by
+this token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a driver implements: a ``Backend``, the optional parts that its store makes possible, and a ``Consumer``.
+"""The base classes of a driver: ``Backend``, its optional parts, and ``Consumer``.
 
-A driver inherits from ``Backend`` if its store can do the minimum only, or from those of ``OPTIONAL_PARTS`` that it
-implements: ``class AcmeBackend(Inspection, Pausing)``. Each part belongs to a power, which is a field of
-``Capabilities`` that says what a backend can do. Declare such a power if, and only if, the driver implements its part.
+A driver inherits from the ``OPTIONAL_PARTS`` that it implements: ``class AcmeBackend(Inspection, Pausing)``. A driver
+without optional parts inherits from ``Backend``. Each optional part belongs to a capability, which is a field of
+``Capabilities``. A driver declares the capability if, and only if, it implements the part.
 """
 
 # ruff: noqa: ARG002 - the methods of optional parts raise Unsupported, whatever their arguments are
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """The jobs of one connection. Thread-safe, fork-safe, cheap to construct; connects at the first call.
+    """A connection to a store of jobs. Thread-safe, fork-safe and cheap to construct. Connects at the first call.
 
-    The abstract methods are the minimum. The methods of the optional parts are here, too: they raise ``Unsupported``
-    unless the driver implements them, so callers need not check a backend's class.
+    Every driver implements the abstract methods. The methods of an optional part raise ``Unsupported`` unless the
+    driver implements that part.
     """
 
     declared: ClassVar[Capabilities]
-    """What this driver can do, known without a server and without importing a client library."""
+    """The capabilities of this driver. Reading them needs no server and no client library."""
 
     options: ClassVar[Mapping[str, Option]] = {}
-    """The options that this driver's URLs take in their query string."""
+    """The options in the query string of this driver's URLs."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -52,19 +52,19 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def from_url(cls, url: BackendUrl) -> Self:
-        """Construct from a parsed URL whose options were checked against ``options``. Does no I/O.
+        """Construct a backend from a parsed URL. The caller has checked its options against ``options``. Does no I/O.
 
-        Some drivers make a file or tables at the first call. If ``url.create`` is False, such a driver makes none, and
-        its calls raise ``BackendError`` if the file or the tables are missing.
+        Some drivers create a file or tables at the first call. If ``url.create`` is False, such a driver creates
+        nothing. Then its calls raise ``BackendError`` if the file or the tables are missing.
         """
 
     @property
     def capabilities(self) -> Capabilities:
-        """The same as ``declared``, corrected where the live server reports something else."""
+        """The ``declared`` capabilities, corrected by what the server reports."""
         return self.declared
 
     def unsupported(self, power: str) -> Unsupported:
-        """The error to raise for a power that this backend lacks."""
+        """Return the error to raise for a capability that this backend lacks."""
         from .registry import backends_with
 
         gap = self.capabilities.claim(power)
@@ -72,7 +72,7 @@ class Backend(ABC):
         return Unsupported(power, self.declared.backend, reason, backends_with(power))
 
     def check_terms(self, *, priority: int | None = None, delay: float = 0.0) -> None:
-        """Refuse a priority or delay that this backend cannot honour. The core calls this before it calls the driver.
+        """Check that the backend supports this priority and delay. The core calls this before it calls the driver.
 
         Raises ``Unsupported`` for a priority other than the default if the backend lacks ``priorities``, and
         ``OptionInvalid`` for a delay beyond ``longest_delay``.
@@ -89,7 +89,7 @@ class Backend(ABC):
             )
 
     def shortened(self, delay: float) -> float:
-        """*delay*, but at most ``longest_delay``; for delays that the core chooses, such as a retry's backoff."""
+        """Return *delay*, limited to ``longest_delay``. For delays that the core chooses, such as a retry's backoff."""
         longest = self.declared.longest_delay
         return delay if longest is None or delay <= longest else longest
 
@@ -99,14 +99,14 @@ class Backend(ABC):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         """Add jobs, in their order, in one round trip. Returns their ids, in the same order.
 
-        A job whose id the queue already holds is left as it is, and its id is returned: repeating a call whose
-        reply was lost adds nothing. With ``atomic_batches`` a batch of up to 1,000 jobs and 8 MB is all or nothing.
+        If the queue already has a job with the same id, that job is not changed, and its id is returned. So a call may
+        be repeated after a lost reply. With ``atomic_batches`` a batch of up to 1,000 jobs and 8 MB is all or nothing.
 
-        With ``connection`` the jobs are written inside the caller's open transaction on that connection. They exist if,
-        and only if, the caller commits. The driver neither commits nor rolls back.
+        With ``connection`` the jobs are written inside the caller's open transaction on that connection. The jobs exist
+        if, and only if, the caller commits. The driver neither commits nor rolls back.
 
-        Raises ``EnqueueUncertain``, from the error of the connection, for jobs that were sent and not answered. After
-        any other error no job of the call is stored, except those that ``EnqueuePartial`` names. The other errors are:
+        Raises ``EnqueueUncertain`` for jobs that were sent without a reply, from the error of the connection. After any
+        other error no job of the call is stored, except the jobs in ``EnqueuePartial``. The other errors are:
 
         - ``PayloadTooLarge``, before any job is sent;
         - ``Unsupported`` for a ``connection``, if the backend lacks ``transactional_enqueue``;
@@ -117,16 +117,16 @@ class Backend(ABC):
 
     @abstractmethod
     def consumer(self, queues: Sequence[str]) -> Consumer:
-        """A consumer that reserves from these queues, earlier ones first. Does no I/O."""
+        """Return a consumer of these queues. It reserves from earlier queues first. Does no I/O."""
 
     # --- looking and managing, from outside ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
-        """One job, untouched. Raises ``JobNotFound``."""
+        """Return a job without changing it. Raises ``JobNotFound``."""
         raise self.unsupported("inspection")
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        """The queue's jobs in a state, untouched, a page at a time.
+        """Return a page of the queue's jobs in a state, without changing them.
 
         The order depends on the state:
 
@@ -135,63 +135,62 @@ class Backend(ABC):
         - reserved: by the lease's end;
         - buried: the order in which the jobs would be kicked.
 
-        Pages are not a snapshot. A job that changes its state or its place between two calls may be seen twice or not
-        at all; a job that stays where it is is seen exactly once.
+        Pages are not a snapshot. A job that changes its state or position between two calls may be seen twice or not
+        at all. Any other job is seen exactly once.
 
         A backend without ``lists_jobs`` shows only some jobs. It raises ``Unsupported`` for a page after these jobs,
-        and for a state of which it can show no job. Raises ``OptionInvalid`` for a state in which no job is stored
-        (``multiq.backend.check_state``).
+        and for a state whose jobs it cannot show. Raises ``OptionInvalid`` for a state that ``check_state`` refuses.
         """
         raise self.unsupported("inspection")
 
     def delete(self, queue: str, job_id: str) -> None:
-        """Delete a job that is not reserved: it never starts. Raises ``JobNotFound``, ``JobReserved``."""
+        """Delete a job that is not reserved. Raises ``JobNotFound``, ``JobReserved``."""
         raise self.unsupported("management")
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         """Make a job due in ``delay`` seconds, as if it were enqueued now. The job must not be reserved.
 
-        The job's attempts, crashes, kicks, age and place start over. Consumers that sleep notice if the new time is
-        earlier. Returns the id that the job has from now on. Raises ``JobNotFound``, ``JobReserved``.
+        The job's attempts, crashes, kicks, age and position start over. Sleeping consumers are woken if the new time is
+        earlier. Returns the job's new id, which may be the same. Raises ``JobNotFound``, ``JobReserved``.
         """
         raise self.unsupported("management")
 
     @abstractmethod
     def kick(self, queue: str, limit: int) -> int:
-        """Make up to ``limit`` buried jobs ready, the longest buried first. Returns how many."""
+        """Make up to ``limit`` buried jobs ready, the longest buried first. Returns the number of these jobs."""
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        """Make a buried or delayed job ready now; a ready job stays ready. Raises ``JobNotFound``, ``JobReserved``."""
+        """Make a buried or delayed job ready now. A ready job stays ready. Raises ``JobNotFound``, ``JobReserved``."""
         raise self.unsupported("management")
 
     @abstractmethod
     def queues(self) -> list[str]:
-        """The names, sorted, of all queues that hold a job or are paused."""
+        """Return the sorted names of all queues that have a job or are paused."""
 
     @abstractmethod
     def stats(self, queue: str) -> QueueStats:
-        """The queue's counts now. All counts of a queue that was never used are zero."""
+        """Return the numbers of the queue's jobs. All numbers of an unknown queue are zero."""
 
     def pause(self, queue: str, seconds: float) -> None:
-        """No new reservations for *seconds*; delays and leases run on. A second pause replaces the first."""
+        """Reserve no jobs for *seconds*. Delays and leases run on. A second pause replaces the first."""
         raise self.unsupported("pausing")
 
     def resume(self, queue: str) -> None:
-        """End a pause now; consumers that wait notice."""
+        """End a pause now, and wake waiting consumers."""
         raise self.unsupported("pausing")
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
-        """Delete all jobs in these states (never reserved ones). Returns how many.
+        """Delete all jobs in these states, except reserved jobs. Returns the number of deleted jobs.
 
         Raises ``OptionInvalid`` as ``jobs`` does.
         """
         raise self.unsupported("purging")
 
     def doctor(self) -> list[Finding]:
-        """Check that the server, or file, is fit for jobs as it is configured now. Changes nothing.
+        """Check whether the server or file is suitable for jobs. Changes nothing.
 
-        This default checks only what any backend can report; a driver that overrides it checks its server's settings.
-        Raises ``BackendError``.
+        This default lists the queues and reports missing capabilities. A driver may override it to check its server's
+        settings. Raises ``BackendError``.
         """
         start = time.monotonic()
         self.queues()
@@ -204,15 +203,15 @@ class Backend(ABC):
         return findings
 
     def schema(self) -> Schema:
-        """The store's tables. Raises ``Unsupported`` if there are none, or if the driver creates the tables itself."""
+        """Return the store's tables. Raises ``Unsupported`` if there are none, or if the driver creates them itself."""
         raise self.unsupported("schema")
 
     @abstractmethod
     def close(self) -> None:
-        """Drop this object's connections; they open again when they are needed.
+        """Close this object's connections. Later calls open new connections.
 
-        This does not close the backend's consumers. Consumers keep their leases, unless a lease of this backend ends
-        with a connection. A consumer that waits goes on waiting, or raises ``BackendUnavailable``.
+        This does not close the backend's consumers. Their leases go on, unless the backend ends leases with the
+        connection. A waiting consumer goes on waiting, or raises ``BackendUnavailable``.
         """
 
     def __enter__(self) -> Self:
@@ -226,7 +225,7 @@ class Backend(ABC):
 
 
 class Inspection(Backend):
-    """A backend that shows jobs: the power ``inspection``."""
+    """A backend that shows jobs. The capability is ``inspection``."""
 
     @abstractmethod
     def peek(self, queue: str, job_id: str) -> JobRecord:
@@ -238,7 +237,7 @@ class Inspection(Backend):
 
 
 class Management(Backend):
-    """A backend that reaches single jobs by their ids: the power ``management``."""
+    """A backend that reaches single jobs by their ids. The capability is ``management``."""
 
     @abstractmethod
     def delete(self, queue: str, job_id: str) -> None:
@@ -254,7 +253,7 @@ class Management(Backend):
 
 
 class Pausing(Backend):
-    """A backend that pauses queues: the power ``pausing``."""
+    """A backend that pauses queues. The capability is ``pausing``."""
 
     @abstractmethod
     def pause(self, queue: str, seconds: float) -> None:
@@ -266,7 +265,7 @@ class Pausing(Backend):
 
 
 class Purging(Backend):
-    """A backend that empties queues: the power ``purging``."""
+    """A backend that empties queues. The capability is ``purging``."""
 
     @abstractmethod
     def purge(self, queue: str, states: Sequence[State]) -> int:
@@ -274,7 +273,7 @@ class Purging(Backend):
 
 
 class Migrations(Backend):
-    """A backend with tables that an operator creates and migrates: the power ``schema``."""
+    """A backend with tables that an operator creates and migrates. The capability is ``schema``."""
 
     @abstractmethod
     def schema(self) -> Schema:
@@ -282,14 +281,14 @@ class Migrations(Backend):
 
 
 class Diagnosis(Backend):
-    """A backend that checks its server's settings: the power ``diagnosis``."""
+    """A backend that checks its server's settings. The capability is ``diagnosis``."""
 
     @abstractmethod
     def doctor(self) -> list[Finding]:
         """See ``Backend.doctor``."""
 
 
-#: power -> the optional part that belongs to it: a base class with the methods that a driver of this power implements
+#: capability -> its optional part, a base class with the methods that a driver implements
 OPTIONAL_PARTS: dict[str, type] = {
     "inspection": Inspection,
     "management": Management,
@@ -301,12 +300,12 @@ OPTIONAL_PARTS: dict[str, type] = {
 
 
 def methods_of(power: str) -> list[str]:
-    """The methods of the optional part that belongs to *power*."""
+    """Return the names of the methods of a capability's optional part."""
     return sorted(name for name, value in vars(OPTIONAL_PARTS[power]).items() if hasattr(value, "__isabstractmethod__"))
 
 
 def _check_parts(driver: type[Backend]) -> None:
-    """Raise ``DriverInvalid`` if the powers that a driver declares contradict the parts that it implements."""
+    """Raise ``DriverInvalid`` if a driver's declared capabilities contradict the parts that it implements."""
     for power, part in OPTIONAL_PARTS.items():
         if driver.declared.claim(power):
             missing = [name for name in methods_of(power) if getattr(driver, name) is getattr(Backend, name)]
@@ -326,19 +325,19 @@ def _check_parts(driver: type[Backend]) -> None:
 
 
 class Consumer(ABC):
-    """One thread's connection: reserves jobs and settles what it reserved."""
+    """One thread's connection, which reserves and settles jobs."""
 
     queues: tuple[str, ...]
 
     asked_at: float = 0.0
-    """A moment before the last call's jobs were reserved, close to it; ``time.monotonic()``. 0.0: unknown.
+    """The ``time.monotonic()`` shortly before the last call reserved its jobs. 0.0: unknown.
 
-    Their leases last at least until a ttr after it. The time at which the call returned gives no such bound, because
-    the process may have been stopped between the server's answer and the return.
+    The leases of these jobs last at least until ``asked_at`` plus the ttr. The time of the call's return would be too
+    late, because the process may have been stopped between the server's reply and the return.
     """
 
     def in_order(self, queues: Sequence[str]) -> tuple[str, ...]:
-        """Return *queues* if they are this consumer's own queues, in any order; else raise ``OptionInvalid``."""
+        """Return *queues*. Raises ``OptionInvalid`` if they are not this consumer's queues in any order."""
         if sorted(queues) != sorted(self.queues):
             raise OptionInvalid(
                 f"queues must be {list(self.queues)!r} in another order, got {list(queues)!r}: for other queues make "
@@ -350,34 +349,34 @@ class Consumer(ABC):
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         """Reserve up to ``limit`` ready jobs, each under a lease.
 
-        Waits up to ``timeout`` seconds for the first job, and never waits for more jobs.
+        Waits up to ``timeout`` seconds for the first job, and does not wait for more jobs.
 
-        Order: strictly from earlier queues first; within a queue by the lowest priority number, then by age, the job
-        that was enqueued first. A job that was released or became due, or whose lease ended, keeps its age. By the
-        server's clock, no job is reserved early. When a lease ends, its job becomes ready again; while a consumer
+        Jobs of earlier queues come first. Within a queue the lowest priority number comes first. Among equal priorities
+        the job that was enqueued first comes first, even if it was released or delayed, or its lease ended. By the
+        server's clock, no job is reserved early. When a lease ends, its job becomes ready again. While a consumer
         waits, this happens at most a second late.
 
-        *queues*: this consumer's queues in another order, for this call only; None: the consumer's own order.
+        *queues*: this consumer's queues in another order, for this call only. None: the consumer's own order.
         ``in_order`` checks them, and raises ``OptionInvalid``. A worker may give another order with every call, so a
         new order must not cost a request to the server.
         """
 
     @abstractmethod
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        """Carry out many verdicts in one round trip. Returns for each verdict None, or the error that refuses it.
+        """Carry out many verdicts in one round trip. Returns None or the error for each verdict.
 
-        From the moment that a lease has ended, a verdict on it is refused, even if no other consumer has the job.
+        A verdict is refused as soon as its lease has ended, even if no other consumer has the job.
         """
 
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle these verdicts, then reserve: one round trip where the store can do both.
+        """Settle these verdicts, then reserve jobs. A driver may do both in one round trip.
 
         *queues* is as in ``reserve``.
 
-        Raises an error only if nothing was settled. If the backend fails after it has settled the verdicts, this
-        returns the answers without a lease, and the next call raises the error.
+        Raises an error only if no verdict was settled. If the backend fails after settling the verdicts, this returns
+        the answers and no lease. The next call then raises the error.
         """
         lost = self.settle(verdicts) if verdicts else []
         try:
@@ -391,11 +390,11 @@ class Consumer(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Make the ``reserve`` that waits now return at once; if none waits, the next one. Any thread may call this."""
+        """Make the waiting ``reserve`` return at once. If none waits, the next one returns at once. Thread-safe."""
 
     @abstractmethod
     def close(self) -> None:
-        """Drop the connection. A job that is still reserved stays reserved until its lease ends."""
+        """Close the connection. A reserved job stays reserved until its lease ends."""
 
     def __enter__(self) -> Self:
         return self

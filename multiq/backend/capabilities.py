@@ -1,8 +1,7 @@
-"""What a backend can do beyond the minimum of the contract, as data.
+"""The optional capabilities of a backend.
 
-Each backend has one record of its powers. The conformance suite, ``multiq backends``, the table in ``docs/backends.md``
-and the text of ``Unsupported`` all follow from the record, so they cannot disagree. A power that a backend lacks is not
-``False``, but a ``Gap`` that says what kind of gap it is, and why.
+Each backend has one record of its capabilities. The conformance suite, ``multiq backends``, the table in
+``docs/backends.md`` and the text of ``Unsupported`` use this record. The value of a missing capability is a ``Gap``.
 """
 
 from __future__ import annotations
@@ -18,10 +17,11 @@ GapKind: TypeAlias = Literal["not done", "cannot today", "never"]
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A power that is missing, and why. Falsy, so that ``if capabilities.give_back:`` works.
+    """The kind of a missing capability, and the reason. Falsy, so that ``if capabilities.give_back:`` works.
 
-    ``not done``: multiq has not built it yet. ``cannot today``: the store cannot, in the versions there are.
-    ``never``: it contradicts what the store is.
+    - ``not done``: multiq does not implement the capability yet.
+    - ``cannot today``: no current version of the store can implement it.
+    - ``never``: it contradicts the nature of the store.
     """
 
     kind: GapKind
@@ -35,7 +35,7 @@ Claim: TypeAlias = Literal[True] | Gap
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """One backend's record. The note beside each power is its definition; each power has conformance tests."""
+    """A backend's capabilities. The annotation of each field defines it. Each capability has conformance tests."""
 
     backend: str
 
@@ -50,7 +50,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
         float | None, "the longest delay in seconds; a longer one is refused; None: a century, as everywhere in multiq"
     ] = None
 
-    # --- powers ---
+    # --- capabilities ---
     client_ids: Annotated[Claim, "takes the caller's id, so that repeating an enqueue makes no second job"]
     atomic_batches: Annotated[Claim, "a batch is enqueued whole or not at all"]
     waits_in_server: Annotated[Claim, "an idle consumer sleeps in the server and costs it nothing"]
@@ -86,12 +86,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     )
 
     def claim(self, power: str) -> Claim:
-        """What the backend claims of the power of this name: True if it has the power, else the ``Gap``."""
+        """Return True if the backend has this capability, else the ``Gap``."""
         value: Claim = getattr(self, power)
         return value
 
     def gaps(self) -> Iterator[tuple[str, Gap]]:
-        """The powers that the backend lacks, each with its ``Gap``."""
+        """Yield the name and the ``Gap`` of each missing capability."""
         for power in POWERS:
             claim = self.claim(power)
             if isinstance(claim, Gap):
@@ -103,7 +103,7 @@ def _definitions() -> dict[str, str]:
     return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
 
 
-#: name of each power or measure -> the sentence that defines it
+#: name of each capability or measure -> its definition
 DEFINITIONS: dict[str, str] = _definitions()
 MEASURES: tuple[str, ...] = ("delay_resolution", "min_ttr", "poll_interval", "max_body", "longest_delay")
 POWERS: tuple[str, ...] = tuple(name for name in DEFINITIONS if name not in MEASURES)

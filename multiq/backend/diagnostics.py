@@ -1,4 +1,4 @@
-"""What ``multiq doctor`` and ``multiq schema`` get from a driver: findings about a server, the state of its tables."""
+"""The results of ``multiq doctor`` and ``multiq schema``: findings about a server, and the state of its tables."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that ``doctor`` has checked, and whether it suits jobs.
+    """The result of one check of ``doctor``.
 
     The levels:
 
     - ``ok``;
-    - ``warn``: jobs work, with a weakness that the operator should know of;
+    - ``warn``: jobs work, with a weakness;
     - ``bad``: jobs will be lost or stuck;
-    - ``unknown``: ``doctor`` could not find it out, so nothing is promised.
+    - ``unknown``: the check was not possible.
     """
 
     level: Literal["ok", "warn", "bad", "unknown"]
     what: str
-    """What was looked at, as the server's manual calls it: ``maxmemory-policy``."""
+    """The checked setting by its name in the server's manual, such as ``maxmemory-policy``."""
     why: str
-    """What was found, and what follows from it."""
+    """The result of the check, and its consequence."""
     advice: str = ""
-    """What to do about it."""
+    """What the operator should do."""
 
 
 class SchemaState(msgspec.Struct, frozen=True):
-    """How the version of a store's tables compares with the one that this multiq needs."""
+    """The version of a store's tables, compared with the version that multiq needs."""
 
     state: Literal["ready", "missing", "older", "newer"]
-    """``ready``: usable by this multiq, also if newer and declared compatible. ``newer``: unusable by this multiq."""
+    """``ready``: usable, also if the tables are newer and declared compatible. ``newer``: unusable."""
     found: int
-    """The version of the tables; 0: there are none."""
+    """The version of the tables. 0: there are no tables."""
     needed: int
-    """The version that this multiq makes."""
+    """The version that this version of multiq creates."""
 
 
 class Schema(ABC):
-    """A store's tables that change only by numbered migrations, which a person runs with ``multiq schema``."""
+    """A store's tables. An operator migrates them with ``multiq schema``."""
 
     @abstractmethod
     def check(self) -> SchemaState:
-        """Read the state of the tables, and change nothing. Raises ``BackendError``."""
+        """Return the state of the tables. Changes nothing. Raises ``BackendError``."""
 
     @abstractmethod
     def up(self) -> list[str]:
-        """Run the missing migrations, and return their names. Safe while workers run, and from two processes at once.
+        """Run the missing migrations, and return their names. Safe while workers run, and in two processes at once.
 
-        Raises ``BackendError``; ``SchemaNotReady`` if this user of the database may not change the tables.
+        Raises ``BackendError``. Raises ``SchemaNotReady`` if the database user may not change the tables.
         """
 
     @abstractmethod
     def sql(self, since: int = 0) -> str:
-        """An SQL script with the migrations that ``up`` would run on tables of version *since*. Needs no server."""
+        """Return an SQL script with the migrations after version *since*. Needs no server."""

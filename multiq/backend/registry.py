@@ -1,4 +1,4 @@
-"""Drivers, found by the entry-point group ``multiq.backends``. A driver is not imported before it is asked for."""
+"""Finds drivers by the entry-point group ``multiq.backends``. A driver is imported at its first use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 GROUP = "multiq.backends"
 
-#: scheme of URLs -> name of the driver, where the two differ
+#: URL scheme -> name of the driver, if the names differ
 ALIASES = {"rediss": "redis"}
 
 
 def open_backend(url: str, *, create: bool = True) -> Backend:
-    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``.
+    """Construct the backend of a URL, without connecting. Raises ``UrlInvalid``, ``BackendNotInstalled``.
 
-    With ``create=False`` the backend creates no missing file and no missing tables: its calls raise ``BackendError``.
-    That is for commands that only read: if the path is wrong, "no jobs" would be the wrong answer.
+    ``create=False`` is for commands that only read. The backend then creates no file and no tables. Its calls raise
+    ``BackendError`` if these are missing, for example because the path is wrong.
     """
     scheme = split(url).scheme
     name = scheme.partition("+")[0]
@@ -32,10 +32,10 @@ def open_backend(url: str, *, create: bool = True) -> Backend:
 
 
 def load_driver(name: str) -> type[Backend]:
-    """The driver's class.
+    """Return the driver's class.
 
-    Raises ``BackendNotInstalled``, whose message lists the installed backends, or says what could not be imported.
-    Raises ``DriverInvalid`` for a class that is not a driver, or whose powers contradict its methods.
+    Raises ``BackendNotInstalled`` if the driver is missing or cannot be imported. Raises ``DriverInvalid`` if the class
+    is not a driver, or if its capabilities contradict its methods.
     """
     driver = load(GROUP, name)
     if not isinstance(getattr(driver, "declared", None), Capabilities):
@@ -47,7 +47,7 @@ def load_driver(name: str) -> type[Backend]:
 
 
 def load(group: str, name: str) -> Any:
-    """The object that the backend *name* registers in the entry-point *group*. Raises what ``load_driver`` raises."""
+    """Return the object that *name* registers in an entry-point group. Raises the errors of ``load_driver``."""
     from stevedore.exception import MultipleMatches
     from stevedore.extension import error_on_conflict
     from stevedore.named import NamedExtensionManager  # DriverManager logs a warning for a missing name in any case
@@ -67,7 +67,7 @@ def load(group: str, name: str) -> Any:
         raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
     except ImportError as exc:
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
-    except (Exception, SystemExit) as exc:  # another party's module: it may raise anything
+    except (Exception, SystemExit) as exc:  # a foreign module may raise any error
         what = f"{type(exc).__name__}: {exc}"
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {what}") from exc
     if found is None:
@@ -76,14 +76,14 @@ def load(group: str, name: str) -> Any:
 
 
 def installed(group: str = GROUP) -> list[str]:
-    """The sorted names of all installed drivers, or of the entry points of another *group*. Imports none of them."""
+    """Return the sorted names of an entry-point group. The default is all drivers. Imports no driver."""
     from importlib.metadata import entry_points
 
     return sorted({point.name for point in entry_points(group=group)})
 
 
 def backends_with(power: str) -> list[str]:
-    """The installed backends that declare *power*. Drivers that cannot be loaded are left out."""
+    """Return the installed backends with this capability. Drivers that cannot be loaded are left out."""
     found = []
     for name in installed():
         try:
@@ -107,7 +107,7 @@ def _not_installed(name: str) -> str:
 
 
 def _extra(name: str) -> str:
-    """The advice to install the extra of multiq that brings a driver's client library; "" if there is no such extra."""
+    """Return the advice to install a driver's extra of multiq. Empty if there is no such extra."""
     from importlib.metadata import metadata
 
     extras = metadata("multiq").get_all("Provides-Extra") or []

@@ -1,7 +1,4 @@
-"""What multiq and a driver pass to each other: jobs, leases, verdicts, records and counts.
-
-They hold bytes, seconds and ids, and know nothing of tasks or JSON.
-"""
+"""The types of the interface between multiq and a driver: jobs, leases, verdicts, records and counts."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PRIORITY_DEFAULT = 1024
-PRIORITY_MAX = 2**32 - 1  # beanstalkd's range, so that a priority means the same everywhere
+PRIORITY_MAX = 2**32 - 1  # beanstalkd's range
 TTR_DEFAULT = 60.0
 TTR_MIN = 1.0
-DELAY_MAX = 100 * 365 * 86400.0  # a century in seconds: larger numbers are mistakes of unit
+DELAY_MAX = 100 * 365 * 86400.0  # seconds in a century; a larger number is probably not in seconds
 
 
 class State(enum.StrEnum):
@@ -31,14 +28,14 @@ class State(enum.StrEnum):
     RESERVED = "reserved"
     BURIED = "buried"
     GONE = "gone"
-    """Acked or deleted. Never stored: only a handle reports it, for a job that is not there any more."""
+    """The job was acked or deleted. Only ``JobHandle.state`` returns this state."""
 
 
 STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
 
 
 def check_state(state: str) -> State:
-    """The stored state of this name, one of four. Raises ``OptionInvalid``."""
+    """Return the stored state of this name. Raises ``OptionInvalid``."""
     if state in STORED_STATES:
         return State(state)
     name = state.value if isinstance(state, State) else state
@@ -47,7 +44,7 @@ def check_state(state: str) -> State:
 
 
 def check_states(states: Iterable[str] | str) -> list[State]:
-    """The stored states of these names, or of a single name. Raises ``OptionInvalid``."""
+    """Return the stored states of these names, or of a single name. Raises ``OptionInvalid``."""
     return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
 
 
@@ -56,40 +53,40 @@ class NewJob(msgspec.Struct, frozen=True):
 
     body: bytes
     id: str
-    """Chosen by the caller (a UUIDv7). A backend without ``client_ids`` ignores it and returns its own."""
+    """The caller's id for the job. A backend without ``client_ids`` ignores it and chooses another id."""
     priority: int = PRIORITY_DEFAULT
     delay: float = 0.0
     ttr: float = TTR_DEFAULT
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The proof that a job was handed out to its holder, until ``ttr`` seconds after reserve or touch."""
+    """A reservation of a job, which ends ``ttr`` seconds after the reserve or the last touch."""
 
     queue: str
     id: str
     token: str
-    """The fence: tells this reservation from every other one of the same job."""
+    """Distinguishes this reservation from all other reservations of the same job."""
     body: bytes
     priority: int
     ttr: float
     attempt: int
-    """1-based number of this reservation; given-back ones are not counted where the backend can tell."""
+    """The number of this reservation, from 1. A backend with ``give_back`` does not count given-back reservations."""
     crashes: int
-    """How many earlier reservations ended without a verdict."""
+    """The number of earlier reservations that ended without a verdict."""
     kicks: int
-    """How many times the job came back from being buried."""
+    """The number of kicks of the buried job."""
     age: float
-    """Seconds since the job was enqueued (or rescheduled), by the server's clock."""
+    """Seconds since the job was enqueued or rescheduled, by the server's clock."""
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """The verdict: the job is done, delete it."""
+    """A verdict that deletes the job, because it is done."""
 
     lease: Lease
 
 
 class Release(msgspec.Struct, frozen=True):
-    """The verdict: the job is ready again, or delayed by ``delay`` seconds. With no ``priority`` it keeps its own."""
+    """A verdict that makes the job ready again, or delayed by ``delay`` seconds. None: the priority stays."""
 
     lease: Lease
     delay: float = 0.0
@@ -98,22 +95,22 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class Bury(msgspec.Struct, frozen=True):
-    """The verdict: the job is set aside until somebody kicks, reschedules or deletes it."""
+    """A verdict that sets the job aside until it is kicked, rescheduled or deleted."""
 
     lease: Lease
     reason: str | None = None
 
 
 class Touch(msgspec.Struct, frozen=True):
-    """The verdict: the lease has its full ttr again, from now."""
+    """A verdict that extends the lease to its full ttr from now."""
 
     lease: Lease
 
 
 class GiveBack(msgspec.Struct, frozen=True):
-    """The verdict: the job is ready again, or delayed by ``delay`` seconds, as if it had never been reserved.
+    """A verdict that makes the job ready again, or delayed by ``delay`` seconds.
 
-    On backends with the power ``give_back``, no attempt is counted.
+    Backends with the capability ``give_back`` do not count the attempt.
     """
 
     lease: Lease
@@ -121,10 +118,10 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """The verdict: the job's worker has died, as another process reports before the lease ends.
+    """A verdict that another process sends because the job's worker has died.
 
-    The job is ready again in its old place, and its attempt stays counted. On backends with the power
-    ``portable_leases`` a crash is counted, too. On other backends only the dead worker itself could settle the lease.
+    The job is ready again, in its old position, and its attempt stays counted. Backends with the capability
+    ``portable_leases`` also count a crash. On other backends only the dead worker itself could settle the lease.
     """
 
     lease: Lease
@@ -135,7 +132,7 @@ Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack | Abandon
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``peek`` and ``jobs`` return for a job. A field is None if this backend cannot know it."""
+    """A stored job, as ``peek`` and ``jobs`` return it. None in a field: the backend does not know the value."""
 
     queue: str
     id: str
@@ -144,21 +141,21 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     ttr: float
     attempt: int | None
-    """How many reservations there were so far."""
+    """The number of reservations so far."""
     crashes: int | None
     kicks: int | None
     due_in: float | None
-    """Seconds until a delayed job is due or a reserved job's lease ends; 0 for a ready job; None for a buried one."""
+    """Seconds until the delay or the lease ends. 0 for a ready job. None for a buried job."""
     age: float | None
-    """Seconds since it was enqueued (or rescheduled)."""
+    """Seconds since the job was enqueued or rescheduled."""
     reason: str | None
-    """The reason of the last verdict that takes one."""
+    """The reason that the last release, bury or abandon gave."""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A part of a listing. *after*: what to pass to ``jobs`` for the next part; None: this was the last part.
+    """A page of a listing. Pass ``after`` to ``jobs`` to get the next page. None: this is the last page.
 
-    If the backend lacks ``lists_jobs``, ``after`` only says that there are more jobs: to ask for them raises
+    On a backend without ``lists_jobs``, ``after`` only says that there are more jobs. The call for the next page raises
     ``Unsupported``.
     """
 
@@ -167,7 +164,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of a queue's jobs by state. A count is None if this backend cannot know it."""
+    """The numbers of a queue's jobs by state. None: the backend does not know the number."""
 
     queue: str
     ready: int | None
@@ -175,4 +172,4 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int | None
     buried: int | None
     paused_for: float | None
-    """Seconds until the queue resumes by itself; None: it is not paused."""
+    """Seconds until the pause ends. None: the queue is not paused."""
