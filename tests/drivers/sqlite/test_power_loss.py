@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 QUEUE = "mail"
-ROUNDS = int(os.environ.get("MULTIQ_TEST_POWER_ROUNDS", "110"))  # of each process: the log starts over once or more
+ROUNDS = int(os.environ.get("MULTIQ_TEST_POWER_ROUNDS", "150"))  # of each process: the log starts over once or more
 MOMENTS = int(os.environ.get("MULTIQ_TEST_POWER_MOMENTS", "8"))
 BEGINS_A_LOG = ", 32, 0) = 32"  # a header of 32 bytes in its first place
 TORN = 2  # ways, beside the strict one
