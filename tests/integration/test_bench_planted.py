@@ -36,7 +36,7 @@ KINDS = {
     "counts-nothing": {"lost"},
     "acks-forgotten": {"doubled"},
 }
-QUICKEST = {"drain", "backlog"}
+QUICKEST = {"backlog"}
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 
 

@@ -45,6 +45,7 @@ def test_two_runs_of_one_build_show_no_difference(noise: float) -> None:
     assert alarms <= 1  # one in twenty is what is promised; with these seeds it is always the same
 
 
+@pytest.mark.long
 def test_a_settle_that_is_a_fifth_slower_is_a_regression() -> None:
     found = compare(report(seed=1), report(seed=2, factors={("settle", "settle"): 1.2}))
     assert found.regressed
