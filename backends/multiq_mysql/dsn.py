@@ -248,7 +248,7 @@ class Dsn(NamedTuple):
 
     @property
     def _may_send_password(self) -> bool:
-        """Whether the password itself may be sent. It may only if nobody except the server can read it."""
+        """Whether the password itself may be sent: only if the server alone can read what the connection carries."""
         if self.unix_socket is not None:
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED

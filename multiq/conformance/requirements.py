@@ -54,7 +54,7 @@ def declared(function: object, name: str) -> tuple[str, ...]:
 
 def _declare(name: str, words: tuple[str, ...], known: Any) -> Callable[[F], F]:
     unknown = sorted(set(words) - set(known))
-    if unknown or not words:  # otherwise a misspelt name would check nothing, and nobody would notice
+    if unknown or not words:  # otherwise a misspelt name would silently check nothing
         raise ValueError(f"unknown: {', '.join(unknown) or 'nothing is named'}; choose from: {', '.join(known)}")
 
     def decorate(function: F) -> F:

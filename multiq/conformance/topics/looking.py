@@ -58,7 +58,7 @@ class PeekTests(Topic):
         for _ in range(5):
             self.peek(second)
         self.peek(first)
-        # Then both jobs are handed out as if nobody had peeked at them
+        # Then both jobs are handed out as if no caller had peeked at them
         leases = self.reserve()
         assert self.in_line([(lease.body, lease.attempt) for lease in leases], [(b"first", 1), (b"second", 1)])
 

@@ -1,6 +1,6 @@
 -- A call has one effect however often it arrives. KEYS[1] stores the last call of one client: its number and answer.
 -- ARGV[1] is the number. A client's numbers ascend, and a client has one call in flight at a time. The same number
--- is a repetition after a lost reply. A smaller number is a late duplicate whose reply nobody reads. Neither of them
+-- is a repetition after a lost reply. A smaller number is a late duplicate whose reply no client reads. Neither of them
 -- changes anything.
 local MEMORY = '300' -- seconds; text, as Redis would have to convert a number
 --- before 7.0: redis.call('EXPIRE', KEYS[1], MEMORY)
