@@ -98,7 +98,7 @@ def _number(options: dict[str, Any], name: str, default: int) -> int:
 
 def _settings(pool: Any) -> ConnectionSettings:
     options = pool.connection_kwargs
-    keepalive = options.get("socket_keepalive_options")  # without such options, redis-py 8 has an object here that is no mapping
+    keepalive = options.get("socket_keepalive_options")  # in redis-py 8 no mapping if it was not given
     is_tls = _is_tls(pool.connection_class)
     return ConnectionSettings(
         options.get("username"),
