@@ -216,10 +216,15 @@ class Connection:
             self._drop()  # closing rolls back
 
     def _drop(self) -> None:
-        sqlite, self._sqlite = self._sqlite, None
+        sqlite = self._sqlite
         if sqlite is not None:
-            with contextlib.suppress(sqlite3.Error):
-                sqlite.close()
+            try:
+                with contextlib.suppress(sqlite3.Error):
+                    sqlite.close()
+            finally:
+                # Not before it is closed: a fork in the middle of the close leaves the child a copy that has locks. If
+                # this names the copy, the child does not use its file.
+                self._sqlite = None
 
     # --- forks ---
 

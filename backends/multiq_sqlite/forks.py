@@ -61,9 +61,18 @@ class ForkGuard:
         """Lock and close all connections.
 
         If a signal handler raises an exception in this method, Python forks all the same. ``_closed`` therefore lists
-        the connections that are locked.
+        the connections that are locked, and the wait for the first lock goes on after the exception. Another thread has
+        that lock while it closes connections, and a child of such a moment would inherit SQLite's locks. The exception
+        is raised again at the end.
         """
-        self.lock.acquire()
+        held: list[bool] = []
+        interruption: BaseException | None = None
+        while not held:
+            try:
+                # One call of C code: an exception cannot come between the lock's acquisition and the note of it.
+                held.extend(map(self.lock.acquire, (True,)))
+            except BaseException as exc:  # noqa: BLE001 - raised again below
+                interruption = exc
         self._forking_thread = threading.get_ident()
         deadline = time.monotonic() + _FORK_PATIENCE
         try:
@@ -73,9 +82,11 @@ class ForkGuard:
         finally:
             create_lock.acquire()  # This lock is taken last, because a thread that holds it waits for no other lock.
             self._has_create_lock = True
+        if interruption is not None:
+            raise interruption
 
     def _in_parent(self) -> None:
-        if self._forking_thread != threading.get_ident():  # A signal handler interrupted the wait for the first lock.
+        if self._forking_thread != threading.get_ident():  # A signal handler raised before the thread was noted.
             return
         for connection in self._closed:
             connection.unlock_in_parent()
@@ -84,7 +95,7 @@ class ForkGuard:
     def _in_child(self) -> None:
         kept = [connection.reset_in_child() for connection in self._connections]
         self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
-        # Another thread of the parent has the lock, and does not exist in the child.
+        # As above. The lock may belong to a thread of the parent that does not exist in the child.
         if self._forking_thread != threading.get_ident():
             self.lock = threading.Lock()
             self.lock.acquire()
