@@ -142,6 +142,7 @@ def test_each_kind_of_chart_is_there_where_its_figures_are(calm: str) -> None:
     assert "pickup p50, ms" not in captions  # a point of the curve
 
 
+@pytest.mark.long
 def test_every_colour_is_defined_for_light_dark_and_paper(calm: str) -> None:
     used = set(re.findall(r"var\((--\w+)\)", calm))
     blocks = re.findall(r":root \{(.*?)\}", calm, re.DOTALL)
@@ -152,6 +153,7 @@ def test_every_colour_is_defined_for_light_dark_and_paper(calm: str) -> None:
         assert {f"--c{number + 1}" for number in range(COLOURS)} <= defined
 
 
+@pytest.mark.long
 def test_promises_stand_beside_speeds(calm: str) -> None:
     text = Page(calm).text
     for told in ("server crash", "innodb_flush_log_at_trx_commit 2", "enqueue twice", "two jobs", "MariaDB 10.11.6"):
@@ -167,6 +169,7 @@ def test_a_red_run_says_so_before_all_else(red: str) -> None:
     assert "each accounted for" not in text
 
 
+@pytest.mark.long
 def test_a_comparison_shows_what_changed_and_keeps_the_rest_folded(red: str) -> None:
     text = Page(red).text
     assert "Compared with multiq 0.1.0 of 21 November 2026, 12:30 UTC: regression: of 267 figures 4 worse" in text

@@ -1,7 +1,8 @@
 """The conformance suite over TLS, on a Sentinel's primary and on a cluster: ``conformance_*.py``, all at once.
 
 It is in real time, which means that it mostly waits: three of them together take no longer than one. A single one:
-``pytest tests/drivers/redis/conformance_cluster.py``. ``make test`` has a few topics, ``make test-long`` all.
+``pytest tests/drivers/redis/conformance_cluster.py``. Only ``make test-long`` runs them, because each
+of the three processes costs seconds of CPU time even for a few topics.
 """
 
 from __future__ import annotations
@@ -19,25 +20,21 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 TOPOLOGIES = ("tls", "sentinel", "cluster")
-#: one of each kind: what is stored, which consumer has it, what is found again, what a connection's end does
-SOME = "TestAck or TestPeek or TestQueues or TestAbandon"
 PATIENCE = 600  # seconds; all topics take about 140
 SHOWN = 6000  # characters of a failure's report
 
 Runs = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
 
-@pytest.fixture(
-    scope="module", params=[pytest.param(SOME, id="some"), pytest.param("", id="all", marks=pytest.mark.long)]
-)
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """For each topology the process that runs its suite, and the file that it reports to."""
     require("redis-server")
     folder = tmp_path_factory.mktemp("suites")
     started = {}
     for name in TOPOLOGIES:
         report = folder / name
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", request.param]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         with report.open("wb") as file:
             started[name] = (
                 subprocess.Popen([*command, str(HERE / f"conformance_{name}.py")], stdout=file, stderr=file),
@@ -49,6 +46,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         process.wait(60)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_the_suite_passes(runs: Runs, name: str) -> None:
