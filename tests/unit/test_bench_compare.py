@@ -55,6 +55,7 @@ def test_a_settle_that_is_a_fifth_slower_is_a_regression() -> None:
     assert found.summary().startswith("regression")
 
 
+@pytest.mark.long
 def test_a_settle_that_is_a_twentieth_slower_is_not() -> None:
     found = compare(report(seed=1), report(seed=2, factors={("settle", "settle"): 1.05}))
     assert not found.regressed
