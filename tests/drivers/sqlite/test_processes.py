@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from multiq.backend import Ack, NewJob
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ SOAK = Path(__file__).parents[2] / "soak" / "sqlite_processes.py"
 SECONDS = os.environ.get("MULTIQ_TEST_SECONDS", "3")
 
 
+@pytest.mark.long
 def test_eight_processes_lose_nothing_and_do_nothing_twice() -> None:
     """The long run is ``python tests/soak/sqlite_processes.py --seconds 60``."""
     done = subprocess.run(
