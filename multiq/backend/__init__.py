@@ -10,9 +10,11 @@ The states of a job, and the operations that change the state::
    --------------------------> DELAYED <------------------.
    enqueue                        | due, or kick_job      |
    --------------------------> READY ----- reserve -----> RESERVED ---- ack ----> gone
-                                ^  ^---- lease ended ------'  |  |
-                                |  '------ release -----------'  | bury
-                                '-- kick, kick_job -- BURIED <---'
+                             ^  ^  ^---- lease ended ------'  |  |
+                             |  |  '------ release -----------'  | bury
+                             |  '-- kick, kick_job -- BURIED <---'
+   enqueue(awaits=n)         |
+   ----------------> HELD ---' the last of n arrivals, or kick_job
 
 Where to read on:
 
@@ -21,11 +23,11 @@ Where to read on:
 - ``multiq.backend.memory``: the reference implementation;
 - ``docs/writing-a-driver.md``: the guide.
 
-A driver raises only errors of ``multiq.errors``, from the client library's exception. It raises ``BackendUnavailable``
-if another attempt may succeed, and ``EnqueueUncertain`` for an enqueue that may have been carried out. Each operation
-must be safe to repeat after such an error. An enqueue is safe to repeat, because the caller chooses the ids of jobs.
-For ``reserve`` the driver makes a new token for each call. After a lost reply, the driver finds the reserved jobs by
-this token.
+A driver raises only errors of ``multiq.errors``, with the client library's exception as their cause. It raises
+``BackendUnavailable`` if another attempt may succeed, and ``EnqueueUncertain`` for an enqueue that may have been
+carried out. After either error, it must be safe to repeat the operation. An enqueue is safe to repeat, because the
+caller chooses the ids of jobs. For ``reserve`` the driver makes a new token for each call. After a lost reply, the
+driver finds the reserved jobs by this token.
 """
 
 from __future__ import annotations
@@ -35,14 +37,34 @@ from .base import (
     Backend,
     Consumer,
     Diagnosis,
+    Holds,
     Inspection,
+    Limits,
     Management,
     Migrations,
+    Notes,
+    Outcomes,
     Pausing,
     Purging,
 )
 from .capabilities import POWERS, Capabilities, Claim, Gap
 from .diagnostics import Finding, Schema, SchemaState
+from .effects import (
+    MAX_STEPS,
+    After,
+    Arrive,
+    Drop,
+    Enqueue,
+    Note,
+    NotePage,
+    Outcome,
+    OutcomeKind,
+    OutcomePage,
+    Put,
+    Step,
+    Version,
+)
+from .limits import MAX_GATE_TEXT, MAX_GATES, Gate, LimitState, Quota
 from .types import (
     DELAY_MAX,
     PRIORITY_DEFAULT,
@@ -61,16 +83,20 @@ from .types import (
     QueueStats,
     Release,
     State,
+    Terms,
     Touch,
     Verdict,
     check_state,
     check_states,
 )
+from .unique import MAX_KEY, UniqueKey, UniqueUntil
 
 __all__ = [
-    "DELAY_MAX", "OPTIONAL_PARTS", "POWERS", "PRIORITY_DEFAULT", "PRIORITY_MAX", "STORED_STATES", "TTR_DEFAULT",
-    "TTR_MIN", "Abandon", "Ack", "Backend", "Bury", "Capabilities", "Claim", "Consumer", "Diagnosis", "Finding",
-    "Gap", "GiveBack", "Inspection", "JobRecord", "Lease", "Management", "Migrations", "NewJob", "Page", "Pausing",
-    "Purging", "QueueStats", "Release", "Schema", "SchemaState", "State", "Touch", "Verdict", "check_state",
-    "check_states",
+    "DELAY_MAX", "MAX_GATES", "MAX_GATE_TEXT", "MAX_KEY", "MAX_STEPS", "OPTIONAL_PARTS", "POWERS",
+    "PRIORITY_DEFAULT", "PRIORITY_MAX", "STORED_STATES", "TTR_DEFAULT", "TTR_MIN", "Abandon", "Ack", "After",
+    "Arrive", "Backend", "Bury", "Capabilities", "Claim", "Consumer", "Diagnosis", "Drop", "Enqueue", "Finding",
+    "Gap", "Gate", "GiveBack", "Holds", "Inspection", "JobRecord", "Lease", "LimitState", "Limits", "Management",
+    "Migrations", "NewJob", "Note", "NotePage", "Notes", "Outcome", "OutcomeKind", "OutcomePage", "Outcomes",
+    "Page", "Pausing", "Purging", "Put", "QueueStats", "Quota", "Release", "Schema", "SchemaState", "State", "Step",
+    "Terms", "Touch", "UniqueKey", "UniqueUntil", "Verdict", "Version", "check_state", "check_states",
 ]  # fmt: skip

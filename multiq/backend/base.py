@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from multiq.errors import BackendError, DriverInvalid, OptionInvalid, Unsupported
+from multiq.errors import BackendError, DriverInvalid, JobNotFound, JobReserved, OptionInvalid, Unsupported
 
 from .capabilities import Gap
 from .diagnostics import Finding
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from .capabilities import Capabilities
     from .diagnostics import Schema
+    from .effects import After, Note, NotePage, Outcome, OutcomeKind, OutcomePage, Step, Version
+    from .limits import LimitState, Quota
     from .types import JobRecord, Lease, NewJob, Page, QueueStats, State, Verdict
 
 
@@ -44,6 +46,11 @@ class Backend(ABC):
     options: ClassVar[Mapping[str, Option]] = {}
     """The options in the query string of this driver's URLs."""
 
+    gathers_enqueues: ClassVar[bool] = True
+    """Whether multiq may combine the enqueues of several waiting coroutines into one call. False for a test backend
+    that runs the jobs within their enqueue.
+    """
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "declared"):
@@ -54,8 +61,8 @@ class Backend(ABC):
     def from_url(cls, url: BackendUrl) -> Self:
         """Construct a backend from a parsed URL. The caller has checked its options against ``options``. Does no I/O.
 
-        Some drivers create a file or tables at the first call. If ``url.create`` is False, such a driver creates
-        nothing. Then its calls raise ``BackendError`` if the file or the tables are missing.
+        Some drivers create a file or tables at the first call. If ``url.create`` is False, a driver creates nothing.
+        Then its calls raise ``BackendError`` if the file or the tables are missing.
         """
 
     @property
@@ -65,10 +72,13 @@ class Backend(ABC):
 
     def unsupported(self, power: str) -> Unsupported:
         """Return the error to raise for a capability that this backend lacks."""
+        from .paired.needs import WITH_STORE, can_have_store
         from .registry import backends_with
 
         gap = self.capabilities.claim(power)
         reason = "" if gap is True else f"{gap.kind}: {gap.reason}"
+        if power in WITH_STORE and can_have_store(self.declared):
+            reason = f"{reason}; a store beside the backend adds this capability: ?store=sqlite:///state.db in the URL"
         return Unsupported(power, self.declared.backend, reason, backends_with(power))
 
     def check_terms(self, *, priority: int | None = None, delay: float = 0.0) -> None:
@@ -89,7 +99,8 @@ class Backend(ABC):
             )
 
     def shortened(self, delay: float) -> float:
-        """Return *delay*, limited to ``longest_delay``. For delays that the core chooses, such as a retry's backoff."""
+        """Return *delay*, limited to ``longest_delay``. The core uses this for delays that it chooses itself, such as
+        the backoff of a retry."""
         longest = self.declared.longest_delay
         return delay if longest is None or delay <= longest else longest
 
@@ -100,13 +111,15 @@ class Backend(ABC):
         """Add jobs, in their order, in one round trip. Returns their ids, in the same order.
 
         If the queue already has a job with the same id, that job is not changed, and its id is returned. So a call may
-        be repeated after a lost reply. With ``atomic_batches`` a batch of up to 1,000 jobs and 8 MB is all or nothing.
+        be repeated after a lost reply. If another job already has the unique key of a new job (``Terms.unique``), the
+        new job is not added, and the id of the other job is returned. With ``atomic_batches`` a batch of up to 1,000
+        jobs and 8 MB is all or nothing.
 
         With ``connection`` the jobs are written inside the caller's open transaction on that connection. The jobs exist
         if, and only if, the caller commits. The driver neither commits nor rolls back.
 
-        Raises ``EnqueueUncertain`` for jobs that were sent without a reply, from the error of the connection. After any
-        other error no job of the call is stored, except the jobs in ``EnqueuePartial``. The other errors are:
+        Raises ``EnqueueUncertain`` if jobs were sent and no reply came. After any other error no job of the call is
+        stored, except the jobs in ``EnqueuePartial``. The other errors are:
 
         - ``PayloadTooLarge``, before any job is sent;
         - ``Unsupported`` for a ``connection``, if the backend lacks ``transactional_enqueue``;
@@ -133,12 +146,13 @@ class Backend(ABC):
         - ready: the order in which the jobs would be reserved;
         - delayed: by due time;
         - reserved: by the lease's end;
-        - buried: the order in which the jobs would be kicked.
+        - buried: the order in which the jobs would be kicked;
+        - held: by age, the oldest first.
 
         Pages are not a snapshot. A job that changes its state or position between two calls may be seen twice or not
         at all. Any other job is seen exactly once.
 
-        A backend without ``lists_jobs`` shows only some jobs. It raises ``Unsupported`` for a page after these jobs,
+        A backend without ``lists_jobs`` shows only some jobs. It raises ``Unsupported`` for the page after these jobs,
         and for a state whose jobs it cannot show. Raises ``OptionInvalid`` for a state that ``check_state`` refuses.
         """
         raise self.unsupported("inspection")
@@ -147,20 +161,50 @@ class Backend(ABC):
         """Delete a job that is not reserved. Raises ``JobNotFound``, ``JobReserved``."""
         raise self.unsupported("management")
 
+    def delete_many(
+        self, queue: str, ids: Sequence[str], *, after: After | None = None
+    ) -> list[JobNotFound | JobReserved | None]:
+        """Delete these jobs, except the reserved ones. Returns, for each job, None or the error.
+
+        *after*: the outcome to keep for each deleted job. Each outcome is stored in the same step as the deletion.
+        Needs the capability ``outcomes``.
+
+        The deletions need not be one step. If the call is repeated after an error, the result for a job that the first
+        call has deleted is ``JobNotFound``. This default deletes one job after the other, and cannot keep outcomes.
+        """
+        if after is not None and after.keep > 0:
+            raise self.unsupported("outcomes")
+        answers: list[JobNotFound | JobReserved | None] = []
+        for job_id in ids:
+            try:
+                self.delete(queue, job_id)
+            except (JobNotFound, JobReserved) as exc:
+                answers.append(exc)
+            else:
+                answers.append(None)
+        return answers
+
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         """Make a job due in ``delay`` seconds, as if it were enqueued now. The job must not be reserved.
 
         The job's attempts, crashes, kicks, age and position start over. Sleeping consumers are woken if the new time is
-        earlier. Returns the job's new id, which may be the same. Raises ``JobNotFound``, ``JobReserved``.
+        earlier. Returns the job's new id, which may be the same. Raises ``JobNotFound``, ``JobReserved``, ``JobHeld``,
+        ``UniqueTaken``.
         """
         raise self.unsupported("management")
 
     @abstractmethod
     def kick(self, queue: str, limit: int) -> int:
-        """Make up to ``limit`` buried jobs ready, the longest buried first. Returns the number of these jobs."""
+        """Make up to ``limit`` buried jobs ready, the longest buried first. Returns the number of these jobs.
+
+        If another job has taken the unique key of a buried job, the buried job stays buried, and is not counted.
+        """
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        """Make a buried or delayed job ready now. A ready job stays ready. Raises ``JobNotFound``, ``JobReserved``."""
+        """Make a buried, delayed or held job ready now. A ready job stays ready.
+
+        Raises ``JobNotFound``, ``JobReserved``, ``UniqueTaken``.
+        """
         raise self.unsupported("management")
 
     @abstractmethod
@@ -172,7 +216,7 @@ class Backend(ABC):
         """Return the numbers of the queue's jobs. All numbers of an unknown queue are zero."""
 
     def pause(self, queue: str, seconds: float) -> None:
-        """Reserve no jobs for *seconds*. Delays and leases run on. A second pause replaces the first."""
+        """Reserve no jobs for *seconds*. The times of delays and leases continue. A second pause replaces the first."""
         raise self.unsupported("pausing")
 
     def resume(self, queue: str) -> None:
@@ -182,9 +226,89 @@ class Backend(ABC):
     def purge(self, queue: str, states: Sequence[State]) -> int:
         """Delete all jobs in these states, except reserved jobs. Returns the number of deleted jobs.
 
-        Raises ``OptionInvalid`` as ``jobs`` does.
+        Raises ``OptionInvalid`` for the same states as ``jobs``.
         """
         raise self.unsupported("purging")
+
+    # --- outcomes of jobs that are gone ---
+
+    def outcomes(self, queue: str, ids: Sequence[str]) -> list[Outcome | None]:
+        """Return the kept outcome of each job, in the order of the ids. None: no outcome is kept, or it has expired."""
+        raise self.unsupported("outcomes")
+
+    def history(
+        self, queue: str, *, kind: OutcomeKind | None = None, limit: int = 100, after: str | None = None
+    ) -> OutcomePage:
+        """Return a page of the queue's kept outcomes. The outcome that expires last comes first.
+
+        *kind*: only outcomes of this kind. As for ``jobs``, pages are not a snapshot.
+        """
+        raise self.unsupported("outcomes")
+
+    def forget(self, queue: str, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
+        """Delete the kept outcomes of these jobs. Returns the number of deleted outcomes.
+
+        *ids* None: delete up to *limit* expired outcomes. No call returns an expired outcome, but it uses space until
+        it is deleted. An ack that keeps an outcome also deletes a few expired outcomes of its queue.
+        """
+        raise self.unsupported("outcomes")
+
+    # --- steps and notes ---
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        """If all conditions hold, carry out all of these steps. If not, carry out no step. Returns whether the
+        conditions held.
+
+        At most 1,000 steps. ``Put``, ``Drop`` and *when* need the capability ``notes``. All notes in *when* must have
+        the same home. This home must be the home of the first step, or its queue if the first step has no home.
+
+        With ``one_step_everywhere`` the call is atomic. Otherwise only the steps in the queue or home of the first step
+        are carried out atomically. Each other step is carried out later, and only once: at the latest by the next
+        ``relay``.
+
+        A call may be repeated after an error. A repeated step changes nothing, except that a repeated ``Put`` gives the
+        note another version.
+        """
+        raise self.unsupported("holds")
+
+    def relay(self, queues: Sequence[str]) -> int:
+        """Carry out pending steps. These are steps in other queues that belong to earlier verdicts in *queues*.
+
+        A backend without ``one_step_everywhere`` may have pending steps after a process has died. Other backends never
+        have pending steps. Returns the number of steps that still have to be carried out.
+        """
+        raise self.unsupported("holds")
+
+    def note(self, home: str, key: str) -> Note | None:
+        """Return a note. None: there is no such note, or the note has expired."""
+        raise self.unsupported("notes")
+
+    def notes(self, home: str, prefix: str = "", *, limit: int = 100, after: str | None = None) -> NotePage:
+        """Return a page of the notes whose keys begin with *prefix*, sorted by key."""
+        raise self.unsupported("notes")
+
+    def now(self, home: str) -> float:
+        """Return the time in seconds since 1970, by the clock that decides when the jobs of queue *home* are due.
+
+        When the call returns, the clock shows this time or a later one. So a job that is enqueued afterwards with the
+        delay ``at - now(home)`` is not due before *at* by this clock, whatever the caller's own clock shows.
+        """
+        raise self.unsupported("notes")
+
+    # --- limits ---
+
+    def limits(
+        self, queue: str, change: Mapping[str, Quota | None] | None = None, *, pinned: bool = True
+    ) -> list[LimitState]:
+        """Store, change or remove limits of a queue. Return all limits of the queue, sorted by name.
+
+        - *change*: the new quota of each named limit. None: the limit is removed, so its gates are open. A change takes
+          effect with the next reserve. It ends no lease.
+        - *pinned*: True: the changed limits are pinned. False: the call does not change limits that are already pinned.
+
+        A call may be repeated after an error.
+        """
+        raise self.unsupported("limits")
 
     def doctor(self) -> list[Finding]:
         """Check whether the server or file is suitable for jobs. Changes nothing.
@@ -272,6 +396,62 @@ class Purging(Backend):
         """See ``Backend.purge``."""
 
 
+class Outcomes(Backend):
+    """A backend that keeps the outcomes of jobs. The capability is ``outcomes``."""
+
+    @abstractmethod
+    def outcomes(self, queue: str, ids: Sequence[str]) -> list[Outcome | None]:
+        """See ``Backend.outcomes``."""
+
+    @abstractmethod
+    def history(
+        self, queue: str, *, kind: OutcomeKind | None = None, limit: int = 100, after: str | None = None
+    ) -> OutcomePage:
+        """See ``Backend.history``."""
+
+    @abstractmethod
+    def forget(self, queue: str, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
+        """See ``Backend.forget``."""
+
+
+class Holds(Backend):
+    """A backend that holds a job until the members for which it waits have arrived. The capability is ``holds``."""
+
+    @abstractmethod
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        """See ``Backend.carry_out``."""
+
+    @abstractmethod
+    def relay(self, queues: Sequence[str]) -> int:
+        """See ``Backend.relay``."""
+
+
+class Notes(Backend):
+    """A backend that keeps notes. The capability is ``notes``."""
+
+    @abstractmethod
+    def note(self, home: str, key: str) -> Note | None:
+        """See ``Backend.note``."""
+
+    @abstractmethod
+    def notes(self, home: str, prefix: str = "", *, limit: int = 100, after: str | None = None) -> NotePage:
+        """See ``Backend.notes``."""
+
+    @abstractmethod
+    def now(self, home: str) -> float:
+        """See ``Backend.now``."""
+
+
+class Limits(Backend):
+    """A backend that hands out jobs within limits. The capability is ``limits``."""
+
+    @abstractmethod
+    def limits(
+        self, queue: str, change: Mapping[str, Quota | None] | None = None, *, pinned: bool = True
+    ) -> list[LimitState]:
+        """See ``Backend.limits``."""
+
+
 class Migrations(Backend):
     """A backend with tables that an operator creates and migrates. The capability is ``schema``."""
 
@@ -294,6 +474,10 @@ OPTIONAL_PARTS: dict[str, type] = {
     "management": Management,
     "pausing": Pausing,
     "purging": Purging,
+    "outcomes": Outcomes,
+    "holds": Holds,
+    "notes": Notes,
+    "limits": Limits,
     "schema": Migrations,
     "diagnosis": Diagnosis,
 }
@@ -330,42 +514,54 @@ class Consumer(ABC):
     queues: tuple[str, ...]
 
     asked_at: float = 0.0
-    """The ``time.monotonic()`` shortly before the last call reserved its jobs. 0.0: unknown.
+    """The value of ``time.monotonic()`` shortly before the last call reserved its jobs. 0.0: unknown.
 
     The leases of these jobs last at least until ``asked_at`` plus the ttr. The time of the call's return would be too
     late, because the process may have been stopped between the server's reply and the return.
     """
 
+    most_gated: int | None = None
+    """Each later call returns at most this number of jobs with gates. None: no special bound for jobs with gates. A
+    worker sets this to the number of jobs that it can start. The reason is that a job with gates uses a slot even while
+    it waits in the worker.
+    """
+
+    sees_all: bool = True
+    """Whether ``reserve`` looks at all due jobs. False: it may have missed jobs, because a part of the backend does not
+    answer. The other parts still deliver jobs, so this is no error. With ``stop_when_empty``, a worker does not
+    end while ``sees_all`` is False.
+    """
+
     def in_order(self, queues: Sequence[str]) -> tuple[str, ...]:
-        """Return *queues*. Raises ``OptionInvalid`` if they are not this consumer's queues in any order."""
+        """Return *queues*. Raises ``OptionInvalid`` if *queues* is not a permutation of this consumer's queues."""
         if sorted(queues) != sorted(self.queues):
             raise OptionInvalid(
-                f"queues must be {list(self.queues)!r} in another order, got {list(queues)!r}: for other queues make "
-                "another consumer"
+                f"queues must be the consumer's own queues {list(self.queues)!r} in any order, got {list(queues)!r}: "
+                "create another consumer for other queues"
             )
         return tuple(queues)
 
     @abstractmethod
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
-        """Reserve up to ``limit`` ready jobs, each under a lease.
+        """Reserve up to ``limit`` ready jobs, and return a lease for each.
 
         Waits up to ``timeout`` seconds for the first job, and does not wait for more jobs.
 
         Jobs of earlier queues come first. Within a queue the lowest priority number comes first. Among equal priorities
-        the job that was enqueued first comes first, even if it was released or delayed, or its lease ended. By the
-        server's clock, no job is reserved early. When a lease ends, its job becomes ready again. While a consumer
-        waits, this happens at most a second late.
+        the job that was enqueued first comes first. A release, a delay or the end of a lease does not change this
+        order. No job is reserved before its due time by the server's clock. When a lease ends, its job becomes ready
+        again. While a consumer waits, the job becomes ready at most a second after the end of the lease.
 
-        *queues*: this consumer's queues in another order, for this call only. None: the consumer's own order.
-        ``in_order`` checks them, and raises ``OptionInvalid``. A worker may give another order with every call, so a
-        new order must not cost a request to the server.
+        *queues*: this consumer's queues in another order, for this call only. None: the consumer's own order. The
+        driver checks *queues* with ``in_order``, which raises ``OptionInvalid``. A worker may pass another order in
+        every call. So a new order must not need an additional request to the server.
         """
 
     @abstractmethod
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         """Carry out many verdicts in one round trip. Returns None or the error for each verdict.
 
-        A verdict is refused as soon as its lease has ended, even if no other consumer has the job.
+        A verdict is refused if its lease has ended, even if no other consumer has reserved the job since.
         """
 
     def exchange(
@@ -373,10 +569,10 @@ class Consumer(ABC):
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         """Settle these verdicts, then reserve jobs. A driver may do both in one round trip.
 
-        *queues* is as in ``reserve``.
+        *queues* has the same meaning as in ``reserve``.
 
-        Raises an error only if no verdict was settled. If the backend fails after settling the verdicts, this returns
-        the answers and no lease. The next call then raises the error.
+        Raises an error only if no verdict was settled. If the backend fails after it has settled the verdicts, this
+        call returns the answers without leases, and the next call raises the error.
         """
         lost = self.settle(verdicts) if verdicts else []
         try:
@@ -390,7 +586,8 @@ class Consumer(ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Make the waiting ``reserve`` return at once. If none waits, the next one returns at once. Thread-safe."""
+        """Make the waiting ``reserve`` return immediately. If no ``reserve`` waits, the next one returns immediately.
+        Thread-safe."""
 
     @abstractmethod
     def close(self) -> None:

@@ -14,7 +14,7 @@ class Finding(msgspec.Struct, frozen=True):
     The levels:
 
     - ``ok``;
-    - ``warn``: jobs work, with a weakness;
+    - ``warn``: jobs work, but a setting has a weakness;
     - ``bad``: jobs will be lost or stuck;
     - ``unknown``: the check was not possible.
     """
@@ -32,7 +32,7 @@ class SchemaState(msgspec.Struct, frozen=True):
     """The version of a store's tables, compared with the version that multiq needs."""
 
     state: Literal["ready", "missing", "older", "newer"]
-    """``ready``: usable, also if the tables are newer and declared compatible. ``newer``: unusable."""
+    """``ready``: usable, even if the tables are newer and declared compatible. ``newer``: unusable."""
     found: int
     """The version of the tables. 0: there are no tables."""
     needed: int
@@ -40,7 +40,7 @@ class SchemaState(msgspec.Struct, frozen=True):
 
 
 class Schema(ABC):
-    """A store's tables. An operator migrates them with ``multiq schema``."""
+    """A store's tables. An operator migrates the tables with ``multiq schema``."""
 
     @abstractmethod
     def check(self) -> SchemaState:
@@ -48,7 +48,8 @@ class Schema(ABC):
 
     @abstractmethod
     def up(self) -> list[str]:
-        """Run the missing migrations, and return their names. Safe while workers run, and in two processes at once.
+        """Run the missing migrations, and return their names. A call is safe while workers run, and while another
+        process makes the same call.
 
         Raises ``BackendError``. Raises ``SchemaNotReady`` if the database user may not change the tables.
         """

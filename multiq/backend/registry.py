@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from typing import TYPE_CHECKING, Any, cast
 
+from multiq.driverkit.fork import forks
 from multiq.errors import BackendNotInstalled, DriverInvalid, MultiqError
-from multiq.settings.url import parse_url, split
+from multiq.settings.url import has_store, parse_url, split
 
 from .capabilities import Capabilities
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 GROUP = "multiq.backends"
 
+#: names and classes of backends for tests. They are not listed among the backends, because they keep no jobs
+FOR_TESTS = {"sync": "SyncBackend", "null": "NullBackend"}
+
 #: URL scheme -> name of the driver, if the names differ
 ALIASES = {"rediss": "redis"}
 
@@ -22,13 +27,22 @@ ALIASES = {"rediss": "redis"}
 def open_backend(url: str, *, create: bool = True) -> Backend:
     """Construct the backend of a URL, without connecting. Raises ``UrlInvalid``, ``BackendNotInstalled``.
 
-    ``create=False`` is for commands that only read. The backend then creates no file and no tables. Its calls raise
-    ``BackendError`` if these are missing, for example because the path is wrong.
+    ``create=False`` is for commands that only read. The backend then creates no file and no tables. The backend's calls
+    raise ``BackendError`` if the file or the tables are missing, for example because the path is wrong.
     """
-    scheme = split(url).scheme
-    name = scheme.partition("+")[0]
-    driver = load_driver(ALIASES.get(name, name))
-    return driver.from_url(parse_url(url, driver.options, create=create))
+    with forks.opening:
+        if "store=" in url and has_store(url):
+            # loaded by name, like a driver: few programs need it, and an import at the top would be a cycle
+            opening = importlib.import_module("multiq.backend.paired.opening")
+            return cast("Backend", opening.open_paired(url, driver_of, create=create))
+        driver = driver_of(url)
+        return driver.from_url(parse_url(url, driver.options, create=create))
+
+
+def driver_of(url: str) -> type[Backend]:
+    """Return the class of a URL's driver. Raises ``UrlInvalid``, and the errors of ``load_driver``."""
+    name = split(url).scheme.partition("+")[0]
+    return load_driver(ALIASES.get(name, name))
 
 
 def load_driver(name: str) -> type[Backend]:
@@ -37,7 +51,7 @@ def load_driver(name: str) -> type[Backend]:
     Raises ``BackendNotInstalled`` if the driver is missing or cannot be imported. Raises ``DriverInvalid`` if the class
     is not a driver, or if its capabilities contradict its methods.
     """
-    driver = load(GROUP, name)
+    driver = _load_for_tests(name) if name in FOR_TESTS else load(GROUP, name)
     if not isinstance(getattr(driver, "declared", None), Capabilities):
         raise DriverInvalid(
             f"the {name} backend must be a subclass of multiq.backend.Backend whose `declared` is its capabilities, "
@@ -50,7 +64,7 @@ def load(group: str, name: str) -> Any:
     """Return the object that *name* registers in an entry-point group. Raises the errors of ``load_driver``."""
     from stevedore.exception import MultipleMatches
     from stevedore.extension import error_on_conflict
-    from stevedore.named import NamedExtensionManager  # DriverManager logs a warning for a missing name in any case
+    from stevedore.named import NamedExtensionManager  # logs no warning for a missing name, unlike DriverManager
 
     try:
         manager: NamedExtensionManager[Any] = NamedExtensionManager(
@@ -95,6 +109,12 @@ def backends_with(power: str) -> list[str]:
     return found
 
 
+def _load_for_tests(name: str) -> Any:
+    from importlib import import_module
+
+    return getattr(import_module("multiq.testing.backends"), FOR_TESTS[name])
+
+
 def _reraise(_manager: object, _entrypoint: object, exc: BaseException) -> None:
     raise exc
 
@@ -107,7 +127,7 @@ def _not_installed(name: str) -> str:
 
 
 def _extra(name: str) -> str:
-    """Return the advice to install a driver's extra of multiq. Empty if there is no such extra."""
+    """Return the advice to install the extra of multiq that has this driver. Empty if multiq has no such extra."""
     from importlib.metadata import metadata
 
     extras = metadata("multiq").get_all("Provides-Extra") or []

@@ -10,8 +10,13 @@ import msgspec
 from multiq.errors import OptionInvalid
 from multiq.formatting import shown
 
+from .limits import Gate  # noqa: TC001 - msgspec reads a stored job's types
+from .unique import UniqueKey  # noqa: TC001
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from .effects import After
 
 PRIORITY_DEFAULT = 1024
 PRIORITY_MAX = 2**32 - 1  # beanstalkd's range
@@ -21,21 +26,23 @@ DELAY_MAX = 100 * 365 * 86400.0  # seconds in a century; a larger number is prob
 
 
 class State(enum.StrEnum):
-    """The state of a job. A job is READY when its due time is past, and when its lease has ended."""
+    """The state of a job. A delayed job becomes READY at its due time, and a reserved job when its lease ends."""
 
     READY = "ready"
     DELAYED = "delayed"
     RESERVED = "reserved"
     BURIED = "buried"
+    HELD = "held"
+    """The job waits for arrivals (``Terms.awaits``)."""
     GONE = "gone"
     """The job was acked or deleted. Only ``JobHandle.state`` returns this state."""
 
 
-STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
+STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, State.BURIED, State.HELD)
 
 
 def check_state(state: str) -> State:
-    """Return the stored state of this name. Raises ``OptionInvalid``."""
+    """Return the state with this name. Raises ``OptionInvalid`` if no stored job can have such a state."""
     if state in STORED_STATES:
         return State(state)
     name = state.value if isinstance(state, State) else state
@@ -44,8 +51,21 @@ def check_state(state: str) -> State:
 
 
 def check_states(states: Iterable[str] | str) -> list[State]:
-    """Return the stored states of these names, or of a single name. Raises ``OptionInvalid``."""
+    """Return the states with these names. *states* may also be a single name. Raises the errors of ``check_state``."""
     return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """The conditions of a job's start apart from its due time, and the job's unique key."""
+
+    awaits: int = 0
+    """The job is held until this number of different members have arrived (``Arrive``). Needs the capability
+    ``holds``."""
+    unique: UniqueKey | None = None
+    """The job is not added while another job of its queue has this key. Needs the capability ``unique``."""
+    gates: tuple[Gate, ...] = ()
+    """At most four different gates. The job is handed out only while all its gates are open. Needs the capability
+    ``limits``."""
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -53,14 +73,16 @@ class NewJob(msgspec.Struct, frozen=True):
 
     body: bytes
     id: str
-    """The caller's id for the job. A backend without ``client_ids`` ignores it and chooses another id."""
+    """The caller's id for the job. A backend without ``client_ids`` ignores this id and chooses another one."""
     priority: int = PRIORITY_DEFAULT
     delay: float = 0.0
     ttr: float = TTR_DEFAULT
+    terms: Terms | None = None
+    """With ``awaits`` the delay begins when the job is no longer held."""
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A reservation of a job, which ends ``ttr`` seconds after the reserve or the last touch."""
+    """A reservation of a job. The lease ends ``ttr`` seconds after the reserve or the last touch."""
 
     queue: str
     id: str
@@ -74,24 +96,31 @@ class Lease(msgspec.Struct, frozen=True):
     crashes: int
     """The number of earlier reservations that ended without a verdict."""
     kicks: int
-    """The number of kicks of the buried job."""
+    """How often the job was kicked while it was buried."""
     age: float
     """Seconds since the job was enqueued or rescheduled, by the server's clock."""
+    memo: bytes = b""
+    """The bytes that an earlier verdict stored for the next reservation (``After.memo``)."""
+    doomed: str = ""
+    """The reason why the job must not run (``Arrive.doom``). Empty: it may run."""
 
 
 class Ack(msgspec.Struct, frozen=True):
     """A verdict that deletes the job, because it is done."""
 
     lease: Lease
+    after: After | None = None
 
 
 class Release(msgspec.Struct, frozen=True):
-    """A verdict that makes the job ready again, or delayed by ``delay`` seconds. None: the priority stays."""
+    """A verdict that makes the job ready again, or delayed by ``delay`` seconds. ``priority`` None: the priority stays
+    the same."""
 
     lease: Lease
     delay: float = 0.0
     priority: int | None = None
     reason: str | None = None
+    after: After | None = None
 
 
 class Bury(msgspec.Struct, frozen=True):
@@ -99,12 +128,14 @@ class Bury(msgspec.Struct, frozen=True):
 
     lease: Lease
     reason: str | None = None
+    after: After | None = None
 
 
 class Touch(msgspec.Struct, frozen=True):
     """A verdict that extends the lease to its full ttr from now."""
 
     lease: Lease
+    after: After | None = None
 
 
 class GiveBack(msgspec.Struct, frozen=True):
@@ -115,13 +146,15 @@ class GiveBack(msgspec.Struct, frozen=True):
 
     lease: Lease
     delay: float = 0.0
+    after: After | None = None
 
 
 class Abandon(msgspec.Struct, frozen=True):
     """A verdict that another process sends because the job's worker has died.
 
     The job is ready again, in its old position, and its attempt stays counted. Backends with the capability
-    ``portable_leases`` also count a crash. On other backends only the dead worker itself could settle the lease.
+    ``portable_leases`` also count a crash. On other backends, only the worker that reserved the job can settle it, so
+    another process's abandon is refused.
     """
 
     lease: Lease
@@ -132,7 +165,9 @@ Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack | Abandon
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored job, as ``peek`` and ``jobs`` return it. None in a field: the backend does not know the value."""
+    """A stored job, as ``peek`` and ``jobs`` return it. A field is None if the backend does not know the value, or if
+    there is none. For example, a buried or held job has no ``due_in``.
+    """
 
     queue: str
     id: str
@@ -150,13 +185,26 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the job was enqueued or rescheduled."""
     reason: str | None
     """The reason that the last release, bury or abandon gave."""
+    memo: bytes | None = None
+    """The bytes that the job's next lease has. Empty: none were stored."""
+    detail: bytes | None = None
+    """The bytes that the last release or bury stored (``After.detail``). Empty: none were stored."""
+    awaits: int | None = 0
+    """The number of arrivals that a held job still waits for. 0: the job is not held."""
+    unique_key: bytes | None = None
+    """The key that the job was enqueued with (``Terms.unique``). None: the job has no key, or the backend does not know
+    the key."""
+    held_by: str | None = None
+    """What a ready job waits for: a limit and a key, like ``limit api/7``. None: the job can be reserved, or no reserve
+    has examined the job yet.
+    """
 
 
 class Page(msgspec.Struct, frozen=True):
     """A page of a listing. Pass ``after`` to ``jobs`` to get the next page. None: this is the last page.
 
-    On a backend without ``lists_jobs``, ``after`` only says that there are more jobs. The call for the next page raises
-    ``Unsupported``.
+    On a backend without ``lists_jobs``, a page with ``after`` means that there are more jobs, but the call for the next
+    page raises ``Unsupported``.
     """
 
     jobs: list[JobRecord]
@@ -173,3 +221,4 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     buried: int | None
     paused_for: float | None
     """Seconds until the pause ends. None: the queue is not paused."""
+    held: int | None = 0

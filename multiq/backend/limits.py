@@ -1,0 +1,97 @@
+"""The interface's types for the optional capability ``limits``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_GATES = 4  # of one job
+MAX_GATE_TEXT = 200  # characters of a limit's name, and of a key
+TOP = 10  # keys that ``LimitState.top`` has
+
+
+class Gate(msgspec.Struct, frozen=True, order=True):
+    """A limit and a key that limit when a job may start. A job with gates is handed out only while all of its gates are
+    open."""
+
+    limit: str
+    """The name of a limit of the job's queue. A limit that is not stored is always open."""
+    key: str = ""
+    """Any text of at most 200 characters. The limit counts the jobs of each key separately."""
+
+    def __str__(self) -> str:
+        return f"limit {self.limit}/{self.key}" if self.key else f"limit {self.limit}"
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """How many jobs a limit admits, for each key. The core has checked the values."""
+
+    slots: int | None = None
+    """The largest number of live leases at the same time. None: no bound. 0: no job is handed out."""
+    rate: float | None = None
+    """The number of jobs that may be handed out in *per* seconds. None: no bound."""
+    per: float = 1.0
+    burst: int = 1
+    """The number of jobs that may be handed out at the same time after a pause. In t seconds, at most burst + rate * t
+    / per jobs are handed out."""
+    fair: bool = False
+    """Whether the keys take turns. If the keys take no turns, the oldest job is handed out first, whatever its key
+    is."""
+
+    def interval(self, resolution: int) -> int:
+        """Return the time between two jobs at the steady rate, in 1/*resolution* seconds, rounded up."""
+        from fractions import Fraction  # only few programs have limits with rates
+
+        if self.rate is None:
+            return 0
+        return -int(-(Fraction(self.per) * resolution / Fraction(self.rate)) // 1)
+
+
+class LimitState(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored limit, and the numbers of jobs to which it applies now."""
+
+    name: str
+    quota: Quota
+    is_pinned: bool
+    """Whether an operator has set the quota. In this case, code that has another quota does not change the stored
+    one."""
+    keys: int
+    """The number of keys with a live lease or a parked job."""
+    running: int
+    """The number of live leases."""
+    parked: int
+    """The number of ready jobs that wait in a line of this limit. The number includes jobs that the next reserve may
+    hand out."""
+    top: list[tuple[str, int, int]]
+    """At most ten keys, each with its number of live leases and its number of parked jobs. The key with the most parked
+    jobs comes first."""
+
+
+def limit_states(
+    stored: Iterable[tuple[str, Quota, bool]], counts: dict[str, dict[str, tuple[int, int]]]
+) -> list[LimitState]:
+    """Return the states, sorted by name.
+
+    - *stored*: the name and the quota of each limit, and whether it is pinned.
+    - *counts*: the number of live leases and the number of parked jobs, for each limit's name and key.
+    """
+    states = []
+    for name, quota, is_pinned in sorted(stored, key=lambda one: one[0]):
+        of_keys = [(key, *numbers) for key, numbers in counts.get(name, {}).items() if any(numbers)]
+        of_keys.sort(key=lambda one: (-one[2], -one[1], one[0]))
+        states.append(
+            LimitState(
+                name=name,
+                quota=quota,
+                is_pinned=is_pinned,
+                keys=len(of_keys),
+                running=sum(running for _, running, _ in of_keys),
+                parked=sum(parked for *_, parked in of_keys),
+                top=of_keys[:TOP],
+            )
+        )
+    return states
