@@ -1,4 +1,4 @@
-"""The adapter for ``multiq bench``. It names the file, and how durably it is written."""
+"""The adapter for ``multiq bench``. It names the file and the durability of its writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
 class SqliteAdapter(Adapter):
-    """A file. Without a server there are no counters, and the clients bear all costs."""
+    """The adapter for a file. There is no server, so there are no counters to read."""
 
     def __init__(self, url: str) -> None:
         self.url = url

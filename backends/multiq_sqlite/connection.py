@@ -25,7 +25,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from multiq.driverkit.call_retry import Attempts, Pauses
-from multiq.errors import BackendNotInstalled, BackendTimeout, BackendUnavailable
+from multiq.errors import BackendNotInstalled, BackendTimeout, BackendUnavailable, PayloadTooLarge
 
 from . import schema, write_ahead_log
 from .errors import classify, explain, is_busy
@@ -45,6 +45,8 @@ _T = TypeVar("_T")
 Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 MAX_BODY = 1_000_000_000 - 1_000  # bytes. SQLite's own limit is on a whole row.
+
+SURELY_FITS = 1_000_000  # bytes. SQLite can be built with a limit below 1 GB, but not below this size.
 
 _DATA_VERSION = "PRAGMA data_version"
 _STATEMENTS_KEPT = 128  # prepared statements per connection
@@ -80,7 +82,7 @@ class Connection:
 
     def __init__(self, pool: Pool) -> None:
         self.opened = 0
-        """How often the connection was opened. SQLite's counters of a connection start over each time."""
+        """The number of times that the connection was opened. ``PRAGMA data_version`` starts over each time."""
         self._pool = pool
         self.log = ""
         """The path of the write-ahead log. The log lies beside the file itself, not beside a symbolic link to it."""
@@ -111,7 +113,7 @@ class Connection:
         return True
 
     def refuse_if_full(self, size: int) -> None:
-        """Raise ``BackendFull`` if *size* bytes of new jobs would leave too little disk space to work off the jobs."""
+        """Raise ``BackendFull`` if *size* bytes of new jobs would leave too little disk space to finish the jobs."""
         disk_space = self._pool.disk_space
         if disk_space.is_due(size):
             self._use(lambda sqlite: disk_space.refuse_if_full(sqlite, self._pool.path, self.log, size))
@@ -120,11 +122,16 @@ class Connection:
         """Return the largest body in bytes that this build of SQLite takes."""
         return self._use(lambda sqlite: min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000))
 
+    def refuse_too_large(self, size: int, advice: str) -> None:
+        """Raise ``PayloadTooLarge`` if this build of SQLite does not take a value of *size* bytes."""
+        if size > SURELY_FITS and size > (limit := self.body_limit()):
+            raise PayloadTooLarge(size, limit, advice)
+
     def write(self, work: Callable[[Transaction], _T]) -> _T:
         """Run *work* in a transaction with the write lock. Commits at the end, and rolls back on any exception.
 
         ``BEGIN IMMEDIATE`` takes the lock when the transaction begins. A transaction that reads first and takes the
-        lock later fails at once if another transaction wrote in between.
+        lock later fails without waiting if another transaction wrote in between.
         """
 
         def transact(sqlite: sqlite3.Connection) -> _T:
@@ -141,7 +148,7 @@ class Connection:
         return self._use(transact, is_repeatable=False)
 
     def write_single(self, statement: Callable[[Transaction], None]) -> None:
-        """Run a single *statement*. SQLite makes it a transaction of its own.
+        """Run a single *statement*. SQLite runs it as a separate transaction.
 
         The statement is repeated while the file is locked. An attempt that failed because of the lock has changed
         nothing.
@@ -155,6 +162,8 @@ class Connection:
 
     def close(self) -> None:
         """Close the connection until it is used again."""
+        if fork_guard.is_forking_here:  # the collector closes a consumer; this thread holds the lock already
+            return
         with self._lock:
             self._drop()
 
@@ -165,12 +174,12 @@ class Connection:
     def _use(
         self, work: Callable[[sqlite3.Connection], _T], timeout: float | None = None, *, is_repeatable: bool = True
     ) -> _T:
-        """Run *work* with the sqlite3 connection, under the lock. If *is_repeatable*, it is repeated while the file is
-        locked.
+        """Run *work* with the sqlite3 connection, under the lock. With *is_repeatable*, *work* is repeated while the
+        file is locked.
 
-        This is not a context manager of ``contextlib``'s. Ctrl-C or a time limit may raise an exception outside the
-        manager's generator. The generator would then hold the lock and the transaction for as long as the traceback is
-        referenced.
+        This method is not a generator with ``contextlib.contextmanager``. Ctrl-C or a time limit may raise an exception
+        while such a generator is suspended. The generator would then hold the lock and the transaction for as long as
+        the traceback is referenced.
         """
         patience = self._pool.timeout if timeout is None else timeout
         with self._lock:
@@ -199,8 +208,8 @@ class Connection:
     def _limit_log(self, sqlite: sqlite3.Connection) -> None:
         """Restart the log if it is long.
 
-        The log's size is checked at intervals of time. A check after a number of commits would not do, because one
-        large batch may be megabytes.
+        The log's size is checked at intervals of time. It is not checked after a number of commits, because a single
+        large batch may have megabytes.
         """
         if time.monotonic() < self._pool.next_log_check_at:
             return
@@ -222,8 +231,9 @@ class Connection:
                 with contextlib.suppress(sqlite3.Error):
                     sqlite.close()
             finally:
-                # Not before it is closed: a fork in the middle of the close leaves the child a copy that has locks. If
-                # this names the copy, the child does not use its file.
+                # The attribute is cleared after the close, not before. If a fork happens during the close, the child
+                # gets a copy that has locks. The child finds the copy in this attribute, and therefore does not use the
+                # file.
                 self._sqlite = None
 
     # --- forks ---
@@ -243,7 +253,7 @@ class Connection:
         self._lock.release()
 
     def reset_in_child(self) -> tuple[sqlite3.Connection | None, FileIdentity]:
-        """Make a new lock. Returns the file's identity, and the sqlite3 connection if the parent could not close it."""
+        """Make a new lock. Returns the sqlite3 connection if the parent could not close it, and the file's identity."""
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
         return inherited, self._file
@@ -335,7 +345,7 @@ def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> No
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    # This is retried because even this statement reads the file. A process that closes the file may have locked it.
+    # Even this statement reads the file, which another process locks while it closes the file.
     retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
     (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":
@@ -346,8 +356,8 @@ def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: f
     retry_while_locked(lambda: schema.prepare(sqlite, path), timeout, path)
     sqlite.execute(f"PRAGMA journal_size_limit = {write_ahead_log.LONG}")  # the log's size after a restart
     sqlite.execute("PRAGMA temp_store = MEMORY")
-    sqlite.execute("PRAGMA trusted_schema = OFF")  # Triggers of the file then call no function with side effects.
-    # This is the default in Debian's build. Decision 23 explains FAST.
+    sqlite.execute("PRAGMA trusted_schema = OFF")  # Then triggers cannot call functions with side effects.
+    # Debian builds SQLite with secure_delete on. Decision 23 explains FAST.
     if sqlite.execute("PRAGMA secure_delete").fetchone() == (1,):
         sqlite.execute("PRAGMA secure_delete = FAST")
     for text in script("moves"):

@@ -128,7 +128,7 @@ def _space(folder: Path) -> Finding:
             "warn",
             "free space",
             f"{free / 1e6:,.0f} MB are left",
-            f"make room: without {KEPT_BACK / 1e6:,.0f} MB new jobs are refused, without any all calls are",
+            f"make room: below {KEPT_BACK / 1e6:,.0f} MB, multiq refuses new jobs; on a full disk, all calls fail",
         )
     return Finding("ok", "free space", f"{free / 1e9:,.1f} GB are left")
 
@@ -140,7 +140,9 @@ def _file_findings(path: Path) -> Iterator[Finding]:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        yield Finding("unknown", "file", f"{path} is not there yet: the first job creates it", "check again when it is")
+        yield Finding(
+            "unknown", "file", f"{path} is not there yet: the first job creates it", "run this command again after that"
+        )
     except OSError as exc:
         yield Finding("bad", "file", f"this user cannot reach it: {exc.strerror}", f"chmod u+x {path.parent}")
     else:
@@ -199,7 +201,10 @@ def _journal(mode: str) -> Finding:
 def _tables(version: int | None) -> Finding:
     if version is None:
         return Finding(
-            "unknown", "tables", "multiq has not made its tables in this file yet", "check again when it has"
+            "unknown",
+            "tables",
+            "multiq has not made its tables in this file yet",
+            "run this command again after the first job",
         )
     if version < schema.VERSION:
         return Finding("ok", "tables", f"version {version}: the next call upgrades them to {schema.VERSION}")
@@ -207,9 +212,9 @@ def _tables(version: int | None) -> Finding:
 
 
 def survives(synchronous: str, folder: Path) -> Survives:
-    """Return the worst event that a job survives once its enqueue has returned.
+    """Return the worst event that a job survives after its enqueue has returned.
 
-    If the folder is in a file system in memory, a job survives no crash of the machine.
+    If the folder is in a file system in memory, a job does not survive a crash of the machine.
     """
     if synchronous != "full" or file_system_of(Path(os.path.realpath(folder))) in _VOLATILE:
         return "server crash"
@@ -218,11 +223,13 @@ def survives(synchronous: str, folder: Path) -> Survives:
 
 def _synchronous(setting: str) -> Finding:
     if setting == "full":
-        return Finding("ok", "synchronous", "full: what was acknowledged survives a crash of the machine")
+        return Finding(
+            "ok", "synchronous", "full: once a call has returned, its jobs and verdicts survive a power loss"
+        )
     return Finding(
         "warn",
         "synchronous",
-        f"{setting}: of what came since its log was last moved into it, however long ago, a power failure loses what "
-        "the kernel has not written by itself; killed processes lose nothing",
-        "leave ?synchronous= out of the URL unless that is meant",
+        f"{setting}: a power failure may undo all commits since the last checkpoint, however long ago that was; a "
+        "killed process loses nothing",
+        "leave ?synchronous= out of the URL, unless jobs may be lost",
     )

@@ -53,7 +53,7 @@ def is_busy(exc: sqlite3.Error) -> bool:
 
 
 def classify(exc: sqlite3.Error) -> Failure:
-    """Return the class of an error of SQLite's. A statement that failed because of a lock has changed nothing."""
+    """Return the class of an error of SQLite. A statement that failed because of a lock has changed nothing."""
     return Failure.CONFLICT if is_busy(exc) else Failure.FINAL
 
 

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from multiq.driverkit.external_transaction import explained, unwrap
-from multiq.errors import BackendTimeout, OptionInvalid
+from multiq.errors import BackendTimeout, ConnectionElsewhere, OptionInvalid
 
 from . import schema
 from .connection import Transaction, require_library
 from .errors import explain, is_busy, primary_code
-from .records import insert, size_of
+from .records import size_of
+from .unique import insert_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -49,8 +50,12 @@ class ExternalTransaction:
             self._caller = unwrap(connection, (sqlite3.Connection,), _ACCEPTED)
             self._sqlite = _sqlite_connection(self._caller)
 
-    def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
-        """Add jobs. The jobs exist once the caller commits, or at once if the connection commits by itself."""
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> list[str]:
+        """Add jobs, and return the ids that ``Backend.enqueue`` returns.
+
+        The jobs exist when the caller has committed. If the connection commits by itself, they exist when this method
+        returns.
+        """
         with explained(self._translate):
             # The tables are created first. Any statement on the caller's connection may begin a read transaction. A
             # connection in such a transaction does not see tables that are made later.
@@ -58,12 +63,15 @@ class ExternalTransaction:
             self._caller.begin()
             name = self._schema_name()
 
+            ids: list[str] = []
+
             def add() -> None:
                 if not has_tables:
                     self._create_tables(name)
-                insert(Transaction(self._sqlite), queue, jobs, clock(), name)
+                ids.extend(insert_all(Transaction(self._sqlite), queue, jobs, clock(), name))
 
             self._write(add)
+        return ids
 
     # --- the file ---
 
@@ -80,7 +88,7 @@ class ExternalTransaction:
             if file and _is_same(file, self._pool.path):
                 return '"' + name.replace('"', '""') + '"'
         others = " and ".join(file or "an in-memory database" for name, file in files if name != "temp")
-        raise OptionInvalid(
+        raise ConnectionElsewhere(
             f"connection= is open on {others}, but the jobs are in {self._pool.path}: pass a connection to the jobs' "
             "file, or ATTACH that file to this connection"
         )
@@ -112,17 +120,17 @@ class ExternalTransaction:
     # --- the transaction ---
 
     def _write(self, work: Callable[[], None]) -> None:
-        """Run all of *work* in the caller's transaction, or nothing of it.
+        """Run *work* in the caller's transaction. After an error, nothing that *work* has done takes effect.
 
-        This is not a context manager of ``contextlib``'s, for the reason in ``Connection._use``. An asynchronous
-        exception may leave such a manager's generator suspended when half of the batch is written. The caller may then
-        commit that half while it handles the exception.
+        This method is not a generator with ``contextlib.contextmanager``. Ctrl-C or a time limit may raise an exception
+        that leaves such a generator suspended when half of the batch is written. The caller may then commit that half
+        while it handles the exception.
         """
         began = self._begin_if_python_would()
         try:
             self._sqlite.execute("SAVEPOINT multiq")
             work()
-            self._sqlite.execute("RELEASE multiq")  # This commits if no transaction is open.
+            self._sqlite.execute("RELEASE multiq")  # This commits if no transaction was open before the savepoint.
         except BaseException:
             self._try_execute("ROLLBACK TO multiq")
             self._try_execute("RELEASE multiq")
@@ -139,7 +147,8 @@ class ExternalTransaction:
         return True
 
     def _try_execute(self, text: str) -> None:
-        """Run a statement that undoes work after an error. It fails if SQLite has already rolled back by itself."""
+        """Run a statement that undoes work after an error. The statement fails if SQLite has already rolled back by
+        itself."""
         with contextlib.suppress(sqlite3.Error):
             self._sqlite.execute(text)
 
@@ -155,7 +164,8 @@ class ExternalTransaction:
         if is_busy(exc):
             return BackendTimeout(
                 f"connection= could not get the lock to write {self._pool.path} ({exc}): begin the transaction "
-                "with BEGIN IMMEDIATE, because one that began by reading cannot write after another connection has"
+                "with BEGIN IMMEDIATE, because one that began with a read cannot write after another connection has "
+                "written"
             )
         if primary_code(exc) == sqlite3.SQLITE_READONLY:  # The file itself is writable, because the pool has opened it.
             return OptionInvalid(
@@ -166,8 +176,8 @@ class ExternalTransaction:
 
 
 class _AsyncioConnection:
-    """An aiosqlite connection that has the methods of ``sqlite3`` which this module uses. SQLAlchemy's adapter runs
-    them.
+    """Gives an aiosqlite connection the methods of ``sqlite3`` that this module uses. SQLAlchemy's adapter runs the
+    methods.
     """
 
     def __init__(self, caller: ExternalConnection) -> None:
@@ -212,11 +222,11 @@ def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
         return caller.driver
     if caller.library == "aiosqlite":
         return cast("sqlite3.Connection", _AsyncioConnection(caller))
-    raise OptionInvalid(f"connection= must be {_ACCEPTED}, not one over a {type(caller.driver).__name__}")
+    raise ConnectionElsewhere(f"connection= must be {_ACCEPTED}, got one over a {type(caller.driver).__name__}")
 
 
 def _decoded(text: bytes, x: bytes) -> str:
-    """Decode a database's text, in UTF-8 or in UTF-16 of either byte order.
+    """Decode a database's text. The text is in UTF-8, or in UTF-16 with either byte order.
 
     *x* is the letter x as the database encodes it. It shows which encoding the database uses.
     """

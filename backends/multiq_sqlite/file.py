@@ -1,9 +1,9 @@
 """The file: its path, its identity, how it is created, and the free space on its disk.
 
 When a disk is nearly full, new jobs are refused while there is still enough space to work off the existing jobs. Even
-an ack needs space, because it is written to the log. The log can restart only after all of it has been moved into the
-file, and the file grows by the pages that are new. On a disk that is full to the last byte, the file cannot grow and
-the log cannot restart. No job can be acked, released or deleted then.
+an ack needs space, because it is written to the log. Before the log can restart, all of it must be moved into the file.
+The file then grows by the new pages. If a disk is full to the last byte, the file cannot grow and the log cannot
+restart. In this state, no job can be acked, released or deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FileIdentity: TypeAlias = "tuple[int, int] | None"
 # bytes. The log has this size while many processes work. On a small disk, an eighth of the disk is kept free.
 KEPT_BACK = 16_000_000
 
-_GROWTH = 3  # The most bytes that one byte of new jobs takes, in the log, in the file, and in half-empty pages.
+_GROWTH = 3  # One byte of new jobs takes at most this many bytes: in the log, in the file, and in half-empty pages.
 _CHECK_PAUSE = 0.05  # seconds between two checks. A check takes 10 us.
 _CHECK_EVERY = 250_000  # bytes of new jobs between two checks
 
@@ -54,10 +54,11 @@ def file_identity(path: str) -> FileIdentity:
 
 
 def create_file(path: str) -> None:
-    """Create the file with mode 600. SQLite would use the umask. Its -wal and -shm files get the same mode.
+    """Create the file with mode 600. SQLite itself would use the umask. The -wal and -shm files get the mode of the
+    file.
 
-    The file is created under a lock, and only if it does not exist. If a file that is in use were closed
-    here, the process would lose all its locks on the file, including those of other threads' connections.
+    The file is created under a lock, and only if it does not exist. If this function opened and closed a file that is
+    in use, the process would lose all its locks on the file, including those of other threads' connections.
     """
     with create_lock:
         if _is_there(path):

@@ -1,8 +1,8 @@
 """The file watch lets an idle consumer sleep until any process writes to SQLite's log. It uses inotify on Linux.
 
 An event is only a hint. It arrives when the writing of a commit begins, a moment before readers can see the commit.
-Systems other than Linux have no such events. A consumer therefore also polls, often after a hint, and rarely without
-one. On some overlay file systems, commits cause no hints. A consumer that notices this stops relying on hints.
+Systems other than Linux have no such events. So a consumer also polls: often after a hint, and rarely without a hint.
+On some overlay file systems, commits cause no hints. A consumer that notices this stops relying on hints.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FileWatch:
         if libc is None:
             return None
         inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if inotify < 0:  # By default a user may have 128 of them.
+        if inotify < 0:  # By default, a user may have 128 inotify instances.
             return None
         if libc.inotify_add_watch(inotify, os.fsencode(log), _IN_MODIFY | _IN_ATTRIB) < 0:
             os.close(inotify)
@@ -56,7 +56,7 @@ class FileWatch:
 
     def release(self) -> None:
         """End the wait. The notifier of this process calls this method."""
-        with contextlib.suppress(BlockingIOError):  # If the pipe is full, it already has a byte that ends the wait.
+        with contextlib.suppress(BlockingIOError):  # A full pipe already has a byte that ends the wait.
             os.write(self._writer, b"!")
 
     def close(self) -> None:

@@ -24,18 +24,18 @@ _FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to e
 class ForkGuard:
     """Closes every connection before a fork.
 
-    SQLite records in the process's memory which locks it holds. A child that inherits this record would treat its
-    parent's locks as its own.
+    SQLite records in the process's memory which locks the process holds. A child that inherits this record would treat
+    its parent's locks as its own.
 
     A connection that another thread uses for too long stays open, and the child gets a copy of it. The child never
-    closes the copy, because that would roll back the parent's transaction in the memory that both processes share. The
-    child also refuses to use that file. A write would wait for ever for the lock of that transaction, and a read would
-    take no lock.
+    closes the copy. A close would roll back the parent's transaction in the memory that both processes share. The
+    child also refuses every call that would use the file of this connection. In the child, a write would wait for ever
+    for the lock of that transaction, and a read would take no lock.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        """Held while a set of connections changes or is read."""
+        """A thread holds this lock while it reads or changes the set of connections of this object or of a pool."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed: list[Connection] = []
         self._has_create_lock = False
@@ -47,6 +47,11 @@ class ForkGuard:
         """Close this connection before each fork, for as long as it exists."""
         with self.lock:
             self._connections.add(connection)
+
+    @property
+    def is_forking_here(self) -> bool:
+        """Whether this thread is between the hooks of a fork. All connections that can be closed are closed then."""
+        return self._forking_thread == threading.get_ident()
 
     def refuse(self, path: str) -> None:
         """Raise ``BackendUnavailable`` in a child that has inherited an open connection to the file at *path*."""
@@ -60,16 +65,17 @@ class ForkGuard:
     def _before(self) -> None:
         """Lock and close all connections.
 
-        If a signal handler raises an exception in this method, Python forks all the same. ``_closed`` therefore lists
-        the connections that are locked, and the wait for the first lock goes on after the exception. Another thread has
-        that lock while it closes connections, and a child of such a moment would inherit SQLite's locks. The exception
-        is raised again at the end.
+        If a signal handler raises an exception in this method, Python still forks. ``_closed`` lists the connections
+        that are locked at that time. Exactly these connections are unlocked after the fork.
+
+        After such an exception, the wait for ``self.lock`` continues. The exception is raised again at the end. Another
+        thread may hold this lock while it closes connections. A child forked at that time would inherit SQLite's locks.
         """
         held: list[bool] = []
         interruption: BaseException | None = None
         while not held:
             try:
-                # One call of C code: an exception cannot come between the lock's acquisition and the note of it.
+                # C code acquires the lock and extends the list, so no exception can be raised between the two.
                 held.extend(map(self.lock.acquire, (True,)))
             except BaseException as exc:  # noqa: BLE001 - raised again below
                 interruption = exc
@@ -80,13 +86,14 @@ class ForkGuard:
                 if connection.close_for_fork(deadline):
                     self._closed.append(connection)
         finally:
-            create_lock.acquire()  # This lock is taken last, because a thread that holds it waits for no other lock.
+            create_lock.acquire()  # This lock is last: a thread that holds it never waits for another lock.
             self._has_create_lock = True
         if interruption is not None:
             raise interruption
 
     def _in_parent(self) -> None:
-        if self._forking_thread != threading.get_ident():  # A signal handler raised before the thread was noted.
+        # If the two differ, a signal handler raised an exception before ``_before`` set ``_forking_thread``.
+        if self._forking_thread != threading.get_ident():
             return
         for connection in self._closed:
             connection.unlock_in_parent()
@@ -95,7 +102,8 @@ class ForkGuard:
     def _in_child(self) -> None:
         kept = [connection.reset_in_child() for connection in self._connections]
         self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
-        # As above. The lock may belong to a thread of the parent that does not exist in the child.
+        # If the two differ, a signal handler raised an exception before ``_before`` set ``_forking_thread``. The lock
+        # may then belong to another thread, which does not exist in the child.
         if self._forking_thread != threading.get_ident():
             self.lock = threading.Lock()
             self.lock.acquire()

@@ -18,7 +18,7 @@ _LOCKS = "/proc/locks"
 
 
 def write_lock_owner(path: str) -> int | None:
-    """Return the id of the process that has the write lock. None if no process has it, or if the owner is unknown."""
+    """Return the id of the process that has the write lock. None: no process has the lock, or the owner is unknown."""
     path = os.path.realpath(path)
     wanted = {_inode(path + "-shm"): (_WAL_WRITE_LOCK, _WAL_WRITE_LOCK), _inode(path): (_PENDING_BYTE, sys.maxsize)}
     try:
@@ -36,10 +36,10 @@ def write_lock_owner(path: str) -> int | None:
 
 
 def refuse_own_lock(path: str) -> None:
-    """Raise ``LockedByCaller`` if only this thread could end the transaction that has the write lock.
+    """Raise ``LockedByCaller`` if no other thread could end the transaction that has the write lock.
 
-    That is certain if this process has the lock, and this thread is its only thread. The lock then belongs to a
-    transaction of the caller. This thread cannot end that transaction while it waits here.
+    This holds if this process has the lock, and this thread is its only thread. The lock then belongs to a transaction
+    of the caller. This thread cannot end that transaction while it waits for the lock.
     """
     if write_lock_owner(path) == os.getpid() and len(sys._current_frames()) == 1:  # noqa: SLF001 - documented; has all threads
         raise LockedByCaller(

@@ -15,6 +15,7 @@ from multiq.backend import DELAY_MAX, PRIORITY_DEFAULT, TTR_DEFAULT
 from multiq.driverkit.clock import SECOND
 
 from .errors import MalformedRecord
+from .records import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,15 +33,15 @@ QUEUE = "unreadable"
 """The queue for jobs whose own queue cannot be read."""
 
 _SLICE = 1_000  # records read by one statement, and changed in one transaction
-_MAX_ATTEMPTS = 10  # A program that keeps writing such records therefore cannot block a call for ever.
-_SHOWN = 40  # bytes of an id that is not text
+_MAX_ATTEMPTS = 10  # another program may write such records again and again; this limit ends the call
+_SHOWN = 40  # bytes that a log message shows of an id that is not text
 _REASON = "reason is not text"
 LONGEST_TTR = round(DELAY_MAX * SECOND)
 MOST_COUNTED = 2**62
 
 
 class _Suspect(NamedTuple):
-    """A record that ``sql/suspects.sql`` has read. It has texts as bytes, and the types of the stored values."""
+    """A row that ``sql/suspects.sql`` has read. Texts are bytes. ``*_type`` is the type of the stored value."""
 
     seq: int
     queue: bytes
@@ -59,6 +60,7 @@ class _Suspect(NamedTuple):
     kicks: int | None
     token_type: str
     has_body: int
+    has_terms: int
 
 
 def bury_and_repeat(pool: Pool, clock: Clock, call: Callable[[], _T], failure: MalformedRecord) -> _T:
@@ -77,7 +79,7 @@ def bury_and_repeat(pool: Pool, clock: Clock, call: Callable[[], _T], failure: M
 
 
 def bury_malformed(pool: Pool, clock: Clock) -> int:
-    """Bury all records that cannot be read. Returns the number of changed records and pauses."""
+    """Bury all records that cannot be read. Returns the number of changed records, pauses, outcomes and notes."""
     changed = 0
     with pool.borrowed() as connection:
         is_utf8 = connection.select("encoding") == [("UTF-8",)]
@@ -87,6 +89,8 @@ def bury_malformed(pool: Pool, clock: Clock) -> int:
             changed += _change(connection, found, clock, is_utf8=is_utf8) if found else 0
             after = suspects[-1].seq
         changed += connection.write(lambda transaction: _forget_pauses(transaction, is_utf8))
+        changed += _forget(connection, "outcome", is_utf8)
+        changed += _forget(connection, "note", is_utf8)
     return changed
 
 
@@ -100,6 +104,8 @@ def _change(connection: Connection, seqs: list[int], clock: Clock, *, is_utf8: b
             if suspect is None or suspect.seq != seq or not (faults := _faults(suspect, is_utf8)):
                 continue  # Another call has deleted or buried it.
             transaction.execute(*_correction(suspect, faults, clock(), is_utf8))
+            if not suspect.has_body:
+                transaction.execute("restore_body", {"seq": seq})
             changed += 1
             _log.warning("a job that could not be read was buried, number %d: %s", seq, "; ".join(faults))
         return changed
@@ -124,13 +130,16 @@ def _faults(suspect: _Suspect, is_utf8: bool) -> list[str]:
         faults.append("token is not a whole number")
     if not suspect.has_body:
         faults.append("body is missing")
+    if not suspect.has_terms:
+        faults.append("what it waits for is missing")
     if suspect.reason is not None and _text(suspect.reason, suspect.reason_type, is_utf8) is None:
         faults.append(_REASON)
     return faults
 
 
 def _correction(suspect: _Suspect, faults: list[str], now: int, is_utf8: bool) -> tuple[str, dict[str, Any]]:
-    """Return the statement that makes a record readable. It also buries the job, unless only the reason is at fault."""
+    """Return the statement that makes a record readable. The statement also buries the job, unless the only fault is in
+    the stored reason."""
     if faults == [_REASON]:
         return "reword", {"seq": suspect.seq, "reason": (suspect.reason or b"").decode("utf-8", "backslashreplace")}
     is_named = _text(suspect.id, suspect.id_type, is_utf8) is not None
@@ -158,6 +167,36 @@ def _forget_pauses(transaction: Transaction, is_utf8: bool) -> int:
     return len(doomed)
 
 
+def _forget(connection: Connection, kind: str, is_utf8: bool) -> int:
+    """Delete outcomes or notes that cannot be read. Returns their number."""
+    suspects_of, forget_these = _FORGOTTEN[kind]
+
+    def forget(transaction: Transaction) -> int:
+        forgotten = 0
+        for seq in doomed:
+            row = transaction.execute(suspects_of, {"after": seq - 1, "limit": 1}).fetchone()
+            if row is None or row[0] != seq or not _is_malformed(row, is_utf8):
+                continue  # Another call has deleted or replaced it.
+            transaction.execute(forget_these, {"seqs": as_json([seq])})
+            forgotten += 1
+            _log.warning("the %s number %d was deleted, because it could not be read", kind, seq)
+        return forgotten
+
+    doomed: list[int] = []
+    after = -(2**63)
+    while suspects := connection.select(suspects_of, {"after": after, "limit": _SLICE}):
+        doomed += [row[0] for row in suspects if _is_malformed(row, is_utf8)]
+        after = suspects[-1][0]
+    return connection.write(forget) if doomed else 0
+
+
+def _is_malformed(row: tuple[Any, ...], is_utf8: bool) -> bool:
+    _, home, home_type, name, name_type, has_malformed_number = row
+    return (
+        bool(has_malformed_number) or _text(home, home_type, is_utf8) is None or _text(name, name_type, is_utf8) is None
+    )
+
+
 def _text(stored: bytes, kind: str, is_utf8: bool) -> str | None:
     if kind != "text":
         return None
@@ -169,9 +208,12 @@ def _text(stored: bytes, kind: str, is_utf8: bool) -> str | None:
         return None
 
 
+#: The statements that find suspect records of other kinds, and that delete the malformed ones.
+_FORGOTTEN = {"outcome": ("suspect_outcomes", "forget"), "note": ("suspect_notes", "forget_notes")}
+
 #: The minimum and the maximum of each column, and the replacement for other values.
 _RANGES = {
-    "state": (0, 3, 3),
+    "state": (0, 5, 3),
     "priority": (-(2**63), 2**63 - 1, PRIORITY_DEFAULT),
     "due_at": (-(2**63), 2**63 - 1, 0),
     "ttr": (1, LONGEST_TTR, round(TTR_DEFAULT * SECOND)),

@@ -23,7 +23,8 @@ _notifiers = PerProcess(Notifier)
 
 
 class Pool:
-    """The pool of connections to one file, and the settings to open it with. Does no I/O before the first call."""
+    """The pool of connections to one file, and the settings with which the file is opened. Does no I/O before the first
+    call."""
 
     def __init__(self, path: str, *, synchronous: str, timeout: float, create: bool = True) -> None:
         check_path(path)
@@ -34,7 +35,8 @@ class Pool:
         self.create = create
         """Whether a missing file, and missing tables, are created."""
         self.next_log_check_at = 0.0
-        """The monotonic time of the next check of the log's size. One connection checks for all of them."""
+        """The monotonic time of the next check of the log's size. One connection makes this check for all
+        connections."""
         self.disk_space = DiskSpace()
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -56,9 +58,7 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Connection]:
-        """Lend a connection for one call. The connection that was used last is lent, because its cache still has its
-        pages.
-        """
+        """Lend the most recently used connection for one call, because its cache still holds pages of the file."""
         try:
             connection = self._idle.pop()
         except IndexError:

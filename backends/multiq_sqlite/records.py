@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from .connection import Connection, Transaction
 
-READY, DELAYED, RESERVED, BURIED = range(4)  # the codes in the tables, in the order of STORED_STATES
+READY, DELAYED, RESERVED, BURIED, HELD = range(5)  # the codes in the tables, in the order of STORED_STATES
+PARKED = 5  # a ready job that waits in a line for a gate
+
+AFTER_READY = 2**32  # the place of parked jobs in a listing, behind all priorities
 
 # Jobs that one transaction promotes, kicks or purges. A slice holds the write lock for some milliseconds.
 SLICE = 1_000
@@ -34,7 +37,9 @@ _ROW = 200  # bytes of a job without its body, in the table and in two indexes
 
 _T = TypeVar("_T")
 
-_decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | None, int | None]]).decode
+_decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | str | None, int, int | None, int | None]]).decode
+
+_decode_gated = msgspec.json.Decoder(tuple[int, int | None]).decode
 
 
 class Outlook(NamedTuple):
@@ -45,6 +50,9 @@ class Outlook(NamedTuple):
     has_ready: bool
     due_at: int | None
     lease_ends_at: int | None
+    has_gates: bool = False
+    opens_at: int | None = None
+    """The time at which the next rate opens a gate for which jobs wait."""
 
     def has_work(self, now: int) -> bool:
         """Whether a job could be reserved."""
@@ -52,20 +60,20 @@ class Outlook(NamedTuple):
 
     def has_past_pause(self, now: int) -> bool:
         """Whether the row of a pause that has ended still exists."""
-        return 0 < self.paused_until <= now
+        return 0 < self.paused_until <= now and not self.has_gates
 
     def has_due(self, now: int) -> bool:
         """Whether a job is due and not promoted yet."""
         return any(at <= now for at in self._times())
 
     def next_change_at(self, now: int) -> int | None:
-        """Return when the next job may become reservable without any call. None if there is no such job."""
+        """Return the time at which the next delay, lease or pause ends. None: there is none."""
         if self.paused_until > now:
             return self.paused_until
         return min(self._times(), default=None)
 
     def _times(self) -> Iterator[int]:
-        return (at for at in (self.due_at, self.lease_ends_at) if at is not None)
+        return (at for at in (self.due_at, self.lease_ends_at, self.opens_at) if at is not None)
 
 
 def as_json(values: list[int] | tuple[str, ...]) -> str:
@@ -75,10 +83,14 @@ def as_json(values: list[int] | tuple[str, ...]) -> str:
 
 def outlooks(packed: str) -> list[Outlook]:
     """Decode the row that ``sql/look.sql`` returns."""
-    return [
-        Outlook(queue, paused_until or 0, bool(has_ready), due_at, lease_ends_at)
-        for queue, paused_until, has_ready, due_at, lease_ends_at in unpacked(_decode_outlooks, packed)
-    ]
+    found: list[Outlook] = []
+    for queue, paused_until, has_ready, due_at, lease_ends_at in unpacked(_decode_outlooks, packed):
+        if isinstance(paused_until, str):
+            paused, opens_at = unpacked(_decode_gated, paused_until)
+            found.append(Outlook(queue, paused, bool(has_ready), due_at, lease_ends_at, True, opens_at))
+        else:
+            found.append(Outlook(queue, paused_until or 0, bool(has_ready), due_at, lease_ends_at))
+    return found
 
 
 def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
@@ -94,11 +106,17 @@ def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
 
 def due(delay: float, now: int) -> tuple[int, int]:
     """Return the state and the due time of a job that is delayed by *delay* seconds from now."""
-    return (DELAYED, now + nanoseconds(delay)) if delay > 0 else (READY, 0)
+    return due_after(nanoseconds(delay), now) if delay > 0 else (READY, 0)
+
+
+def due_after(delay: int, now: int) -> tuple[int, int]:
+    """Return the state and the due time of a job that is delayed by *delay* nanoseconds from now."""
+    return (DELAYED, now + delay) if delay > 0 else (READY, 0)
 
 
 def clean(reason: str | None) -> str | None:
-    """Make a reason storable. An error's text may hold halves of surrogate pairs, which UTF-8 cannot encode."""
+    """Make a reason storable. The text of an error may have halves of surrogate pairs, and UTF-8 cannot encode
+    these."""
     return None if reason is None else reason.encode("utf-8", "backslashreplace").decode()
 
 
@@ -107,17 +125,31 @@ def clean(reason: str | None) -> str | None:
 
 def insert(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str = "main") -> None:
     """Insert jobs in their order. A job that exists already stays unchanged."""
+    for batch in in_batches(jobs):
+        _insert_some(transaction, queue, batch, now, schema)
+
+
+def in_batches(rows: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Split rows into batches, one for each INSERT.
+
+    The sizes are powers of two. There are then few different statements, and SQLite prepares each of them once.
+    """
     start = 0
-    while start < len(jobs):
-        # Batches have sizes that are powers of two. Few statements differ, and each of them is prepared only once.
-        size = min(_LARGEST_INSERT, 1 << ((len(jobs) - start).bit_length() - 1))
-        _insert_some(transaction, queue, jobs[start : start + size], now, schema)
+    while start < len(rows):
+        size = min(_LARGEST_INSERT, 1 << ((len(rows) - start).bit_length() - 1))
+        yield rows[start : start + size]
         start += size
 
 
-def is_large(body: bytes) -> bool:
-    """Whether a body is stored in a table of its own."""
-    return len(body) > _INLINE
+def repeated(text: str, group: str, rows: int) -> str:
+    """Return the statement *text* for several rows. *group* is the part of *text* that is repeated for each row."""
+    head, values, tail = text.partition(group)
+    return head + ", ".join([values] * rows) + tail
+
+
+def has_one_row(job: NewJob) -> bool:
+    """Whether a new job is a single row. A large body and the body of a held job are stored in another table."""
+    return job.terms is None and len(job.body) <= _INLINE
 
 
 def size_of(jobs: Sequence[NewJob]) -> int:
@@ -127,43 +159,72 @@ def size_of(jobs: Sequence[NewJob]) -> int:
 
 def _insert_some(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str) -> None:
     parameters: list[Any] = []
+    further: list[NewJob] = []  # jobs that have rows in other tables
     for job in jobs:
-        body = None if is_large(job.body) else job.body
-        parameters += (queue, now, job.id, *due(job.delay, now), job.priority, round(job.ttr * SECOND), body)
+        body: bytes | None = job.body
+        state, due_at = due(job.delay, now)
+        if job.terms is not None or len(job.body) > _INLINE:  # has_one_row, inlined on purpose: this loop is hot
+            body = None
+            further.append(job)
+            if _awaits(job) > 0:
+                state, due_at = HELD, 0
+            elif state == READY and job.terms is not None and job.terms.gates:
+                state = PARKED
+        parameters += (queue, now, job.id, state, due_at, job.priority, round(job.ttr * SECOND), body)
     transaction.execute_text(_insert_text(len(jobs), schema), parameters)
-    for job in jobs:
-        if is_large(job.body):
-            large = {"queue": queue, "id": job.id, "body": job.body}
-            transaction.execute_text(qualified("enqueue_body", schema), large)
+    for job in further:
+        own = {"queue": queue, "id": job.id}
+        transaction.execute_text(qualified("enqueue_body", schema), own | {"body": job.body})
+        if _awaits(job) > 0:
+            terms = {"awaits": _awaits(job), "delay": delay_of(job)}
+            transaction.execute_text(qualified("enqueue_terms", schema), own | terms)
+
+
+def delay_of(job: NewJob) -> int:
+    """Return the column ``delay`` of a held job. It is negative if the job has gates."""
+    delay = nanoseconds(job.delay) if job.delay > 0 else 0
+    return -1 - delay if job.terms is not None and job.terms.gates else delay
+
+
+def _awaits(job: NewJob) -> int:
+    return job.terms.awaits if job.terms is not None else 0
 
 
 @functools.lru_cache(maxsize=64)
 def _insert_text(rows: int, schema: str) -> str:
-    head, values, tail = qualified("enqueue", schema).partition("(?, ?, ?, ?, ?, ?, ?, ?)")
-    return head + ", ".join([values] * rows) + tail
+    return repeated(qualified("enqueue", schema), "(?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 # --- promotion of due jobs ---------------------------------------------------------------------------
 
 
 def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, bool]:
-    """Make due jobs ready: at most one slice whose leases have ended, and one slice whose delays have ended.
+    """Make due jobs ready: at most one slice of jobs whose leases have ended, and one slice of jobs whose delays have
+    ended.
 
-    Returns the number of these jobs, and whether they were all due jobs.
+    Returns the number of these jobs, and whether no other jobs are due.
     """
     promoted = 0
     for state, at in ((RESERVED, outlook.lease_ends_at), (DELAYED, outlook.due_at)):
         if at is not None and at <= now:
             asked = {"queue": outlook.queue, "state": state, "now": now, "limit": SLICE}
-            promoted += move(transaction, "promote", "due", asked)
+            then = "place" if outlook.has_gates else None
+            promoted += move(transaction, "promote", "due", asked, then=then)
     return promoted, promoted < SLICE
 
 
-def move(transaction: Transaction, statement: str, which: str, parameters: dict[str, Any]) -> int:
-    """Run ``sql/<statement>.sql`` on the jobs that ``sql/<which>.sql`` finds. Returns the number of jobs."""
-    seqs, count = transaction.execute(which, parameters).fetchone()
+def move(
+    transaction: Transaction, statement: str, which: str, parameters: dict[str, Any], *, then: str | None = None
+) -> int:
+    """Run ``sql/<statement>.sql`` on the jobs that ``sql/<which>.sql`` finds. Returns the number of jobs.
+
+    *then*: another statement that runs on the same jobs.
+    """
+    seqs, count, *_ = transaction.execute(which, parameters).fetchone()
     if count:
         transaction.execute(statement, {"seqs": seqs})
+        if then is not None:
+            transaction.execute(then, {"seqs": seqs})
     return int(count)
 
 
@@ -198,16 +259,26 @@ class Row(NamedTuple):
     kicks: int
     reason: str | None
     body: bytes
+    memo: bytes | None
+    detail: bytes | None
+    awaits: int | None
+    unique_key: bytes | None
 
     @property
     def place(self) -> tuple[int, int]:
         """The sort key of a listing."""
-        return (self.priority if self.state == READY else self.due_at, self.seq)
+        major = {READY: self.priority, PARKED: AFTER_READY}.get(self.state, self.due_at)
+        return major, self.seq
 
-    def record(self, queue: str, now: int) -> JobRecord:
-        """Return the public record, as of *now*."""
+    @property
+    def is_in_line(self) -> bool:
+        """Whether this is a ready job with gates."""
+        return self.state == PARKED or (self.state == READY and self.due_at != 0)
+
+    def record(self, queue: str, now: int, held_by: str | None = None) -> JobRecord:
+        """Return the public record at the time *now*."""
         kinds = tuple(map(type, self))
-        if kinds[:11] not in _KINDS or kinds[11] is not bytes:
+        if kinds[:11] not in _KINDS or kinds[11] is not bytes or kinds[14] is not int:
             raise MalformedRecord(f"columns of job number {self.seq}")
         return records.job_record(
             queue=queue,
@@ -222,16 +293,21 @@ class Row(NamedTuple):
             kicks=self.kicks,
             age=max(0, now - self.enqueued_at) / SECOND,
             reason=self.reason,
+            memo=self.memo or b"",
+            detail=self.detail or b"",
+            awaits=self.awaits or 0,
+            unique_key=self.unique_key,
+            held_by=held_by,
         )
 
 
 def effective_state(code: int, due_at: int, now: int) -> State:
-    """Return a job's state as of *now*. A job whose delay or lease has ended is ready."""
+    """Return a job's state at the time *now*. A job whose delay or lease has ended is ready."""
     return records.effective_state(_stored_state(code, due_at), is_due=due_at <= now)
 
 
 def _stored_state(code: int, due_at: int) -> State:
-    """Raises ``MalformedRecord`` for columns that multiq does not write."""
-    if type(code) is not int or type(due_at) is not int or not READY <= code <= BURIED:
+    """Return the stored state. Raises ``MalformedRecord`` for values that multiq does not write."""
+    if type(code) is not int or type(due_at) is not int or not READY <= code <= PARKED:
         raise MalformedRecord(f"a state of {code!r} and a due time of {due_at!r}")
-    return STORED_STATES[code]
+    return STORED_STATES[READY if code == PARKED else code]

@@ -9,7 +9,7 @@ from multiq.errors import BackendCorrupt
 
 from .statements import qualified, script
 
-VERSION = 2
+VERSION = 4
 
 _HAS_STRICT = sqlite3.sqlite_version_info >= (3, 37)
 _STRICT = re.compile(r",? STRICT;")
@@ -18,8 +18,9 @@ _STRICT = re.compile(r",? STRICT;")
 def prepare(sqlite: sqlite3.Connection, path: str) -> None:
     """Create or upgrade the tables if necessary.
 
-    Many processes may open the same new file at once. The process that gets the write lock first creates the tables,
-    and the others find them. Raises ``sqlite3.Error``, and ``BackendCorrupt`` if the tables are of a newer version.
+    Many processes may open the same new file at the same time. The process that gets the write lock first creates the
+    tables, and the others find them. Raises ``sqlite3.Error``. Raises ``BackendCorrupt`` if the tables have a newer
+    version.
     """
     if version(sqlite, path) == VERSION:
         return

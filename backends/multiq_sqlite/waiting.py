@@ -1,8 +1,9 @@
-"""A waiting consumer polls whether another connection has committed, often at first, then less often.
+"""A waiting consumer polls to find out whether another connection has committed. It polls often at first, and then less
+often.
 
-A poll is ``PRAGMA data_version``. It takes some microseconds, and no lock. Producers in the same process wake the
-consumer through the notifier. After a quiet period, the consumer relies on the kernel's hints (``file_watch``) if there
-are any. It then polls only ten times a second.
+A poll is ``PRAGMA data_version``. It takes some microseconds, and needs no lock. Producers in the same process wake the
+consumer through the notifier. After a quiet period, the consumer relies on the kernel's hints (``file_watch``), if the
+system gives hints. Then it polls only ten times a second.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Waiter:
                 hinted = watch.wait(pause)
         changed = self._connection.data_version() != seen[1]
         if changed and not hinted:
-            self._relies_on_hints = watch.wait(0)  # Without an event, there was a commit without a hint.
+            self._relies_on_hints = watch.wait(0)  # If there is still no event, the commit caused no hint.
         if changed or hinted:
             self.speed_up()
 

@@ -14,16 +14,16 @@ import time
 LONG = 16_000_000  # bytes. This is four times the size at which SQLite begins to checkpoint.
 CHECK_PAUSE = 0.01  # seconds between two checks of the size of a log that is not long
 
-_READERS_PATIENCE = 5  # milliseconds that a restart of the log may wait for readers. Writers wait as long.
+_READERS_PATIENCE = 5  # milliseconds that a restart of the log may wait for readers. Writers wait during this time.
 _CHECKPOINT_PATIENCE = 0.5  # seconds that a commit may wait for other checkpoints before it checkpoints a long log
-_CHECKPOINT_PAUSE = 0.05  # seconds without another checkpoint after a failed one
+_CHECKPOINT_PAUSE = 0.05  # seconds after a failed checkpoint until the next checkpoint
 
 
 def restart(connection: sqlite3.Connection) -> float:
-    """Restart the log. Returns the seconds until the next check of its size.
+    """Restart the log. Returns the seconds until the next check of the log's size.
 
-    After a failed checkpoint, the next check is later. A reader that stays for hours makes all checkpoints fail. With
-    the longer pause, this costs the writers next to nothing.
+    After a failed checkpoint, the next check is later. A reader that stays for hours makes all checkpoints fail. The
+    longer pause limits the cost of these checkpoints for the writers.
     """
     with contextlib.suppress(sqlite3.Error):  # The commit is done. A later commit tries the restart again.
         return _restart(connection)
@@ -31,15 +31,16 @@ def restart(connection: sqlite3.Connection) -> float:
 
 
 def _restart(sqlite: sqlite3.Connection) -> float:
-    """Make the next commit write to the log's beginning, unless a reader prevents it. Returns the seconds to pause.
+    """Make the next commit write to the log's beginning, unless a reader prevents this. Returns the seconds until the
+    next check.
 
     A ``PASSIVE`` checkpoint moves the log's frames (changed pages) into the file, and waits for no reader. A
-    ``RESTART`` checkpoint holds the write lock while it waits for readers. A reader that needs a frame which was not
-    moved yet may stay for hours. ``RESTART`` is therefore used only after all frames have been moved.
+    ``RESTART`` checkpoint holds the write lock while it waits for readers. A reader may stay for hours and need a frame
+    that is not moved yet. So ``RESTART`` is used only after all frames have been moved.
 
     Only one checkpoint of a file runs at a time, and SQLite does not wait for the end of another connection's
-    checkpoint. This loop waits for it without a lock. With many writers, a checkpoint runs nearly always. The loop
-    still ends, because writers that wait here write nothing.
+    checkpoint. This loop waits for that end without a lock. With many writers, a checkpoint runs nearly always. The
+    loop still ends, because writers that wait here write nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
     (page,) = sqlite.execute("PRAGMA page_size").fetchone()

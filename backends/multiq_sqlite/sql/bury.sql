@@ -1,5 +1,5 @@
--- due_at is here a position behind all buried jobs. A time would not do, because a clock can stand still or go back, and
--- all jobs of a batch have the same time.
+-- In this statement, due_at is a position behind all buried jobs. A time cannot be used as the position, because a clock can
+-- stand still or go back, and because all jobs of a batch have the same time.
 UPDATE multiq_jobs
 SET state = 3, token = NULL, reason = :reason, due_at = 1 + coalesce((
     SELECT max(due_at) FROM multiq_jobs AS buried INDEXED BY multiq_jobs_waiting

@@ -1,1 +1,1 @@
-SELECT seq, state, due_at FROM multiq_jobs WHERE queue = :queue AND id = :id
+SELECT seq, state, due_at, body IS NULL FROM multiq_jobs WHERE queue = :queue AND id = :id

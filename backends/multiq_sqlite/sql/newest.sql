@@ -1,2 +1,2 @@
--- The highest seq; the next enqueue gets this plus one.
+-- The highest seq. The next job gets this number plus one.
 SELECT coalesce(max(seq), 0) FROM multiq_jobs

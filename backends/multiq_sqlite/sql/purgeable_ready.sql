@@ -1,4 +1,5 @@
--- A slice of the jobs that existed when the purge began. A busy producer can therefore not prolong the purge for ever.
+-- A slice of the jobs that existed when the purge began. Later jobs are left out. So a busy producer cannot prolong the
+-- purge for ever.
 SELECT json_group_array(seq), count(*)
 FROM (
     SELECT seq FROM multiq_jobs INDEXED BY multiq_jobs_ready

@@ -1,4 +1,4 @@
--- A slice of the delayed or the buried jobs. Jobs that were due when the purge began are ready, and were promoted before.
+-- A slice of the delayed, the buried or the held jobs. The purge makes the due jobs ready before it runs this statement.
 SELECT json_group_array(seq), count(*)
 FROM (
     SELECT seq FROM multiq_jobs INDEXED BY multiq_jobs_waiting

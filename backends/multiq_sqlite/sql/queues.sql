@@ -1,4 +1,4 @@
--- Jumps from name to name through the index. DISTINCT would read every job.
+-- Jumps from name to name through the index. A SELECT DISTINCT would read every job.
 WITH RECURSIVE named (queue) AS (
     SELECT min(queue) FROM multiq_jobs
     UNION ALL

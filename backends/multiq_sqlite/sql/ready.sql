@@ -1,6 +1,7 @@
--- The best ready jobs, packed into one row for the reason in look.sql. Bodies are in hex. A large body is null.
+-- The best ready jobs, packed into one row: look.sql gives the reason. Bodies are in hex. If the body is stored in
+-- another table, the last column is due_at, which is 1 if the job has gates, and otherwise 0.
 SELECT json_group_array(json_array(
-    seq, id, priority, ttr, attempt, crashes, kicks, enqueued_at, iif(body IS NULL, NULL, hex(body))
+    seq, id, priority, ttr, attempt, crashes, kicks, enqueued_at, iif(body IS NULL, due_at, hex(body))
 ))
 FROM (
     SELECT * FROM multiq_jobs INDEXED BY multiq_jobs_ready

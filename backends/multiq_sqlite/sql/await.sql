@@ -1,0 +1,1 @@
+UPDATE multiq_terms SET awaits = :awaits WHERE seq = :seq

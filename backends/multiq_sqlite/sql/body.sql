@@ -1,1 +1,0 @@
-SELECT CAST(body AS BLOB) FROM multiq_bodies WHERE seq = :seq

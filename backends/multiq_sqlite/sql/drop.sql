@@ -1,0 +1,1 @@
+DELETE FROM multiq_notes WHERE home = :home AND key = :key

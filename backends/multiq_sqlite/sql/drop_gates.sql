@@ -1,0 +1,1 @@
+DELETE FROM multiq_gates WHERE seq = :seq

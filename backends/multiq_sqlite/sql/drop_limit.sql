@@ -1,0 +1,1 @@
+DELETE FROM multiq_limits WHERE queue = :queue AND name = :name

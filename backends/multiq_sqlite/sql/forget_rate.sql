@@ -1,0 +1,1 @@
+DELETE FROM multiq_rates WHERE queue = :queue AND name = :name AND key = :key

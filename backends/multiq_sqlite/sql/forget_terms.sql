@@ -1,0 +1,2 @@
+-- Deletes what a job waits for. A trigger deletes the job's arrivals.
+DELETE FROM multiq_terms WHERE seq = :seq

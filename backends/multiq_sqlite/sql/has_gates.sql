@@ -1,0 +1,1 @@
+SELECT 1 FROM multiq_queues WHERE queue = :queue AND has_gates

@@ -1,0 +1,1 @@
+UPDATE multiq_gates SET priority = NULL, token = :token WHERE seq = :seq

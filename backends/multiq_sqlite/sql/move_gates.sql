@@ -1,0 +1,1 @@
+UPDATE multiq_gates SET seq = :newest, priority = NULL, token = NULL WHERE seq = :seq

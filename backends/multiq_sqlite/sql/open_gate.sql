@@ -1,0 +1,1 @@
+INSERT INTO multiq_opened (queue, name, key) VALUES (:queue, :name, :key)

@@ -1,0 +1,1 @@
+UPDATE multiq_bodies SET body = :body WHERE seq = :seq

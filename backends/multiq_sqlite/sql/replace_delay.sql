@@ -1,0 +1,1 @@
+UPDATE multiq_terms SET delay = :delay WHERE seq = :seq

@@ -1,0 +1,5 @@
+SELECT leased.name, leased.key, count(*)
+FROM multiq_gates AS leased INDEXED BY multiq_gates_leases
+    CROSS JOIN multiq_jobs AS job ON job.seq = leased.seq AND job.token = leased.token
+WHERE leased.queue = :queue AND leased.token IS NOT NULL AND job.state = 2 AND job.due_at > :now
+GROUP BY 1, 2
