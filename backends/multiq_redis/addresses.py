@@ -1,4 +1,5 @@
-"""Makes the servers of a URL from its addresses, credentials and TLS options. Refuses contradictory options."""
+"""Builds a ``Servers`` object from the addresses, credentials and TLS options of a URL. Refuses contradictory
+options."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _TLS_VERSIONS = {
     **dict.fromkeys(("tlsv1.3", "1.3", "772"), ssl.TLSVersion.TLSv1_3),
 }
 _SAME = {"ssl_ca_certs": "ca", "ssl_certfile": "cert", "ssl_keyfile": "key"}
-"""redis-py's option names, and multiq's older names for the same options."""
+"""redis-py's names of options -> multiq's older names of the same options."""
 
 _SCHEMES = "redis, rediss, redis+unix, redis+sentinel, redis+cluster"
 
@@ -150,8 +151,8 @@ def _loosen_or_tighten(context: ssl.SSLContext, options: dict[str, Any]) -> None
         context.minimum_version = options["ssl_min_version"]
     if options["ssl_check_hostname"] == "no" and context.check_hostname:
         warnings.warn(
-            "ssl_check_hostname=no: any server with a certificate of a trusted authority is taken for the right one; "
-            "use the host's name as its certificate has it instead",
+            "ssl_check_hostname=no would accept any server with a certificate of a trusted authority: "
+            "use the host name that is in the certificate",
             stacklevel=2,
         )
         context.check_hostname = False

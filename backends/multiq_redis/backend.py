@@ -10,10 +10,12 @@ never early           the server's TIME, in microseconds; delays rounded up     
 one live lease        every settle compares the lease's token with the token in the job's     one read of the record
                       record, and the lease's end with the clock
 one effect per call   numbered calls, whose last answer the server keeps for five minutes     one GET, one SET
+outcomes              stored by the script that acks (lua/exchange_after.lua); calls without  7 us instead of 2.4
+                      an outcome, a memo or a detail use the faster lua/exchange.lua
 one queue, many       a job's partition follows from its id; each process reads from as many  one GET per reserve
 nodes                 partitions as any process has used (partitions.py)
-waiting               BZPOPMIN on a marker without content; the next call is sent with it     0.4 commands/s, idle
-order of due jobs     due jobs are promoted in slices before any job is handed out            some ms per 1,000 jobs
+waiting               BZPOPMIN on a marker without content; the next reserve is sent with it  0.4 commands/s, idle
+due jobs in order     a reserve first makes the due jobs ready, in slices                     some ms per 1,000 jobs
 a full server         at maxmemory, scripts that free memory may run, and an enqueue is       none
 drains                refused as a whole
 ====================  ======================================================================  =======================
@@ -31,8 +33,12 @@ import msgspec
 
 from multiq.backend import (
     Diagnosis,
+    Holds,
     Inspection,
+    Limits,
     Management,
+    Notes,
+    Outcomes,
     Pausing,
     Purging,
     QueueStats,
@@ -46,14 +52,16 @@ from multiq.errors import (
     BackendError,
     BackendTimeout,
     BackendUnavailable,
+    JobHeld,
     JobNotFound,
     JobReserved,
     OptionInvalid,
     PayloadTooLarge,
+    UniqueTaken,
 )
 from multiq.settings.url import Option, choice, seconds
 
-from . import keys
+from . import keys, limits, notes, outcomes
 from .addresses import read_tls_version, servers_of
 from .consumer import RedisConsumer
 from .doctor import examine
@@ -61,43 +69,66 @@ from .enqueue import enqueue_batch, uncertain
 from .listing import list_jobs, promote_all
 from .partitions import Partitions, parse_count
 from .pool import Pool
-from .records import MICROSECOND, microseconds, new_job, pack_id, parse_peek
+from .records import MICROSECOND, has_gates, microseconds, new_job, pack_id, parse_peek
 from .redis_py import servers_of_client
+from .relay import Relay
 from .replies import guarded
 from .server_info import ServerInfo
+from .steps import StepEncoder, adds_nothing, carry_out_call, home_of, queues_with_new_jobs, size_of
 from .topology import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord, NewJob, Page
+    from multiq.backend.effects import After, Note, NotePage, Outcome, OutcomeKind, OutcomePage, Step, Version
+    from multiq.backend.limits import LimitState, Quota
     from multiq.settings.url import BackendUrl
 
+    from .connection import Word
     from .topology import Servers
 
 _SLICE = 500  # jobs that one script kicks or purges, in a few milliseconds
 _SCANNED_AT_ONCE = 1000  # keys
 _SCANS_FOR = 300.0  # seconds: enough for hundreds of millions of keys; a broken server may never end the scan
-_SURELY_FITS = 1_000_000  # bytes: few servers accept less
+_SURELY_FITS = 1_000_000  # bytes; nearly all servers accept a value of this size
 _MOST_BODY = 512 * 1024 * 1024  # bytes: Redis' default limit of one string; server_info.py subtracts the record
 
 _MISSING = b"missing"
-_REFUSALS = {_MISSING: JobNotFound, b"reserved": JobReserved}
-_COUNTED = {State.READY: 0, State.DELAYED: 1, State.BURIED: 3}  # index of the count in the reply of lua/stats.lua
+_DELETED = ord("d")
+_GATED = ord("g")
+_DELETED_AT_ONCE = 500  # jobs that one script deletes, in a few milliseconds
+_OTHER_SCRIPTS = {b"unique", b"gated"}  # jobs with unique keys or gates need another script
+_REFUSALS = {_MISSING: JobNotFound, b"reserved": JobReserved, b"held": JobHeld, b"taken": UniqueTaken}
+_MAY_BE_PARKED = 7  # index in the reply of lua/stats.lua
+#: index of the count in the reply of lua/stats.lua
+_COUNTED = {State.READY: 0, State.DELAYED: 1, State.BURIED: 3, State.HELD: 6}
 
 _GAPS_OF_PARTITIONS = {
     "total_order": Gap("never", "order holds within each of a queue's partitions (?partitions=), not between them"),
-    "atomic_batches": Gap("never", "a batch goes to several partitions (?partitions=), each takes its part whole"),
+    "atomic_batches": Gap("never", "each partition's part of a batch is atomic (?partitions=), the whole batch is not"),
 }
 
 
 def _yes_or_no(text: str) -> str:
-    """Redis-py's words for yes and no are accepted, too."""
+    """Read an option. Redis-py's words for yes and no are accepted, too."""
     return "no" if choice("yes", "no", "true", "false", "1", "0")(text) in {"no", "false", "0"} else "yes"
 
 
-@guarded(*BACKEND_METHODS)
-class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
+@guarded(
+    *BACKEND_METHODS,
+    "delete_many",
+    "outcomes",
+    "history",
+    "forget",
+    "carry_out",
+    "relay",
+    "note",
+    "notes",
+    "now",
+    "limits",
+)
+class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, Notes, Limits, Diagnosis):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
 
@@ -109,10 +140,10 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
     - *client*: a ``redis.Redis`` (also one that ``Sentinel.master_for`` returned), a connection pool of such a client,
       or a ``redis.RedisCluster``.
-    - *timeout*: seconds that a call may take, retries included, from 0.05 to 3600. Default: 5.
+    - *timeout*: seconds that a call may take, including its retries, from 0.05 to 3600. Default: 5.
     - *prefix*: the text that all keys begin with. Default: ``multiq``.
-    - *partitions*: over how many partitions a queue's jobs are spread, from 1 to 64. Default: 1.
-    - *servers*: used by ``from_url`` only, in place of *client* and *timeout*.
+    - *partitions*: the number of partitions over which a queue's jobs are spread, from 1 to 64. Default: 1.
+    - *servers*: only ``from_url`` uses this, instead of *client* and *timeout*.
 
     Raises ``OptionInvalid``.
     """
@@ -137,15 +168,28 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        memos=True,
+        outcomes=True,
+        holds=True,
+        limits=True,
+        unique=True,
+        notes=True,
+        one_step_everywhere=Gap(
+            "cannot today",
+            "a script reaches one hash slot of a cluster: steps in other queues are stored with the verdict, and are "
+            "carried out right after it",
+        ),
         diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take, retries included"),
-        "prefix": Option(keys.prefix, "multiq", "what all keys begin with; queues under two prefixes do not meet"),
-        "partitions": Option(parse_count, 1, "partitions that a queue's jobs are spread over; order holds within each"),
+        "prefix": Option(keys.prefix, "multiq", "text that all keys begin with; each prefix has its own queues"),
+        "partitions": Option(
+            parse_count, 1, "partitions that a queue's jobs are spread over; each keeps its own order"
+        ),
         "ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),
-        "cert": Option(str, None, "file with this client's certificate, where the server wants one"),
-        "key": Option(str, None, "file with its private key, where it is not in the same file"),
+        "cert": Option(str, None, "file with this client's certificate, if the server requires one"),
+        "key": Option(str, None, "file with that certificate's private key, if it is a separate file"),
         "tls": Option(choice("yes", "no"), "no", "TLS for redis+sentinel:// and redis+cluster://"),
         "password_file": Option(str, None, "file with the password, read for each new connection"),
         "password_env": Option(str, None, "name of the environment variable that has the password"),
@@ -153,10 +197,10 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         "ssl_ca_certs": Option(str, None, "the same as ca, under redis-py's name"),
         "ssl_certfile": Option(str, None, "the same as cert"),
         "ssl_keyfile": Option(str, None, "the same as key"),
-        "ssl_password": Option(str, None, "what decrypts the private key"),
+        "ssl_password": Option(str, None, "password of the private key"),
         "ssl_ca_path": Option(str, None, "folder with authorities' certificates, as c_rehash prepares it"),
         "ssl_ciphers": Option(str, None, "OpenSSL's list of the ciphers to allow"),
-        "ssl_min_version": Option(read_tls_version, None, "TLSv1.2 or TLSv1.3: older ones are refused"),
+        "ssl_min_version": Option(read_tls_version, None, "lowest TLS version to accept: TLSv1.2 or TLSv1.3"),
         "ssl_cert_reqs": Option(
             choice("required", "optional", "none"), None, "none: the same as dangerously_skip_tls_verification=yes"
         ),
@@ -165,8 +209,8 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         ),
         "sentinel_username": Option(str, None, "the user of the sentinels themselves"),
         "sentinel_password": Option(str, None, "the password of the sentinels themselves"),
-        "sentinel_password_file": Option(str, None, "file with it, read for each new connection"),
-        "sentinel_password_env": Option(str, None, "name of the environment variable that has it"),
+        "sentinel_password_file": Option(str, None, "file with the sentinels' password, read for each new connection"),
+        "sentinel_password_env": Option(str, None, "name of the environment variable that has the sentinels' password"),
         "dangerously_skip_tls_verification": Option(
             choice("yes", "no"), "no", "accept any certificate: an attacker in between can read and change every job"
         ),
@@ -191,6 +235,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         self._pool = Pool(servers, prefix)
         self._server_info = ServerInfo(self._pool)
         self._partitions = Partitions(self._pool, partitions)
+        self._relay = Relay(self._pool, self._partitions)
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> RedisBackend:
@@ -219,14 +264,14 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
                     raise uncertain(exc, queue, jobs) from exc
                 raise
         elif jobs:
-            self._check_sizes(jobs)
-            enqueue_batch(self._pool, self._partitions, queue, jobs)
+            self._check_size(max(len(job.body) for job in jobs))
+            return enqueue_batch(self._pool, self._partitions, queue, jobs)
         return [job.id for job in jobs]
 
     # --- consuming ---
 
     def consumer(self, queues: Sequence[str]) -> RedisConsumer:
-        return RedisConsumer(self._pool, self._partitions, queues)
+        return RedisConsumer(self._pool, self._partitions, self._relay, queues, self._check_size)
 
     # --- inspecting and managing ---
 
@@ -240,7 +285,10 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         if reply is None:
             raise JobNotFound(queue, job_id)
         found, now = parse_peek(packed, reply)
-        return found.to_record(queue, now)
+        held_by = b""
+        if found.state is State.READY and has_gates(found.record):
+            (held_by,) = self._pool.call("held_by", queue, (packed,))
+        return found.to_record(queue, now, held_by)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
@@ -249,6 +297,28 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     def delete(self, queue: str, job_id: str) -> None:
         self._move("delete", queue, job_id)
 
+    def delete_many(
+        self, queue: str, ids: Sequence[str], *, after: After | None = None
+    ) -> list[JobNotFound | JobReserved | None]:
+        kept = b"" if after is None or after.keep <= 0 else outcomes.pack_kept(after)
+        self._check_size(len(kept))
+        by_partition: dict[str, list[bytes]] = {}
+        for packed in dict.fromkeys(map(pack_id, ids)):
+            by_partition.setdefault(self._partitions.partition_for(queue, packed), []).append(packed)
+        answers: dict[bytes, int] = {}
+        for partition, some in by_partition.items():
+            missing = self._delete_some(partition, some, kept, answers)
+            for other in self._partitions.others(queue, partition) if missing else ():
+                missing = self._delete_some(other, missing, kept, answers)
+        errors = {_DELETED: None, ord("m"): JobNotFound, ord("r"): JobReserved}
+        found: list[JobNotFound | JobReserved | None] = []
+        for job_id in ids:
+            error = errors[answers[pack_id(job_id)]]
+            found.append(None if error is None else error(queue, job_id))
+            if error is None:
+                answers[pack_id(job_id)] = ord("m")  # the answer if *ids* has this id again
+        return found
+
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         self._move("reschedule", queue, job_id, microseconds(delay))
         return job_id
@@ -256,7 +326,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     def kick(self, queue: str, limit: int) -> int:
         kicked = 0
         for partition in self._partitions.refreshed(queue):
-            kicked += self._in_slices("kick", partition, limit - kicked)
+            kicked += self._kick(partition, limit - kicked)
         return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
@@ -270,7 +340,9 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         replies = self._pool.call_each("stats", self._partitions.all_of(queue))
         if more := self._partitions.learn(queue, replies[0][5]):
             replies += self._pool.call_each("stats", more)
-        ready, delayed, reserved, buried = (sum(reply[at] for reply in replies) for at in range(4))
+        ready, delayed, reserved, buried, held = (sum(reply[at] for reply in replies) for at in (0, 1, 2, 3, 6))
+        if replies[0][_MAY_BE_PARKED] == b"1":
+            ready += self._pool.call("parked_count", queue)
         pause = max(int(reply[4]) for reply in replies)
         return QueueStats(
             queue=queue,
@@ -278,6 +350,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             delayed=delayed,
             reserved=reserved,
             buried=buried,
+            held=held,
             paused_for=pause / MICROSECOND if pause else None,
         )
 
@@ -291,9 +364,62 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         states = check_states(states)
         return sum(self._purge(partition, states) for partition in self._partitions.refreshed(queue))
 
+    def outcomes(self, queue: str, ids: Sequence[str]) -> list[Outcome | None]:
+        return outcomes.find(self._pool, self._partitions, queue, ids)
+
+    def history(
+        self, queue: str, *, kind: OutcomeKind | None = None, limit: int = 100, after: str | None = None
+    ) -> OutcomePage:
+        return outcomes.page(self._pool, self._partitions.refreshed(queue), kind, limit, after)
+
+    def forget(self, queue: str, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
+        partitions = self._partitions.refreshed(queue)
+        if ids is not None:
+            return sum(outcomes.forget(self._pool, partition, ids) for partition in partitions)
+        forgotten = 0
+        for partition in partitions:
+            forgotten += self._in_slices("forget", partition, limit - forgotten)
+        return forgotten
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        self._check_size(max(map(size_of, steps), default=0))
+        if self._partitions.count > 1:
+            for queue in queues_with_new_jobs(steps):
+                self._partitions.announce(queue)
+        partition = home_of(self._partitions, steps, when)
+        if partition is None:
+            return True
+        encoder = StepEncoder(self._partitions, partition)
+        encoder.add(0, steps)
+        verb = "carry_out_full" if adds_nothing(steps) else "carry_out_unique" if encoder.has_terms else "carry_out"
+        conditions = [(condition.key.encode(), notes.pack_version(condition.version)) for condition in when]
+        with self._pool.borrowed() as client:
+            has_held, groups = client.perform(carry_out_call(client, partition, verb, conditions, encoder))
+        self._relay.after(partition, groups)
+        return bool(has_held == b"1")
+
+    def relay(self, queues: Sequence[str]) -> int:
+        return self._relay.all_of(queues)
+
+    def note(self, home: str, key: str) -> Note | None:
+        return notes.find(self._pool, home, key)
+
+    def notes(self, home: str, prefix: str = "", *, limit: int = 100, after: str | None = None) -> NotePage:
+        return notes.page(self._pool, home, prefix, limit, after)
+
+    def now(self, home: str) -> float:
+        return notes.now(self._pool, home)
+
+    def limits(
+        self, queue: str, change: Mapping[str, Quota | None] | None = None, *, pinned: bool = True
+    ) -> list[LimitState]:
+        if change:
+            limits.change(self._pool, queue, change, pinned=pinned)
+        return limits.states(self._pool, queue)
+
     def doctor(self) -> list[Finding]:
         findings = examine(self._servers)
-        with contextlib.suppress(BackendError):  # the findings above report the error already
+        with contextlib.suppress(BackendError):  # the findings above have already reported the error
             names = (keys.partitioned_queue_of(key.decode("utf-8", "replace"), self._prefix) for key in self._scan())
             findings += self._partitions.findings({queue for queue in names if queue is not None})
         return findings
@@ -314,16 +440,17 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         """Close all connections. After a malformed reply, later replies may belong to earlier requests."""
         self._pool.close()
 
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
+    def _check_size(self, largest: int) -> None:
+        """Raises ``PayloadTooLarge`` for a number of bytes that the server does not take as one value."""
         if largest <= _SURELY_FITS:
             return
         limit = self.capabilities.max_body
         if limit is not None and largest > limit:
-            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and pass its address")
 
     def _scan(self) -> Iterator[bytes]:
-        """Yields all keys of all queues, found by SCAN. There is no index of queues that could be wrong."""
+        """Yields all keys of all queues. SCAN finds them. The store keeps no index of queues, because an index could
+        become wrong."""
         give_up_at = time.monotonic() + _SCANS_FOR
         with self._pool.borrowed() as client:
             for address in client.all_addresses():
@@ -343,32 +470,82 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
                 else:
                     raise BackendUnavailable(f"{format_address(address)} answers SCAN with the same cursor twice")
 
+    def _delete_some(
+        self, partition: str, packed: Sequence[bytes], kept: bytes, answers: dict[bytes, int]
+    ) -> list[bytes]:
+        """Delete jobs of a partition, and record the answer for each job. Returns the jobs that the partition does not
+        have."""
+        for at in range(0, len(packed), _DELETED_AT_ONCE):
+            some = packed[at : at + _DELETED_AT_ONCE]
+            answers.update(zip(some, self._pool.call("delete_many", partition, (kept, *some)), strict=True))
+            gated = [job_id for job_id in some if answers[job_id] == _GATED]
+            if gated:
+                answers.update(zip(gated, self._pool.call("delete_many_gated", partition, (kept, *gated)), strict=True))
+        return [job_id for job_id in packed if answers[job_id] == ord("m")]
+
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
         packed = pack_id(job_id)
         partition = self._partitions.partition_for(queue, packed)
-        answer = self._pool.call(verb, partition, (packed, *details))
+        answer = self._move_in(partition, verb, packed, *details)
         if answer == _MISSING:
             for other in self._partitions.others(queue, partition):
-                answer = self._pool.call(verb, other, (packed, *details))
+                answer = self._move_in(other, verb, packed, *details)
                 if answer != _MISSING:
                     break
         if answer in _REFUSALS:
             raise _REFUSALS[answer](queue, job_id)
 
+    def _move_in(self, partition: str, verb: str, *arguments: Word) -> Any:
+        answer = self._pool.call(verb, partition, arguments)
+        return (
+            self._pool.call(f"{verb}_{answer.decode()}", partition, arguments) if answer in _OTHER_SCRIPTS else answer
+        )
+
+    def _kick(self, partition: str, limit: int) -> int:
+        kicked = 0
+        while kicked < limit:
+            asked = min(_SLICE, limit - kicked)
+            answer = self._pool.call("kick", partition, (asked,))
+            moved = abs(int(answer))
+            kicked += moved
+            if answer.startswith(b"-"):
+                return kicked + self._kick_with_keys(partition, limit - kicked)
+            if moved < asked:
+                break
+        return kicked
+
+    def _kick_with_keys(self, partition: str, limit: int) -> int:
+        """Kick jobs, some of which have unique keys. If another job has taken the key of a job, the job stays
+        buried."""
+        kicked, after = 0, b"-inf"
+        while after and kicked < limit:
+            moved, _, after = self._pool.call("kick_unique", partition, (limit - kicked, after)).partition(b":")
+            kicked += int(moved)
+        return kicked
+
     def _pause(self, queue: str, pause: int) -> None:
-        """Pause all partitions, and those that a producer adds meanwhile without knowing of the pause."""
+        """Pause all partitions. Also pause partitions that a producer adds at the same time without knowing of the
+        pause."""
         partitions = self._partitions.refreshed(queue)
         done = 0
         while len(partitions) > done:
             self._pool.call_each("pause", partitions[done:], (pause,))
             done = len(partitions)
-            partitions = self._partitions.refreshed(queue)  # at most ``partitions.MOST``
+            partitions = self._partitions.refreshed(queue)  # a queue has at most ``partitions.MOST``
 
     def _purge(self, partition: str, states: Sequence[State]) -> int:
         promote_all(self._pool, partition)
-        counts = self._pool.call("stats", partition)  # counted once, so that producers cannot prolong the purge
+        counts = self._pool.call("stats", partition)  # counted once: producers must not prolong the purge
         doomed = [(state, counts[at]) for state, at in _COUNTED.items() if state in states]
-        return sum(self._in_slices("purge", partition, count, state=state) for state, count in doomed)
+        purged = 0
+        for state, count in doomed:
+            if state is State.HELD:
+                purged += self._in_slices("purge_held", partition, count)
+            else:
+                purged += self._in_slices("purge", partition, count, state=state)
+        if State.READY in states and counts[_MAY_BE_PARKED] == b"1":
+            purged += self._in_slices("purge_parked", partition, self._pool.call("parked_count", partition))
+        return purged
 
     def _in_slices(self, verb: str, partition: str, limit: int, *, state: str | None = None) -> int:
         done = 0

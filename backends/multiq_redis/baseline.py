@@ -1,4 +1,4 @@
-"""The baseline of ``multiq bench``, which has the fastest loops over a socket and hiredis."""
+"""The baseline of ``multiq bench``: the fastest loops over a socket and hiredis."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RedisBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """One script deletes the jobs taken last, and takes the next jobs."""
+        """One script deletes the jobs that it took before, and takes the next jobs."""
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
         while True:

@@ -97,7 +97,7 @@ class RedisAdapter(Adapter):
         return Durability(survives(weakest), shown)
 
     def counters(self) -> Counters:
-        """The counters, or empty ones if the account may not run INFO (``+info`` in the ACL)."""
+        """The counters. They are empty if the account may not run INFO (``+info`` in the ACL)."""
         try:
             infos = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
         except hiredis.ReplyError:
@@ -111,7 +111,8 @@ class RedisAdapter(Adapter):
         )
 
     def baseline(self, body: bytes) -> Baseline | None:
-        """The baseline, in a cluster on one node. None if this account may not run the baseline's commands."""
+        """The baseline. In a cluster, the baseline runs on one node. None if this account may not run the baseline's
+        commands."""
         partition = f"multiq.bench.{new_id()}"
         connection = self._open(self._servers.address(partition, self._deadline()))
         try:
@@ -121,7 +122,7 @@ class RedisAdapter(Adapter):
             return None
 
     def sweep(self, queue: str) -> None:
-        """Delete the keys that a queue leaves behind if it still has jobs or had several partitions."""
+        """Delete the keys of a queue. Some keys stay if the queue still has jobs, or had several partitions."""
         for number in range(self._partitions):
             partition = keys.partition(queue, number)
             base = keys.base(self._prefix, partition)

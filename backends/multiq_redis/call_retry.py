@@ -1,6 +1,6 @@
 """Retries a call whose first attempt failed.
 
-All attempts send the same call with the same number, so the call has one effect, however many attempts arrive.
+All attempts send the same call with the same number. So the call has only one effect, even if several attempts arrive.
 ``multiq.driverkit.call_retry`` decides when the next attempt is made. This module adds redirections, and sends a
 script's text to a server that does not know the script's digest.
 """
@@ -30,7 +30,8 @@ _ASKING = pack(("ASKING",))
 
 
 class CallRetry:
-    """The attempts of one call after the first, until the call is answered, finally refused, or past its deadline."""
+    """Makes the second and all later attempts of a call. The attempts end when there is a reply or a final error, or
+    when the time is over."""
 
     def __init__(
         self, client: Client, call: Call, deadline: float, address: Address | None, connection: Connection | None
@@ -42,12 +43,12 @@ class CallRetry:
         self._address = address
         self._connection = connection
         self._attempts = Attempts(deadline, has_failover=client.servers.has_others)
-        self._sends_text = False  # whether to send the script's text in place of its digest
+        self._sends_text = False  # whether to send the script's text instead of its digest
         self._redirections = 0
         self._ask_redirect: Address | None = None  # the new node of a slot that is being moved; for one attempt
 
     def run(self) -> Any:
-        """Repeat the call until there is a reply. Raises as ``handle`` does."""
+        """Repeat the call until there is a reply. Raises the errors of ``handle``."""
         while True:
             try:
                 return self._attempt()
@@ -90,7 +91,7 @@ class CallRetry:
         return connection.read(deadline)
 
     def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
-        """Whether to repeat the call at once, with the script's text or at another node."""
+        """Whether to repeat the call without a pause, with the script's text or at another node."""
         code = code_of(exc)
         if code == "NOSCRIPT" and not self._sends_text:
             self._sends_text = True
@@ -103,7 +104,7 @@ class CallRetry:
             else:
                 self._servers.moved(self._call.partition, there)
             self._redirections += 1
-            return self._redirections <= _AT_ONCE  # nodes that disagree redirect in a circle
+            return self._redirections <= _AT_ONCE  # two nodes may redirect to each other
         return False
 
     def _refusal(self, exc: hiredis.ReplyError) -> Failure:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .scripts import Script
     from .topology import Servers
 
-_SLOT_SIZE = 7  # random bytes that identify a client; with 5 more for the number they make a token
+_SLOT_SIZE = 7  # random bytes that identify a client; a token consists of them and of 5 bytes for the number
 _FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text
 _MOST_HEADS = 1000  # prepared beginnings of commands; an application may have a queue per customer
 
@@ -55,7 +55,7 @@ class Call(NamedTuple):
     arguments: tuple[Word, ...] = ()
     """The script's ``ARGV``. A numbered script gets the call's number first."""
     state: str | None = None
-    """The sorted set to use, for scripts that take one of several."""
+    """The sorted set to use, for scripts that take one of several sorted sets."""
     also: tuple[str, ...] = ()
     """More partitions on the same server. The script gets the keys of these partitions, too."""
 
@@ -70,7 +70,8 @@ class Client:
         self._start_over()
 
         self.idle_since = 0.0
-        """When the pool last took this client back, by the monotonic clock. Not set for the first ``_FEW_IDLE``."""
+        """The monotonic time at which the pool last took this client back. The pool sets this if many clients are
+        idle."""
 
     def _start_over(self) -> None:
         """Choose a new name and drop all connections.
@@ -135,7 +136,8 @@ class Client:
     def perform(self, call: Call, deadline: float | None = None) -> Any:
         """Send a call, retry it as needed, and return its reply. A call that was sent before may be sent again.
 
-        *deadline* is a time of the monotonic clock. The default is the URL's timeout from now. Raises ``BackendError``.
+        *deadline* is a time of the monotonic clock. The default deadline is the URL's timeout after now. Raises
+        ``BackendError``.
         """
         servers = self.servers
         if deadline is None:
@@ -145,7 +147,7 @@ class Client:
             address = servers.only_address or servers.address(call.partition, deadline)
             connection = self._connections.get(address)
             if connection is None or not connection.is_free or self._generation != forks.generation:
-                connection = None  # so that an error while opening a connection counts as nothing sent
+                connection = None  # if opening a connection fails, nothing was sent
                 connection = self.connection_to(address, deadline)
             return connection.ask(
                 self.packed(call, connection), servers.attempt_deadline(deadline) if servers.has_others else deadline
@@ -156,7 +158,7 @@ class Client:
         return retry.run()
 
     def perform_each(self, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
-        """Send several calls in one round trip. Returns the replies. For a failed call, this is a ``BackendError``.
+        """Send several calls in one round trip. Returns the replies. The reply of a failed call is a ``BackendError``.
 
         No two numbered calls may be for the same partition. The server remembers one call per client and partition.
         """
@@ -215,7 +217,8 @@ class Client:
             connection.close()
 
     def hang_up(self) -> None:
-        """Shut all connections down, from any thread. In a forked child, the parent's connections stay open."""
+        """Shut all connections down. Any thread may call this. In a forked child, the parent's connections stay
+        open."""
         if self._generation != forks.generation:
             return
         for connection in tuple(self._connections.values()):

@@ -55,14 +55,15 @@ class Connection:
         self.heads: dict[Hashable, tuple[int, bytes]] = {}
         """The client's cache of packed beginnings of commands."""
         self.is_free = True
-        """Whether the connection is open and has no outstanding reply. An interrupted call leaves this False."""
+        """Whether the connection is open and has no outstanding reply. After an interrupted call, this is False."""
         self._fed = 0  # bytes of a reply that is not complete
         self._outstanding = 0  # replies to what was sent with ``send``
         self._spin = SpinReader(sock)
         self._send = sock.send
         self._recv = sock.recv
         self._wait: Callable[[float], object] | None = None
-        """Waits for data, at most the given number of milliseconds. None for TLS, whose socket has a timeout."""
+        """Waits for data, at most the given number of milliseconds. None for TLS, because a TLS socket has a
+        timeout."""
         self._flags = 0  # flags of sends and receives after a poll
         if not isinstance(sock, ssl.SSLSocket):
             sock.setblocking(True)  # MSG_DONTWAIT makes single calls non-blocking
@@ -108,7 +109,7 @@ class Connection:
             self.close()
             _mark_unsent(exc, unsent=data is None)
             raise
-        if reply is False or self._reader.has_data():  # the reply is incomplete, or there are several
+        if reply is False or self._reader.has_data():  # the reply is incomplete, or there are several replies
             return self._read_on(reply, len(data), deadline)
         self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
@@ -122,10 +123,10 @@ class Connection:
         return self.read(deadline)
 
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
-        """Send commands to which the server sends *replies* replies. Call ``read`` for each reply.
+        """Send commands. The server answers them with *replies* replies. Call ``read`` for each reply.
 
-        Any failure closes the connection. The exception's ``unsent`` is then true, because the server cannot have
-        received the last command.
+        Any failure closes the connection. In this case the exception's ``unsent`` is true, because the server cannot
+        have received the last command.
         """
         if not self.is_free:
             self._refuse()
@@ -144,7 +145,8 @@ class Connection:
     def read(self, deadline: float) -> Any:
         """Return the next reply. An error reply is raised as ``hiredis.ReplyError``, and the connection stays open.
 
-        An interruption closes the connection, because a later command would take this reply for its own.
+        An interruption closes the connection. If the connection stayed open, a later command would read this reply as
+        its own.
         """
         try:
             reply = self._reader.gets()
@@ -172,7 +174,8 @@ class Connection:
         self.close()
 
     def hang_up(self) -> None:
-        """Shut the socket down, from any thread. A thread that waits on the socket sees the end of the stream."""
+        """Shut the socket down. Any thread may call this. A thread that waits on the socket sees the end of the
+        stream."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -182,7 +185,7 @@ class Connection:
         raise _mark_unsent(ConnectionResetError(_NOT_FREE), unsent=True)
 
     def _send_all(self, packed: bytes, deadline: float) -> float:
-        """Send as fast as the server receives, within one deadline. Returns the seconds that are left."""
+        """Send as fast as the server receives, within one deadline. Returns the remaining seconds."""
         rest = memoryview(packed)
         poll: select.poll | None = None
         left = self._left(deadline)
@@ -220,7 +223,7 @@ class Connection:
         self._reader.feed(data)
 
     def _left(self, deadline: float) -> float:
-        """Return the seconds that are left, and set them as the timeout of a TLS socket. Raises ``TimeoutError``."""
+        """Return the remaining seconds, and set them as the timeout of a TLS socket. Raises ``TimeoutError``."""
         left = time_left(deadline)
         if self._wait is None:
             self.sock.settimeout(left)
@@ -237,5 +240,5 @@ def _checked(reply: Any) -> Any:
         try:
             raise reply
         finally:
-            del reply  # otherwise the error and this frame would keep the socket alive
+            del reply  # without this line, the error and this frame would keep the socket alive
     return reply

@@ -1,4 +1,5 @@
-"""The consumer settles and reserves with one script per partition. Without jobs, it waits at the server."""
+"""The consumer settles and reserves with one script per partition. If there are no jobs, the consumer waits at the
+server."""
 
 from __future__ import annotations
 
@@ -8,24 +9,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from multiq.backend import Consumer, Touch
 from multiq.driverkit.fork import forks
-from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, LeaseLost
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, LeaseLost
 
+from . import keys
 from .node_backoff import NodeBackoff
 from .partitions import MOST
-from .records import MICROSECOND, fence, leases, pack_ids, partition_of
+from .records import GATED, MICROSECOND, fence, leases, pack_ids, partition_of
 from .replies import guarded
-from .settle import details
+from .settle import details, details_after, find_after, sizes
+from .steps import StepEncoder, queues_with_new_jobs
 from .waiting import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from multiq.backend import Lease, Verdict
+    from multiq.backend.effects import After
 
     from .client import Call
     from .connection import Word
     from .partitions import Partitions
     from .pool import Pool
+    from .relay import Relay
 
 _LOOK_LATER = 1.0  # seconds by which a poll may be postponed to the end of the wait
 # seconds: a job that is due within this time needs a notification. The time must be longer than _LOOK_LATER and
@@ -33,58 +38,97 @@ _LOOK_LATER = 1.0  # seconds by which a poll may be postponed to the end of the 
 _HORIZON = 6.0
 _COARSE_FROM = 0.5  # seconds: a longer wait may end some tenths of a second late
 _SLICE = 500  # jobs or verdicts in one script, which takes the server a few milliseconds
+_SLICE_BYTES = 8_000_000  # bytes of outcomes, memos and details in one script
+
+_AFTER = "exchange_after"  # the script for calls that have an ``After``
+_STEPS = "exchange_steps"  # the script for calls with steps
+_UNIQUE = "exchange_unique"  # replaces _STEPS if a step enqueues a job with a unique key
+_GATED = "exchange_gated"  # replaces the other scripts in a queue with gated jobs
+_GATED_FOR = 10.0  # seconds for which _GATED is used after a reply has shown that such jobs may be handed out
+_RESTORE_EVERY = 10.0  # seconds between two uses of _GATED while jobs are parked; it restores a lost marker
+_AT_MAXMEMORY = "exchange_full"  # replaces _AFTER on a full server
+# steps in one script, which takes the server some milliseconds. A single verdict may have more steps
+_MOST_STEPS = 1500
+_MOST = (_SLICE_BYTES, _MOST_STEPS)
 
 _MOST_ANSWERS = 100_000  # stored answers, for callers that repeat verdicts
 
 _DONE = ord("1")
-_UNFINISHED = b"1"  # no job was handed out, but there may be jobs
+_UNFINISHED = b"1"  # no job was handed out, although there may be jobs
+_HAS_GATES = b"3"  # there may be jobs that only the script _GATED hands out
 _FULL = b"2"  # the jobs have as many bytes as one reserve may hand out
 
 _NEVER = float("inf")
-_MIN_TIMEOUT = 0.25  # seconds: the least time that a server of a cluster has to answer
+_MIN_TIMEOUT = 0.25  # seconds: a server of a cluster has at least this time for its answer
 
 _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 
 
 class _PartitionCall(NamedTuple):
-    """One call of ``lua/exchange.lua``."""
+    """One call of ``lua/exchange.lua``, or of ``lua/exchange_after.lua``."""
 
     call: Call
     verdicts: Sequence[Verdict]
     indexes: Sequence[int]
     """The verdicts' indexes in the list of the exchange."""
     share: int
-    """How many jobs the call asks for."""
+    """The number of jobs that the call asks for."""
 
 
 class _Exchange:
     # These are class attributes because most exchanges never set the first three.
     deadline = _NEVER
-    """The end of the exchange after a server did not answer, by the monotonic clock."""
+    """The monotonic time at which the exchange must end. It is set when a server has not answered."""
     failure: BackendError | None = None
     excluded: frozenset[str] = frozenset()
     """Partitions that get no calls, because their server does not answer or their keys cannot be read."""
     was_answered = False
+    after: Mapping[int, After] = {}
+    """The ``After`` of each verdict that has one. The keys are the verdicts' indexes."""
+    weights: Mapping[int, tuple[int, int]] = {}
+    """The number of bytes and of steps of each ``After``. The keys are the verdicts' indexes. Empty if one script can
+    take all verdicts."""
 
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
         self.limit = limit
-        """How many jobs to return. The number is lowered when the jobs have as many bytes as one reserve may return."""
+        """The number of jobs to return. It is lowered when the jobs so far have as many bytes as one reserve may
+        return."""
         self.answers: dict[int, LeaseLost | None] = {}
         self.leases: list[Lease] = []
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to ask for. The number may be negative."""
+        """The number of further jobs to ask for. It may be negative."""
         return self.limit - len(self.leases)
 
     @property
+    def gated_count(self) -> int:
+        """The number of reserved jobs with gates."""
+        return sum(map(_is_gated, self.leases))
+
+    @property
     def has_nothing_to_return(self) -> bool:
-        """Whether a verdict has no answer, or no server has answered. A failure must then be raised."""
+        """Whether a failure must be raised. This is so if a verdict has no answer, or if no server has answered."""
         return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
 
+    def fits(self, indexes: list[int]) -> bool:
+        """Whether one script may carry out these verdicts."""
+        return len(indexes) <= _SLICE and (not self.weights or not self.sliced(indexes)[1])
+
+    def sliced(self, indexes: list[int]) -> tuple[list[int], list[int]]:
+        """Split these verdicts into those that the next script carries out, and the rest."""
+        most, size, steps = _SLICE, 0, 0
+        for count, at in enumerate(indexes[:most]) if self.weights else ():
+            own_size, own_steps = self.weights.get(at, (0, 0))
+            size, steps = size + own_size, steps + own_steps
+            if (size > _SLICE_BYTES or steps > _MOST_STEPS) and count > 0:
+                most = count
+                break
+        return indexes[:most], indexes[most:]
+
     def unanswered(self, queue: str) -> dict[str, list[int]]:
-        """The indexes of the verdicts without an answer, by partition of the queue."""
+        """The indexes of the verdicts without an answer. The keys are the queue's partitions."""
         indexes: dict[str, list[int]] = {}
         for at, verdict in enumerate(self.verdicts):
             if verdict.lease.queue == queue and at not in self.answers:
@@ -96,10 +140,23 @@ class _Exchange:
 class RedisConsumer(Consumer):
     """Reserves from a server's queues. Connects at the first call."""
 
-    def __init__(self, pool: Pool, partitions: Partitions, queues: Sequence[str]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        partitions: Partitions,
+        relay: Relay,
+        queues: Sequence[str],
+        check_size: Callable[[int], None],
+    ) -> None:
+        """*check_size* raises ``PayloadTooLarge`` for a number of bytes that the server refuses in one value."""
         self.queues = self._order = tuple(queues)
         """``_order`` has the queues in the order of the current call."""
+        self._check_size = check_size
         self._partitions = partitions
+        self._relay = relay
+        self._gated_until: dict[str, float] = {}  # partition with gated jobs -> next try of the plain script
+        self._parked_until: dict[str, float] = {}  # partition with parked jobs -> next try of the script _GATED
+        self._to_relay: dict[str, list[bytes]] = {}  # partition -> the first groups of its outbox
         self._client = pool.dedicated()
         self._waiter = Waiter(pool, self._client, partitions, self.queues)
         self._is_cluster = pool.servers.is_cluster
@@ -107,11 +164,11 @@ class RedisConsumer(Consumer):
         self._turns: dict[str, int] = {}  # queue -> counter that selects its next partition
         self._notified_partition = ""  # the partition whose notification ended the last wait
         self._asked: set[str] = set()  # partitions that the last exchange asked for jobs
-        self._has_new_partitions = False  # whether a reply named partitions that were not known
+        self._has_new_partitions = False  # whether a reply named partitions that were unknown before
         self._interrupted = False
-        self._clocks = -_NEVER, 0  # when jobs were last asked for, and the server's time in the reply
-        self._looked_at = -_NEVER  # when a poll last found all queues empty; all times here are monotonic
-        self._change_at: dict[str, float] = {}  # partition -> when a delay, a lease or a pause ends next
+        self._clocks = -_NEVER, 0  # the time of the last request for jobs, and the server's time in its reply
+        self._looked_at = -_NEVER  # the time at which a poll last found all queues empty; all times here are monotonic
+        self._change_at: dict[str, float] = {}  # partition -> the time at which the next delay, lease or pause ends
         self._is_notified = False  # whether this consumer took a notification from the server
         self._uncertain: dict[str, _PartitionCall] = {}  # partition -> the call that may or may not have arrived
         self._known_answers: dict[_Key, LeaseLost | None] = {}  # answers that were not returned yet
@@ -122,7 +179,10 @@ class RedisConsumer(Consumer):
         return self.exchange((), limit, timeout, queues)[1]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        return self._exchange(verdicts, 0)[0]
+        answers, _ = self._exchange(verdicts, 0)
+        if self._to_relay:
+            self._carry_out_elsewhere()
+        return answers
 
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
@@ -131,9 +191,11 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        # After an interrupt, poll now. A wait would end at once, before a notification could arrive.
+        # After an interrupt, poll now. A wait would end immediately, before a notification could arrive.
         if verdicts or timeout <= 0 or self._interrupted or not self._is_known_empty():
             answers, found = self._exchange(verdicts, limit)
+            if self._to_relay and self._carry_out_elsewhere() and limit > 0 and not found:
+                found = self._look_again(limit)
         if not found:
             try:
                 found = self._wait_for_jobs(limit, give_up_at) if limit > 0 else self._wait_without_jobs(give_up_at)
@@ -166,7 +228,7 @@ class RedisConsumer(Consumer):
         *is_look*: this is a poll without a notification, so the queues are probably empty.
         """
         started = time.monotonic()
-        exchange = _Exchange(verdicts, limit)
+        exchange = self._new_exchange(verdicts, limit)
         if limit > 0:
             self.asked_at = started
             self._looked_at = -_NEVER
@@ -191,6 +253,21 @@ class RedisConsumer(Consumer):
         self._has_new_partitions = False
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
+    def _new_exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Exchange:
+        """Raises ``PayloadTooLarge``, before any verdict is sent."""
+        exchange = _Exchange(verdicts, limit)
+        if verdicts and (after := find_after(verdicts)):
+            all_sizes = {at: sizes(verdicts[at], one) for at, one in after.items()}
+            self._check_size(max(map(max, all_sizes.values())))
+            exchange.after = after
+            weights = {at: (sum(own), len(after[at].steps)) for at, own in all_sizes.items()}
+            if any(sum(column) > most for column, most in zip(zip(*weights.values(), strict=True), _MOST, strict=True)):
+                exchange.weights = weights
+            if self._partitions.count > 1:
+                for queue in {queue for one in after.values() for queue in queues_with_new_jobs(one.steps)}:
+                    self._partitions.announce(queue)
+        return exchange
+
     def _route(self, exchange: _Exchange) -> Iterator[str]:
         """Yields this consumer's queues in order, then other queues that have verdicts to settle."""
         yield from self._order
@@ -202,8 +279,9 @@ class RedisConsumer(Consumer):
     def _exchange_with(self, queue: str, exchange: _Exchange, *, is_look: bool) -> None:
         """Settle and reserve in one queue, in as many round trips as the scripts need.
 
-        If the queue has several partitions, the first one in turn is emptied first. Then the other partitions are asked
-        whether they have jobs. With *is_look*, all partitions are asked first whether they have jobs.
+        If the queue has several partitions, the first partition of ``_in_turn`` is emptied first. After that, the other
+        partitions are asked whether they have jobs. With *is_look*, all partitions are asked this question before any
+        job is reserved.
         """
         to_settle = exchange.unanswered(queue)
         partitions = self._in_turn(queue) if exchange.limit > 0 and queue in self.queues else []
@@ -228,7 +306,7 @@ class RedisConsumer(Consumer):
     def _in_turn(self, queue: str) -> list[str]:
         """Returns the queue's partitions in rotated order.
 
-        A partition that was notified comes first. Otherwise each call begins with the next partition.
+        If a partition was notified, it comes first. If not, each call begins with the next partition.
         """
         partitions = self._partitions.all_of(queue)
         if len(partitions) == 1:
@@ -246,9 +324,10 @@ class RedisConsumer(Consumer):
     def _with_jobs(self, queue: str, partitions: Sequence[str], exchange: _Exchange) -> list[str]:
         """Return the partitions that have jobs to hand out.
 
-        In a cluster ``lua/has_jobs.lua`` runs for each partition, otherwise once for all.
+        In a cluster, ``lua/has_jobs.lua`` runs once for each partition. Outside a cluster, it runs once for all
+        partitions.
         """
-        in_order = sorted(partitions, key=len)  # the first partition, which stores the count, comes first
+        in_order = sorted(partitions, key=len)  # the partition that stores the count comes first
         together = [in_order] if not self._client.servers.is_cluster else [[partition] for partition in in_order]
         calls = [self._client.new_call("has_jobs", first)._replace(also=tuple(rest)) for first, *rest in together]
         found = set()
@@ -274,19 +353,19 @@ class RedisConsumer(Consumer):
         shares: dict[str, int] = {}
         wanted = in_all = exchange.wanted
         for partition in asked:
-            if len(to_settle.get(partition, ())) <= _SLICE:  # else the remaining verdicts are sent first
+            if exchange.fits(to_settle.get(partition, [])):  # if they do not fit, the remaining verdicts are sent first
                 shares[partition] = min(wanted, -(-in_all // len(asked)), _SLICE)
                 wanted -= shares[partition]
         calls = []
         for partition in dict.fromkeys((*to_settle, *shares)):
-            indexes = to_settle.pop(partition, [])
-            if indexes[_SLICE:]:
-                to_settle[partition] = indexes[_SLICE:]
+            indexes, rest = exchange.sliced(to_settle.pop(partition, []))
+            if rest:
+                to_settle[partition] = rest
             share = max(shares.get(partition, 0), 0)
             if share:
                 self._asked.add(partition)
             if indexes or share:
-                calls.append(self._new_call(partition, indexes[:_SLICE], share, exchange))
+                calls.append(self._new_call(partition, indexes, share, exchange))
         return calls
 
     def _new_call(self, partition: str, indexes: Sequence[int], share: int, exchange: _Exchange) -> _PartitionCall:
@@ -295,8 +374,39 @@ class RedisConsumer(Consumer):
         arguments: list[Word] = [self._client.token(number), share, *[b""] * (2 * len(verdicts))]
         arguments[2::2] = pack_ids([verdict.lease.id for verdict in verdicts])
         arguments[3::2] = [fence(verdict.lease) + details(verdict) for verdict in verdicts]
-        call = self._client.new_call("exchange", partition, arguments, number=number)
+        verb = "exchange"
+        encoder: StepEncoder | None = None
+        for place, at in enumerate(indexes) if exchange.after else ():
+            after = exchange.after.get(at)
+            if after is None:
+                continue
+            arguments[3 + 2 * place] = fence(verdicts[place].lease) + details_after(verdicts[place], after)
+            verb = verb if verb == _STEPS else _AFTER
+            if after.steps:
+                verb = _STEPS
+                encoder = encoder or StepEncoder(self._partitions, partition)
+                encoder.add(place + 1, after.steps)
+        if encoder is not None:
+            if encoder.has_terms:
+                verb = _UNIQUE
+            arguments += encoder.arguments()
+        if self._has_gates(partition, verdicts):
+            verb = _GATED
+            most = self.most_gated
+            arguments.append(b"" if most is None else max(0, most - exchange.gated_count))
+        if verb in {_STEPS, _UNIQUE, _GATED}:
+            arguments.append(len(verdicts))
+        call = self._client.new_call(verb, partition, arguments, number=number)
         return _PartitionCall(call, verdicts, indexes, share)
+
+    def _has_gates(self, partition: str, verdicts: Sequence[Verdict]) -> bool:
+        """Whether this call must use the script ``_GATED``."""
+        if self._gated_until and time.monotonic() < self._gated_until.get(partition, 0.0):
+            return True
+        # The plain script learns from the marker that a gate is open. An older worker may have removed the marker.
+        if self._parked_until and time.monotonic() >= self._parked_until.get(partition, _NEVER):
+            return True
+        return any(_is_gated(verdict.lease) for verdict in verdicts)
 
     def _perform(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> dict[str, bool]:
         """Make one round trip. Returns for each partition whether the partition may have more jobs to hand out."""
@@ -310,6 +420,8 @@ class RedisConsumer(Consumer):
             until = self._deadline_for([call.partition for call in scripts], exchange)
         for call, reply in zip(calls, self._client.perform_each(scripts, until), strict=True):
             partition = call.call.partition
+            if isinstance(reply, BackendFull) and call.call.verb == _AFTER:
+                (reply,) = self._client.perform_each([call.call._replace(verb=_AT_MAXMEMORY)], until)  # noqa: PLW2901
             if isinstance(reply, BackendError):
                 can_have_more[partition] = False
                 if not isinstance(reply, BackendUnavailable):
@@ -332,6 +444,12 @@ class RedisConsumer(Consumer):
 
     def _read_reply(self, call: _PartitionCall, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
         """Parse a reply of ``lua/exchange.lua``. Returns the verdicts' answers, the jobs, and the first field."""
+        is_parked = False
+        if call.call.verb in {_STEPS, _UNIQUE, _GATED}:
+            reply, groups, *parked = reply
+            is_parked = parked == [b"1"]
+            if groups:
+                self._to_relay[call.call.partition] = groups
         more, now, change_at, letters, stored_count, *handed_out = reply
         partition = call.call.partition
         if call.share:  # without a share, the script reserves nothing
@@ -343,16 +461,45 @@ class RedisConsumer(Consumer):
             None if letter == _DONE else LeaseLost(verdict.lease.queue, verdict.lease.id)
             for letter, verdict in zip(letters, call.verdicts, strict=True)
         ]
-        return answers, leases(partition, handed_out, int(now)), more
+        found = leases(partition, handed_out, int(now))
+        if more == _HAS_GATES or (call.call.verb == _GATED and any(map(_is_gated, found))):
+            self._gated_until[partition] = time.monotonic() + _GATED_FOR
+        if is_parked:
+            self._parked_until[partition] = time.monotonic() + _RESTORE_EVERY
+        elif call.call.verb == _GATED:
+            self._parked_until.pop(partition, None)
+        return answers, found, _UNFINISHED if more == _HAS_GATES else more
 
     def _note_change(self, partition: str, now: bytes, change_at: bytes) -> None:
-        # The time counts from the arrival of the reply. So a wait may end half a round trip late, but not early.
+        # The time counts from the arrival of the reply. So a wait may end late by half a round trip, but never early.
         wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
         self._change_at[partition] = time.monotonic() + wait
 
     def _learn_partitions(self, partition: str, stored_count: bytes) -> None:
         if stored_count and self._partitions.learn(partition, stored_count):
             self._has_new_partitions = True
+
+    # --- steps for other partitions and queues ---
+
+    def _carry_out_elsewhere(self) -> bool:
+        """Relay the outboxes that the last calls have named. Returns whether an outbox had steps for this
+        consumer's queues.
+
+        A failure leaves the steps in the outbox.
+        """
+        to_relay, self._to_relay = self._to_relay, {}
+        targets: set[str] = set()
+        for partition, groups in to_relay.items():
+            targets |= self._relay.after(partition, groups)
+        return any(keys.queue_and_number(target)[0] in self.queues for target in targets)
+
+    def _look_again(self, limit: int) -> list[Lease]:
+        """Reserve jobs that relayed steps have made ready."""
+        try:
+            return self._exchange((), limit)[1]
+        except BackendError:  # the verdicts are settled; the next call raises the error
+            self._looked_at = -_NEVER
+            return []
 
     # --- after a failure ---
 
@@ -384,7 +531,7 @@ class RedisConsumer(Consumer):
         for partition, call in tuple(self._uncertain.items()):
             if partition not in exchange.excluded:
                 try:
-                    reply = self._client.perform(call.call, self._deadline_for([partition], exchange))
+                    reply = self._repeat(call.call, self._deadline_for([partition], exchange))
                 except BackendError as exc:
                     if not isinstance(exc, BackendUnavailable):
                         del self._uncertain[partition]  # the call was refused
@@ -396,8 +543,22 @@ class RedisConsumer(Consumer):
                 del self._uncertain[partition]
                 self._succeeded(partition, exchange)
 
+    def _repeat(self, call: Call, deadline: float) -> Any:
+        """Repeat a call under its number.
+
+        A full server refuses ``_AFTER`` before the script checks the number. ``_AT_MAXMEMORY`` finds the answer of the
+        first attempt, if there was one.
+        """
+        try:
+            return self._client.perform(call, deadline)
+        except BackendFull:
+            if call.verb != _AFTER:
+                raise
+            return self._client.perform(call._replace(verb=_AT_MAXMEMORY), deadline)
+
     def _deliver_undelivered(self, exchange: _Exchange) -> None:
-        """Add the jobs that failed exchanges reserved. Each job is touched first, as its lease may have ended."""
+        """Hand out the jobs that earlier exchanges have reserved and not returned, because these exchanges failed. Each
+        job is touched first, because its lease may have ended."""
         by_partition: dict[str, list[Lease]] = {}
         for lease in {
             (lease.queue, lease.id, lease.token): lease for lease in self._undelivered
@@ -425,7 +586,8 @@ class RedisConsumer(Consumer):
         self._undelivered = kept
 
     def _exclude_unreachable(self, exchange: _Exchange) -> None:
-        """Exclude partitions whose servers did not answer lately, unless that would exclude all partitions."""
+        """Exclude the partitions whose servers have not answered lately. If this would exclude all partitions, exclude
+        none."""
         if not self._backoff.failures:
             return
         partitions = {partition_of(verdict.lease) for verdict in exchange.verdicts}
@@ -469,7 +631,8 @@ class RedisConsumer(Consumer):
         exchange.excluded |= self._backoff.excluded(partitions)  # the partitions of the same server
 
     def _deadline_for(self, partitions: Sequence[str], exchange: _Exchange) -> float:
-        """Returns when to stop waiting for these partitions' servers. The rest of the time is for other partitions."""
+        """Returns the time at which to stop waiting for the servers of these partitions. The rest of the time is for
+        other partitions."""
         now, timeout = time.monotonic(), self._client.servers.timeout
         if not self._is_cluster or not (len(self.queues) > 1 or self._partitions.has_several(self.queues[0])):
             return now + timeout
@@ -513,7 +676,7 @@ class RedisConsumer(Consumer):
     # --- waiting ---
 
     def _wait_without_jobs(self, give_up_at: float) -> list[Lease]:
-        """Wait without asking for jobs, until the time is over or ``interrupt`` is called."""
+        """Wait until the time is over or ``interrupt`` is called. This method does not ask for jobs."""
         if not self._interrupted and time.monotonic() < give_up_at:
             self._waiter.pause(give_up_at)
         return []
@@ -552,7 +715,7 @@ class RedisConsumer(Consumer):
         """Wait once. Returns two values:
 
         - whether to poll the queues, because a notification came, or may have come;
-        - the jobs that the follow-up call reserved, or None without a finished follow-up call.
+        - the jobs that the follow-up call reserved, or None if no follow-up call has finished.
         """
         partition = self.queues[0]
         if limit <= 0 or self._uncertain or not self._waiter.can_follow_up(partition):
@@ -571,7 +734,8 @@ class RedisConsumer(Consumer):
         self._looked_at, woke_at = -_NEVER, time.monotonic()
         # This process may have been stopped before it woke up. The server's clock says when the jobs were reserved.
         asked_at, then = self._clocks
-        since = (int(self._waiter.follow_up_reply[1]) - then) / MICROSECOND
+        reply = self._waiter.follow_up_reply
+        since = (int((reply[0] if call.call.verb == _GATED else reply)[1]) - then) / MICROSECOND
         self.asked_at = min(woke_at, max(waiting_since, asked_at + since))
         _, found, more = self._read_reply(call, self._waiter.follow_up_reply)
         self._uncertain.clear()
@@ -584,7 +748,8 @@ class RedisConsumer(Consumer):
         return notified, found
 
     def _is_known_empty(self) -> bool:
-        """Whether a poll is needless, because the last poll found nothing and each later job leaves a marker."""
+        """Whether no poll is needed. This is so if the last poll found no jobs, because each later job leaves a
+        marker."""
         if self._uncertain or self._undelivered or time.monotonic() >= self._backoff.next_end():
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
@@ -603,7 +768,7 @@ class RedisConsumer(Consumer):
     def _hand_over_notification(self) -> None:
         """Notify another consumer of the jobs that are due soon, because this consumer stops waiting.
 
-        After a follow-up call that handed out jobs, the script has already notified another consumer.
+        If a follow-up call has handed out jobs, its script has already notified another consumer.
         """
         if not self._is_notified:
             return
@@ -612,6 +777,10 @@ class RedisConsumer(Consumer):
         for partition, change_at in self._change_at.items():
             if change_at < soon:
                 self._waiter.notify(partition)
+
+
+def _is_gated(lease: Lease) -> bool:
+    return lease.token.endswith(GATED)
 
 
 def _key(verdict: Verdict) -> _Key:

@@ -143,7 +143,7 @@ def _latency(server: _Server) -> Finding:
     median = statistics.median(times)
     found = f"a round trip takes {median * 1000:.2f} ms, the slowest of {_PINGS} took {max(times) * 1000:.2f} ms"
     if median > _SLOW:
-        return Finding("warn", "latency", found, "bring workers and server closer together: each batch costs one")
+        return Finding("warn", "latency", found, "bring workers and server closer: each batch takes a round trip")
     return Finding("ok", "latency", found)
 
 
@@ -157,7 +157,7 @@ def _clock(server: _Server) -> Finding:
             "warn",
             "clock",
             f"the server's is {abs(skew):,.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's: delays and "
-            "leases are right all the same, but a point in time (at=) is off by as much",
+            "leases are not affected, but a time given with at= is off by as much",
             "run NTP on both",
         )
     return Finding("ok", "clock", f"within {_SKEW:g} s of this machine's")
@@ -218,13 +218,13 @@ def _persistence(info: Mapping[str, str], config: Mapping[str, str] | None) -> I
 
 def _appendfsync(setting: str) -> Finding:
     if setting == "always":
-        return Finding("ok", "appendfsync", "always: what was acknowledged survives a power failure")
-    lost = {"everysec": "the last second's jobs and verdicts", "no": "what the system had not written, some 30 s"}
+        return Finding("ok", "appendfsync", "always: acknowledged jobs and verdicts survive a power failure")
+    lost = {"everysec": "the last second's jobs and verdicts", "no": "those of about the last 30 s"}
     return Finding(
         "warn",
         "appendfsync",
-        f"{setting}: a power failure loses {lost.get(setting, 'some jobs and verdicts')}; a killed server, none",
-        "set appendfsync always if that is too much",
+        f"{setting}: a power failure loses {lost.get(setting, 'some jobs and verdicts')}; a killed server loses none",
+        "set appendfsync always, unless these jobs may be lost",
     )
 
 
@@ -253,11 +253,11 @@ def _memory(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterat
 
 def _access(server: _Server) -> Iterator[Finding]:
     if server.host is None or _is_loopback(server.host):
-        yield Finding("ok", "address", "this machine only, as far as this URL goes")
+        yield Finding("ok", "address", "this URL leads to this machine")
         return
     if not server.is_encrypted:
         yield Finding(
-            "warn", "encryption", "jobs and the password cross the network in the clear", "use rediss://, or a tunnel"
+            "warn", "encryption", "jobs and the password cross the network unencrypted", "use rediss://, or a tunnel"
         )
     is_open = _needs_no_password(server)
     if is_open is None:
@@ -271,7 +271,7 @@ def _access(server: _Server) -> Iterator[Finding]:
         yield Finding(
             "bad",
             "password",
-            "user default has none: any host that reaches the address can read, change and delete all jobs",
+            "user default has no password: any host that reaches the address can read, change and delete all jobs",
             "set requirepass, or ACL SETUSER default off",
         )
     else:
@@ -310,8 +310,8 @@ def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> I
         yield Finding(
             "warn",
             "min-replicas-to-write",
-            f"0, with replicas: {replicas}; a primary that is cut off goes on acknowledging jobs, and a failover loses "
-            "all of those",
+            f"0, with replicas: {replicas}; a primary that is cut off still acknowledges jobs, and a failover loses "
+            "these jobs",
             "set min-replicas-to-write 1; it narrows the gap to min-replicas-max-lag seconds",
         )
     else:
@@ -360,7 +360,7 @@ def _durability(info: Mapping[str, str], config: Mapping[str, str] | None) -> Fi
     elif survived == "power loss":
         kept = "a killed server and a power failure"
     else:
-        kept = "a killed server, and a power failure but for its last moments"
+        kept = "a killed server, but a power failure loses the last jobs"
     failover = "; a failover may lose some, as replication lags" if int(info.get("connected_slaves", 0)) else ""
     level: Literal["ok", "warn"] = "ok" if survived == "power loss" and not failover else "warn"
     return Finding(level, "durability", f"acknowledged jobs survive {kept}{failover}")

@@ -29,10 +29,11 @@ class ConnectionSettings(NamedTuple):
     connect_func: Callable[[Any], object] | None = None
     """redis-py's ``redis_connect_func``, which logs in instead of ``on_connect``."""
     keepalive: Mapping[int, int] | None = None
-    """TCP options to set, as redis-py's ``socket_keepalive_options``."""
+    """TCP options to set, in the form of redis-py's ``socket_keepalive_options``."""
 
     def __repr__(self) -> str:
-        """The settings without the password and the provider, because a provider's ``repr`` may contain a password."""
+        """The settings as text. The password and the provider are left out, because a provider's ``repr`` may contain a
+        password."""
         tls = ", tls" if self.tls is not None else ""
         return f"ConnectionSettings({self.user}/{self.database}{tls})"
 

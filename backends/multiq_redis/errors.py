@@ -1,4 +1,4 @@
-"""Decides which of Redis' errors are retried, and which ``BackendError`` the others become."""
+"""Decides which errors of Redis are retried, and to which ``BackendError`` each other error is converted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-#: temporary errors: a long script, a server's start, a slot on its way to another node, an election
+#: temporary errors: a long script runs, a server starts, a slot moves to another node, or there is an election
 PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
 
 #: another server may accept the call, for instance because this primary has become a replica
@@ -31,7 +31,7 @@ FAILURES = (OSError, hiredis.ProtocolError)
 _ERRORS: dict[str, tuple[type[BackendError], str]] = {
     "OOM": (
         BackendFull,
-        "is at its maxmemory, and nothing was stored: work jobs off (that goes on), or raise maxmemory",
+        "is at its maxmemory, and nothing was stored: wait until workers have finished jobs, or raise maxmemory",
     ),
     "MISCONF": (
         BackendUnavailable,
@@ -46,21 +46,21 @@ _ERRORS: dict[str, tuple[type[BackendError], str]] = {
     ),
     "DENIED": (BackendUnavailable, "is in protected mode: set a password on the server, or bind it to this network"),
     "LOADING": (BackendTimeout, "is still loading its data from the disk: try again later"),
-    "BUSY": (BackendTimeout, "runs a script that does not end: see SCRIPT KILL, and SLOWLOG for which"),
+    "BUSY": (BackendTimeout, "runs a script that does not end: find it with SLOWLOG, and end it with SCRIPT KILL"),
     "TRYAGAIN": (BackendTimeout, "is moving the queue to another node, which took too long: try again later"),
     "CLUSTERDOWN": (BackendUnavailable, "reports that its cluster is down: see CLUSTER INFO"),
     "MASTERDOWN": (BackendUnavailable, "is a replica that lost its primary"),
     "NOREPLICAS": (BackendUnavailable, "refuses writes for lack of replicas: see min-replicas-to-write"),
     "WRONGTYPE": (
         BackendCorrupt,
-        "has a key of multiq's that holds something else: rename it, or use another ?prefix= in the URL",
+        "has another program's data under a key of multiq's: rename that key, or use another ?prefix= in the URL",
     ),
     "MOVED": (
         BackendUnavailable,
         "is part of a cluster: use redis+cluster:// in the URL, so that multiq follows the queues to their nodes",
     ),
     "ASK": (BackendUnavailable, "is moving the queue to another node"),
-    "NOSCRIPT": (BackendUnavailable, "forgets its scripts as soon as they are loaded: try again later"),
+    "NOSCRIPT": (BackendUnavailable, "drops scripts as soon as they are loaded: try again later"),
 }
 
 _CODE = re.compile(r"-?([A-Z][A-Z]+)\b")
@@ -72,7 +72,8 @@ _IN_SCRIPT = "user_script"
 
 
 def code_of(error: hiredis.ReplyError) -> str:
-    """The error's code, such as ``OOM``. Redis 6.2 puts the code of an error inside a script into the text."""
+    """The error's code, such as ``OOM``. If an error occurs inside a script, Redis 6.2 puts the error's code into the
+    text."""
     text = str(error)
     first = _CODE.match(text)
     code = first[1] if first else "ERR"
@@ -87,13 +88,15 @@ def code_of(error: hiredis.ReplyError) -> str:
 def without_arguments(reply: str) -> str:
     """An error reply without the command's arguments.
 
-    A server that does not know a command repeats the arguments in its error, and those of AUTH contain the password.
+    If a server does not know a command, its error repeats the command's arguments. The arguments of AUTH contain the
+    password.
     """
     return _ARGUMENTS.sub("", reply)
 
 
 def classify_reply(error: hiredis.ReplyError, *, has_failover: bool) -> Failure:
-    """Says whether this server, or its successor after a failover, may accept the call later."""
+    """Return whether this server may accept the call later, or whether the server that replaces it after a failover may
+    accept the call."""
     code = code_of(error)
     is_passing = code in PASSING or (code in ELSEWHERE and has_failover)
     return Failure.REJECTED if is_passing else Failure.FINAL
@@ -109,7 +112,7 @@ def classify_connection_error(error: Exception, *, is_connected: bool) -> Failur
 
 
 def redirection(error: hiredis.ReplyError) -> tuple[str, int]:
-    """The host and the port in a MOVED or an ASK. An empty host means the host that was asked."""
+    """The host and the port in a MOVED or ASK error. An empty host means the host that sent the error."""
     host, _, port = str(error).split()[2].rpartition(":")
     return host, int(port)
 
@@ -133,8 +136,8 @@ def _explain_timeout(exc: TimeoutError, timeout: float) -> str:
     if isinstance(exc, NameTimeoutError):
         return f"has a name that was not found within {timeout:g} s: look at this machine's DNS"
     return (
-        f"did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more time with "
-        "?timeout= in the URL"
+        f"did not answer within {timeout:g} s: it is stopped, overloaded or cut off; "
+        "?timeout= in the URL gives it more time"
     )
 
 
@@ -157,7 +160,7 @@ def _explain_reply(exc: hiredis.ReplyError, server: str) -> BackendError:
         return BackendUnavailable(f"{server} has too many clients ({_short(exc)}): raise its maxclients, or close some")
     if _IN_SCRIPT in text:
         return BackendCorrupt(
-            f"{server} has something in a queue's keys that multiq did not write, or a newer multiq did: {_short(exc)}"
+            f"{server} has data in a queue's keys that another program or a newer multiq wrote: {_short(exc)}"
         )
     return BackendUnavailable(f"{server} refused: {_short(exc)}")
 

@@ -3,7 +3,7 @@
 The tag of a queue's first partition is ``{queue}``. With ``?partitions=``, the other partitions have the tags
 ``{queue#1}``, ``{queue#2}`` and so on. A queue's name cannot contain a ``#``.
 
-A job's *place*, its member in a sorted set, consists of the job's sequence number, priority and id.
+A job's *place* is its member in a sorted set. It consists of the job's sequence number, priority and id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 def prefix(text: str) -> str:
     """Parse the option ``?prefix=``, the text that all keys begin with.
 
-    Braces are refused because they would change the hash tag. Stars and brackets are patterns for SCAN.
+    Braces are refused because they would change the hash tag. Stars and brackets are refused because SCAN would take
+    them as patterns.
     """
     if not _PREFIX.fullmatch(text):
         raise ValueError("must be 1 to 64 letters, digits, or any of _ . : -")
@@ -33,27 +34,30 @@ def jobs(base: str) -> str:
 
 
 def bodies(base: str) -> str:
-    """Hash: id -> body, for jobs whose body is too large for the record."""
+    """Hash: id -> body, for jobs whose body is too large for the record; id + 0x01 -> the job's memo; id + 0x02 -> the
+    reason why the job is doomed. Also: unique key -> id of the job that took the key last (lua/include/keyed.lua).
+    """
     return f"{base}:bodies"
 
 
 def reasons(base: str) -> str:
-    """Hash: id -> the reason of the job's last release, bury or abandon, if it had one."""
+    """Hash: id -> the reason of the job's last release, bury or abandon, if there is one; id + 0x01 -> the job's
+    detail."""
     return f"{base}:reasons"
 
 
 def ready(base: str) -> str:
-    """Sorted set of places by priority."""
+    """Sorted set of places. The score is the priority."""
     return f"{base}:ready"
 
 
 def delayed(base: str) -> str:
-    """Sorted set of places by due time, in microseconds since 1970."""
+    """Sorted set of places. The score is the due time, in microseconds since 1970."""
     return f"{base}:delayed"
 
 
 def reserved(base: str) -> str:
-    """Sorted set of places by the lease's end, in microseconds since 1970."""
+    """Sorted set of places. The score is the lease's end, in microseconds since 1970."""
     return f"{base}:reserved"
 
 
@@ -62,9 +66,134 @@ def buried(base: str) -> str:
     return f"{base}:buried"
 
 
+def held(base: str) -> str:
+    """Sorted set of the places of held jobs, all with the score 0."""
+    return f"{base}:held"
+
+
+def terms(base: str) -> str:
+    """Hash: id of a held job -> the arrivals for which it waits (lua/include/holds.lua)."""
+    return f"{base}:terms"
+
+
+def arrived(base: str) -> str:
+    """Sorted set of the members that have arrived at held jobs (lua/include/holds.lua), all with the score 0."""
+    return f"{base}:arrived"
+
+
+def litter(base: str) -> str:
+    """Sorted set of the jobs whose members in ``arrived`` are to be deleted, all with the score 0."""
+    return f"{base}:litter"
+
+
+def unique_holds(base: str) -> str:
+    """Hash: unique key that is held by time -> the end of this time, and the id of the key's job
+    (lua/include/unique.lua)."""
+    return f"{base}:unique_holds"
+
+
+def hold_expiry(base: str) -> str:
+    """Sorted set of the keys in ``unique_holds``. The score is the end of the hold, in microseconds since 1970."""
+    return f"{base}:hold_expiry"
+
+
+def limits(base: str) -> str:
+    """Hash: name -> the limit's quota (lua/include/gates.lua)."""
+    return f"{base}:limits"
+
+
+def lines(base: str) -> str:
+    """Sorted set of the parked jobs, each in the line of a gate, all with the score 0 (lua/include/parked.lua)."""
+    return f"{base}:lines"
+
+
+def parked(base: str) -> str:
+    """Hash: id of a parked job -> the gate in whose line it is."""
+    return f"{base}:parked"
+
+
+def line_states(base: str) -> str:
+    """Hash: gate of a line -> its turn, and its first job if the line is open (lua/include/gates.lua)."""
+    return f"{base}:line_states"
+
+
+def open_lines(base: str) -> str:
+    """Sorted set of the lines whose gates may be open. The score is the priority of the line's first job."""
+    return f"{base}:open_lines"
+
+
+def fair_lines(base: str) -> str:
+    """Sorted set of the open lines of fair limits, in the order of their turns, all with the score 0."""
+    return f"{base}:fair_lines"
+
+
+def blocked(base: str) -> str:
+    """Sorted set of the lines of fair limits whose first jobs wait for another gate, all with the score 0."""
+    return f"{base}:blocked"
+
+
+def slots(base: str) -> str:
+    """Sorted set with the gate and the id of each live lease of a job with gates, all with the score 0."""
+    return f"{base}:slots"
+
+
+def slot_ends(base: str) -> str:
+    """Sorted set of the members of ``slots``. The score is the lease's end, in microseconds since 1970."""
+    return f"{base}:slot_ends"
+
+
+def rates(base: str) -> str:
+    """Sorted set of gates. The score is the time at which a job would be due at the steady rate, in microseconds
+    since 1970."""
+    return f"{base}:rates"
+
+
+def openings(base: str) -> str:
+    """Sorted set of gates. The score is the time at which the next reserve checks the gate's lines, in microseconds
+    since 1970."""
+    return f"{base}:openings"
+
+
+def notes(base: str) -> str:
+    """Hash: key -> note (lua/include/steps.lua). Only a queue's first partition has notes."""
+    return f"{base}:notes"
+
+
+def note_keys(base: str) -> str:
+    """Sorted set of the keys in ``notes``, all with the score 0."""
+    return f"{base}:note_keys"
+
+
+def note_expiry(base: str) -> str:
+    """Sorted set of the keys of the notes that expire. The score is the time of expiry, in microseconds since 1970."""
+    return f"{base}:note_expiry"
+
+
+def outbox(base: str) -> str:
+    """Sorted set of groups of steps for other slots, in the order in which they are to be carried out."""
+    return f"{base}:outbox"
+
+
+def seen(base: str) -> str:
+    """Sorted set of the marks of groups that were carried out here. The score is the time at which the mark is
+    forgotten."""
+    return f"{base}:seen"
+
+
 def unreadable(base: str) -> str:
-    """Hash: id -> why the job could not be read, a newline, and what was stored (lua/include/validate.lua)."""
+    """Hash: id -> the reason why the job could not be read, a newline, and the stored bytes
+    (lua/include/validate.lua)."""
     return f"{base}:unreadable"
+
+
+def outcomes(base: str) -> str:
+    """Hash: id -> the outcome of a job that is gone (lua/include/outcomes.lua)."""
+    return f"{base}:outcomes"
+
+
+def expiring(base: str) -> str:
+    """Sorted set of the ids in ``outcomes``. The score is the time of expiry, in microseconds since 1970."""
+    return f"{base}:expiring"
 
 
 def sequence(base: str) -> str:
@@ -73,7 +202,7 @@ def sequence(base: str) -> str:
 
 
 def paused(base: str) -> str:
-    """When the pause ends, in microseconds since 1970. The key expires by itself."""
+    """The time at which the pause ends, in microseconds since 1970. The key expires by itself."""
     return f"{base}:paused"
 
 
@@ -112,7 +241,7 @@ def queue_and_number(partition: str) -> tuple[str, int]:
 
 
 def base(prefix: str, partition: str) -> str:
-    """What all keys of a partition begin with."""
+    """The beginning of all keys of a partition."""
     return f"{prefix}:{{{partition}}}"
 
 
@@ -153,6 +282,30 @@ BY_NAME: dict[str, Callable[[str], str]] = {
         reserved,
         buried,
         unreadable,
+        outcomes,
+        expiring,
+        held,
+        terms,
+        arrived,
+        litter,
+        unique_holds,
+        hold_expiry,
+        limits,
+        lines,
+        parked,
+        line_states,
+        open_lines,
+        fair_lines,
+        blocked,
+        slots,
+        slot_ends,
+        rates,
+        openings,
+        notes,
+        note_keys,
+        note_expiry,
+        outbox,
+        seen,
         sequence,
         paused,
         hint,

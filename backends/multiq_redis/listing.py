@@ -15,7 +15,7 @@ from multiq.errors import BackendUnavailable
 from . import keys
 from .errors import REFUSES_WRITES, code_of
 from .partitions import MOST
-from .records import parse_listing
+from .records import parse_listing, parse_parked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _SLICE = 500  # jobs that one script lists, in a few milliseconds
+_PARKED = "parked:"  # the beginning of cursors in the parked jobs; the member of the page's last job follows, in hex
 _MOST_PARTS = 3 * MOST
+_WHICH = {State.BURIED: "", State.HELD: "held"}  # ``which`` in these states; "later" in all others
 
 
 class _Part(NamedTuple):
@@ -33,7 +35,7 @@ class _Part(NamedTuple):
 
     partition: str
     set: State
-    which: str  # all jobs, the due jobs, or the jobs that are not due; see lua/jobs.lua
+    which: str  # "": all jobs; "due"; "later": jobs that are not due; "held"; see lua/jobs.lua
 
 
 class _Cursor(NamedTuple):
@@ -65,6 +67,8 @@ class _Cursor(NamedTuple):
 
 def list_jobs(pool: Pool, partitions: Sequence[str], state: State, limit: int, after: str | None) -> Page:
     """Return one page of the jobs in these partitions. Raises ``OptionInvalid``, ``BackendError``."""
+    if after is not None and after.startswith(_PARKED) and state is State.READY:
+        return _parked(pool, partitions[0], [], limit, after)
     parts = [part for partition in partitions for part in _parts(partition, state)]
     at = _Cursor(0) if after is None else _Cursor.read(after)
     jobs: list[JobRecord] = []
@@ -78,11 +82,33 @@ def list_jobs(pool: Pool, partitions: Sequence[str], state: State, limit: int, a
                 return Page(jobs, str(at))
             jobs.append(job)
             at = place
-    return Page(jobs, None)
+    return _parked(pool, partitions[0], jobs, limit, _PARKED) if state is State.READY else Page(jobs, None)
+
+
+def _parked(pool: Pool, queue: str, jobs: list[JobRecord], limit: int, after: str) -> Page:
+    """Add the parked jobs after the *jobs* of the page. Parked jobs are in the queue's first partition."""
+    try:
+        member = bytes.fromhex(after.removeprefix(_PARKED))
+    except ValueError:
+        raise foreign_cursor(after) from None
+    while True:
+        asked = min(limit + 1 - len(jobs), _SLICE)
+        found, now = parse_parked(pool.call("jobs_parked", queue, (asked, member)))
+        held_by = pool.call("held_by", queue, [job.packed_id for _, job in found]) if found else []
+        for (following, job), gate in zip(found, held_by, strict=True):
+            if not job.record:  # the job is gone
+                member = following
+                continue
+            if len(jobs) == limit:
+                return Page(jobs, _PARKED + member.hex())
+            jobs.append(job.to_record(queue, now, gate))
+            member = following
+        if len(found) < asked:
+            return Page(jobs, None)
 
 
 def promote_all(pool: Pool, partition: str) -> None:
-    """Make a partition's due jobs ready, slice by slice, for at most the time of one call."""
+    """Make a partition's due jobs ready, slice by slice. This takes at most the time of one call."""
     give_up_at = time.monotonic() + pool.servers.timeout
     while pool.call("promote", partition) == b"1" and time.monotonic() < give_up_at:
         pass
@@ -101,14 +127,15 @@ def _make_ready(pool: Pool, partition: str) -> None:
 
 
 def _parts(partition: str, state: State) -> list[_Part]:
-    """The parts that have the jobs of a state. A due job counts as ready, even if no script has made it ready."""
+    """The parts that have the jobs of a state. A due job counts as ready, even if no script has made the job ready
+    yet."""
     if state is State.READY:
         return [
             _Part(partition, state, ""),
             _Part(partition, State.DELAYED, "due"),
             _Part(partition, State.RESERVED, "due"),
         ]
-    return [_Part(partition, state, "" if state is State.BURIED else "later")]
+    return [_Part(partition, state, _WHICH.get(state, "later"))]
 
 
 def _listed(pool: Pool, part: _Part, state: State, at: _Cursor, limit: int) -> Iterator[tuple[_Cursor, JobRecord]]:
@@ -122,7 +149,7 @@ def _listed(pool: Pool, part: _Part, state: State, at: _Cursor, limit: int) -> I
         for place, job in found:
             at = _Cursor(at.part, place)
             if job.record:  # a job without a record cannot be decoded; the next reserve sets it aside
+                limit -= 1
                 yield at, job.to_record(queue, now)
-        limit -= asked
         if len(found) < asked:
             return

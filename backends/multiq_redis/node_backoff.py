@@ -1,13 +1,14 @@
-"""Backoff for nodes of a cluster that did not answer. Meanwhile the queues on the other nodes go on.
+"""Backoff for nodes of a cluster that did not answer. Meanwhile, consumers use the queues on other nodes.
 
-On any server, a partition is excluded in the same way if another program has written data into its keys.
+If another program has written data into the keys of a partition, this partition is excluded for a second. This also
+happens outside a cluster.
 
-====================  ======================================================================
+====================  =========================================================================
 what is excluded      a node that failed (or a partition whose node is not known)
-for how long          a second; after each sixteenth failure as long as a call may take
-the next attempt      may take a quarter of a second; each sixteenth as long as any call
+for how long          a second; after every 16th failure in a row, the timeout of a call
+the next attempt      may take a quarter of a second; every 16th may take the timeout of a call
 the backoff ends      at the node's first answer, or when the partition is on another node
-====================  ======================================================================
+====================  =========================================================================
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.redis")
 
-_BACKOFF = 1.0  # seconds that a node is not asked after a failure
-_SHORT_TIMEOUT = 0.25  # seconds that a node has to answer after a failure
+_BACKOFF = 1.0  # seconds after a failure in which the node gets no calls
+_SHORT_TIMEOUT = 0.25  # seconds within which a node must answer after a failure
 _FULL_TIMEOUT_EACH = 16  # failures
 
 
@@ -41,7 +42,7 @@ class _Failure:
         self.until = 0.0  # monotonic
         self.error: BackendError | None = None
         self.is_of_partition = False
-        """Whether the partition's keys caused the failure, not the node."""
+        """Whether the cause of the failure is the partition's keys, and not the node."""
 
 
 class NodeBackoff:
@@ -86,7 +87,7 @@ class NodeBackoff:
         return None
 
     def excluded(self, partitions: Iterable[str]) -> frozenset[str]:
-        """Those of these *partitions* that must not be asked now."""
+        """Returns those of *partitions* that must not get calls now."""
         return (
             frozenset(partition for partition in partitions if self.error_of(partition) is not None)
             if self.failures

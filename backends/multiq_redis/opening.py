@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 _ENDED = "the server closed the connection"
 
 _import_lock = threading.RLock()
-"""Held during the import of redis-py and during a fork. In a child forked during an import, the import never ends."""
+"""Held during the import of redis-py and during a fork. Without this lock, a child could be forked during an import,
+and in the child this import would never end."""
 
 forks.hold(_import_lock)
 
@@ -62,7 +63,7 @@ def redis_py() -> Any:
 def open_connection(address: Address, settings: ConnectionSettings, deadline: float) -> Connection:
     """Connect and log in.
 
-    Raises what ``Connection.ask`` raises, and ``BackendUnavailable`` if the server is too old.
+    Raises the errors of ``Connection.ask``. Raises ``BackendUnavailable`` if the server is too old.
     """
     sock = connect(address, deadline)
     try:
@@ -83,8 +84,9 @@ def open_connection(address: Address, settings: ConnectionSettings, deadline: fl
 class _LoginSocket:
     """redis-py uses this object as its socket during the login.
 
-    One deadline ends all sends and receives. redis-py would have a timeout for each of them. A receive takes one byte,
-    so that redis-py reads only the replies to its commands. Only the socket's owner closes the socket.
+    All sends and receives have one deadline. redis-py itself would give each of them its own timeout. A receive takes
+    one byte, so that redis-py reads only the replies to its own commands. Only the owner of the socket closes the
+    socket.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -135,7 +137,7 @@ class _LoginSocket:
 
 
 def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings, deadline: float) -> None:
-    """Raises what ``open_connection`` raises.
+    """Log in. Raises the errors of ``open_connection``.
 
     No variable here holds the password, because tools that collect errors show the variables of each frame.
     """
@@ -144,7 +146,7 @@ def _log_in(sock: socket.socket, address: Address, settings: ConnectionSettings,
     connection._sock = link  # noqa: SLF001 - the only private name; tests/drivers/redis/test_opening.py guards it
     failure = _attempt(connection, link, settings)
     if failure is not None:
-        raise failure  # outside the except block: redis-py's error may contain the password
+        raise failure  # raised outside the except block, because redis-py's error may contain the password
 
 
 def _redis_py_connection(address: Address, settings: ConnectionSettings) -> Any:
@@ -166,7 +168,7 @@ def _redis_py_connection(address: Address, settings: ConnectionSettings) -> Any:
 
 def _without_setinfo(redis: Any) -> dict[str, None]:
     """Arguments that keep a connection of redis-py from sending CLIENT SETINFO, which would take two round trips."""
-    if hasattr(redis, "DriverInfo"):  # from late releases of redis-py 7; None saves reading redis-py's metadata
+    if hasattr(redis, "DriverInfo"):  # in late releases of redis-py 7; with None, no metadata is read
         return {"driver_info": None}
     return {"lib_name": None, "lib_version": None}
 
@@ -208,7 +210,7 @@ def _credentials(settings: ConnectionSettings) -> tuple[Any, Any]:
     except Exception as exc:
         raise CredentialsError(f"the credential provider {name} raised {type(exc).__name__}") from exc
     if not isinstance(given, tuple) or not 1 <= len(given) <= 2:
-        given = type(given).__name__  # not the value, which may contain the password
+        given = type(given).__name__  # the type, not the value, because the value may contain the password
         raise CredentialsError(
             f"the credential provider {name} must return (user, password) or (password,), got {given}"
         )
@@ -222,10 +224,10 @@ def _read_version_and_role(connection: Connection, deadline: float) -> None:
     except hiredis.ReplyError as exc:
         if str(exc).startswith("NOAUTH") or TOO_MANY_CLIENTS in str(exc):
             raise
-        reply = None  # an ACL or a proxy refuses HELLO; the first script shows whether the server is new enough
+        reply = None  # an ACL or a proxy refuses HELLO; then the first script shows whether the server is new enough
     if reply is None:
         return
-    if not isinstance(reply, list):  # a surplus reply to an earlier command; later replies would be mixed up
+    if not isinstance(reply, list):  # this is a surplus reply to an earlier command, so later replies would be mixed up
         raise hiredis.ProtocolError("the reply to HELLO must be a list")
     info = dict(zip(reply[::2], reply[1::2], strict=False))
     connection.version = _version(info.get(b"version", b""))

@@ -1,8 +1,9 @@
-"""How many partitions a queue has, and which of them a job is in (docs/decisions/0008).
+"""Keeps the number of partitions of each queue, and finds the partition of a job (docs/decisions/0008).
 
-``?partitions=`` in a URL says over how many partitions the URL's clients enqueue. For each queue, a key of the first
-partition stores the largest number that any client has used. All clients read that many partitions, whatever their
-own URLs say. So the number can be changed at any time, in any order of producers and workers.
+``?partitions=`` in a URL is the number of partitions over which clients with this URL enqueue. For each queue, a key of
+the first partition stores the largest number that any client has used. All clients read from this stored number of
+partitions, whatever their own URLs say. So the number in the URLs can be changed at any time, and the order in which
+producers and workers get the new URL does not matter.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 MOST = 64
-_ANNOUNCE_EVERY = 30.0  # seconds until the count is sent again, as a failover or a user may have removed the key
+_ANNOUNCE_EVERY = 30.0  # seconds until the count is sent again: a failover or a user may have removed the key
 _ANNOUNCE_SOONER = 5.0  # seconds until the next attempt after a failure
-_ANNOUNCE_WITHIN = 1.0  # seconds that a node of a cluster has to store the count
+_ANNOUNCE_WITHIN = 1.0  # seconds within which a node of a cluster must store the count
 _MOST_ANNOUNCED = 10_000  # queues whose last announcement is remembered
 
 
@@ -51,6 +52,13 @@ class Partitions:
         if self.count == 1:
             return queue
         return keys.partition(queue, zlib.crc32(packed_id) % self.count)
+
+    def likely_for(self, queue: str, packed_id: bytes) -> str:
+        """The partition that probably has the job with this id, if there is such a job."""
+        known = self._known.get(queue, self.count)
+        if known <= self.count:
+            return self.partition_for(queue, packed_id)
+        return keys.partition(queue, zlib.crc32(packed_id) % known)
 
     def all_of(self, queue: str) -> list[str]:
         """All partitions that the queue is known to have."""
@@ -80,7 +88,7 @@ class Partitions:
         return [other for other in self.refreshed(queue) if other != partition]
 
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
-        """Yield the doctor's finding on each queue that has more partitions than this URL says."""
+        """Yield a finding of the doctor for each queue that has more partitions than this URL says."""
         for queue in sorted(queues):
             number = _parse_stored(self._pool.call("has_jobs", queue)[1])
             if number <= self.count:
@@ -98,8 +106,8 @@ class Partitions:
         """Store this backend's count before its jobs go to several partitions. Raises ``BackendError``.
 
         If the node of the first partition does not answer, jobs are still enqueued in the partitions on other nodes.
-        The first enqueue after the node is back stores the count. Only then do readers whose URLs have fewer partitions
-        find these jobs.
+        The first enqueue after the node is back stores the count. Until then, readers whose URLs have fewer partitions
+        do not find these jobs.
         """
         now = time.monotonic()
         if now - self._announced_at.get(queue, -_ANNOUNCE_EVERY) < _ANNOUNCE_EVERY:
@@ -123,7 +131,7 @@ class Partitions:
     def _add(self, queue: str, before: int, pause: bytes) -> None:
         """Store the count. New partitions of a paused queue are paused first.
 
-        They are paused again afterwards, in case a pause began in between.
+        After the count is stored, the new partitions are paused again, in case a pause began in between.
         """
         more = self._partitions(queue, before, self.count)
         if more:
@@ -151,5 +159,5 @@ class Partitions:
 
 
 def _parse_stored(stored: bytes) -> int:
-    """Return the stored count, or 1 if another program has stored something else than a number."""
+    """Return the stored count. If another program has stored a value that is not a number, return 1."""
     return min(int(stored[:9]), MOST) if stored.isdigit() else 1

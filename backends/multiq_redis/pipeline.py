@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NONE_YET = object()
 _LOST = object()
-"""Stands for the missing reply to a call that was sent. The server may have carried out the call."""
+"""Replaces the missing reply to a call that was sent. The server may have carried out the call."""
 
 
 def call_pipelined(client: Client, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
@@ -56,7 +56,7 @@ def _send_pipelined(client: Client, calls: Sequence[Call], deadline: float) -> l
             try:
                 connection = client.connection_to(address, deadline)
                 packed = b"".join(client.packed(calls[at], connection) for at in indexes)
-                for at in indexes:  # set before the send, because a part of the bytes may be a whole call
+                for at in indexes:  # set before the send, because a partial send may contain a whole call
                     replies[at] = _LOST
                 connection.send(packed, attempt_deadline(deadline), replies=len(indexes))
             except (*FAILURES, BackendError, hiredis.ReplyError):
@@ -69,7 +69,7 @@ def _send_pipelined(client: Client, calls: Sequence[Call], deadline: float) -> l
                 client.abandon(address)
             del in_flight[address]
     finally:
-        for address in in_flight:  # after an interruption, later calls would read these replies
+        for address in in_flight:  # after an interruption; later calls would read these replies
             client.abandon(address)
     return replies
 

@@ -1,4 +1,4 @@
-"""The pool of clients of one backend. A thread borrows a client for each call. A consumer has a client of its own."""
+"""The pool of clients of one backend. A thread borrows a client for each call. A consumer has its own client."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from .topology import Servers
 
 _FEW_IDLE = 8  # idle clients that the pool always keeps
-_IDLE_FOR = 30.0  # seconds that it keeps further idle clients
+_IDLE_FOR = 30.0  # seconds for which the pool keeps idle clients beyond _FEW_IDLE
 
 
 class Pool:
-    """The clients of one backend. A thread borrows the idle client that was used last, or a new one if none is idle."""
+    """The clients of one backend. A thread borrows the idle client that was used last. If no client is idle, it borrows
+    a new one."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
         self.servers = servers
@@ -73,7 +74,7 @@ class Pool:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for reference in self._lent.keyrefs():  # a copy, as other threads may take dedicated clients meanwhile
+        for reference in self._lent.keyrefs():  # a copy: other threads may take dedicated clients meanwhile
             client = reference()
             if client is not None:
                 client.hang_up()
@@ -90,7 +91,8 @@ class Pool:
         self._idle.append(client)
 
     def _thin_out(self, client: Client) -> None:
-        """Close the longest idle client beyond the first ``_FEW_IDLE``, if it has been idle for ``_IDLE_FOR`` seconds.
+        """If more than ``_FEW_IDLE`` clients are idle, close the client that has been idle for the longest time. It is
+        closed only if it has been idle for ``_IDLE_FOR`` seconds.
 
         If two threads do this at the same time, another idle client may be closed. This does no harm.
         """

@@ -8,7 +8,7 @@ import math
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multiq.backend import JobRecord, Lease, State
+from multiq.backend import Gate, JobRecord, Lease, State
 from multiq.errors import BackendCorrupt
 
 from . import keys
@@ -17,24 +17,36 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from multiq.backend import NewJob
+    from multiq.backend.unique import UniqueUntil
 
 MICROSECOND = 1_000_000  # per second
 
 _REST = struct.Struct(">IQ12xx12x")  # a record from the priority to the body; only the priority and the ttr are set
 _RECORD = struct.Struct(">QQIQIIIB12s")  # lua/include/record.lua
+_FLAGS_AT = 40  # index in a record
 _DELAY = struct.Struct(">Q")
+_DETAILS = struct.Struct(">QI")  # lua/include/add.lua
+_UNIQUE = struct.Struct(">QQc")  # the rest of the details of a job with a unique key
+_NO_MAX_WAIT = 2**53 - 1
+_UNTIL: dict[UniqueUntil, bytes] = {"gone": b"g", "buried": b"b", "reserved": b"r"}
+_SIZE = struct.Struct(">H")
+_KEY_AT = _RECORD.size + 2  # index in the record of a job with a unique key (lua/include/keyed.lua)
 _BODY_APART = 1
-_INLINE = 1024  # bytes of the largest body inside a record; the same number is in lua/enqueue.lua
+_EXTRAS_FROM = 128  # flags from this value on: the job may have a memo and a detail
+_DOOMED_FROM = 196  # flags from this value on: the job is doomed
+_GATES = ord("G")  # the byte before the gates in a record (lua/include/keyed.lua)
+GATED = "+"  # the end of the token of a lease whose job has gates
+_INLINE = 1024  # bytes of the largest body that is stored inside a record; lua/enqueue.lua has the same number
 
 _TOKEN_SIZE = 12  # bytes
 _NO_TOKEN = b"?" * _TOKEN_SIZE
 
-_UUID_SIZE = 16  # bytes; all other ids are stored in more bytes, so that no two ids are stored alike
+_UUID_SIZE = 16  # bytes; all other ids are stored in more bytes, so two ids are never stored alike
 _END = b"\x80"
 
 
 def microseconds(seconds: float) -> int:
-    """Converts *seconds* to microseconds, rounded up, so that a delay is never shorter than asked for."""
+    """Converts *seconds* to microseconds, rounded up, so that a delay is never shorter than the requested one."""
     whole = int(seconds)
     return whole * MICROSECOND + math.ceil((seconds - whole) * MICROSECOND)
 
@@ -43,7 +55,8 @@ def microseconds(seconds: float) -> int:
 
 
 def pack_id(job_id: str) -> bytes:
-    """Returns an id as it is stored: 16 bytes for a UUID, otherwise its text and an end mark, at least 17 bytes."""
+    """Returns an id as it is stored. A UUID has 16 bytes. Any other id is its text and an end mark, at least 17
+    bytes."""
     if len(job_id) == 36:
         digits = job_id.replace("-", "")
         try:
@@ -57,7 +70,7 @@ def pack_id(job_id: str) -> bytes:
 
 
 def pack_ids(ids: Sequence[str]) -> list[bytes]:
-    """Pack many ids. If all are UUIDs, one call parses and checks the digits of all of them."""
+    """Pack many ids. If all ids are UUIDs, one call parses and checks the digits of all of them."""
     count = len(ids)
     text = "".join(ids)
     if len(text) == 36 * count and all(text[dash::36] == "-" * count for dash in (8, 13, 18, 23)):
@@ -85,7 +98,7 @@ def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
     if len({job.id for job in jobs}) < len(jobs):
         unique: dict[str, NewJob] = {}
         for job in jobs:
-            unique.setdefault(job.id, job)  # of jobs with the same id, the first counts
+            unique.setdefault(job.id, job)  # if jobs have the same id, the first job counts
         jobs = list(unique.values())
     arguments = [b""] * (2 * len(jobs) + 1)
     arguments[0] = _delays(jobs)
@@ -100,10 +113,48 @@ def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
 
 
 def new_job(job: NewJob) -> tuple[bytes, int, bytes] | None:
-    """Returns the arguments of ``lua/enqueue_one.lua``, or None if the job is delayed or large."""
-    if job.delay or len(job.body) > _INLINE:
+    """Returns the arguments of ``lua/enqueue_one.lua``, or None if the job is held, delayed or large."""
+    if job.delay or len(job.body) > _INLINE or job.terms is not None:
         return None
     return pack_id(job.id), job.priority, _head(job.priority, job.ttr) + job.body
+
+
+def record_of(job: NewJob) -> bytes:
+    """Returns the record of a new job, beginning with the priority. The record has the whole body."""
+    return _head(job.priority, job.ttr) + job.body
+
+
+def details_of(job: NewJob) -> bytes:
+    """Returns the details of a new job that ``lua/include/add.lua`` takes."""
+    delay, terms = microseconds(job.delay), job.terms
+    if terms is None:
+        return _DETAILS.pack(delay, 0)
+    details, unique = _DETAILS.pack(delay, terms.awaits), terms.unique
+    gates = b"G" + b"".join(map(pack_gate, sorted(terms.gates))) if terms.gates else b""
+    if unique is None:
+        return details + _UNIQUE.pack(0, 0, b"k") + gates if gates else details
+    max_wait = _NO_MAX_WAIT if unique.max_wait is None else microseconds(unique.max_wait)
+    conflict = b"r" if unique.on_conflict == "replace" else b"k"
+    after = _UNIQUE.pack(microseconds(unique.hold), max_wait, conflict)
+    return details + after + _UNTIL[unique.until] + bytes([len(unique.key)]) + unique.key + gates
+
+
+def has_key_or_gates(job: NewJob) -> bool:
+    """Whether a new job has a unique key or gates."""
+    return job.terms is not None and (job.terms.unique is not None or bool(job.terms.gates))
+
+
+def pack_gate(gate: Gate) -> bytes:
+    """Returns a gate as it is stored (lua/include/keyed.lua)."""
+    limit, key = gate.limit.encode("utf-8", "surrogatepass"), gate.key.encode("utf-8", "surrogatepass")
+    return _SIZE.pack(len(limit)) + limit + _SIZE.pack(len(key)) + key
+
+
+def unpack_gate(packed: bytes) -> Gate:
+    """The inverse of ``pack_gate``."""
+    (size,) = _SIZE.unpack_from(packed)
+    limit, key = packed[_SIZE.size : _SIZE.size + size], packed[2 * _SIZE.size + size :]
+    return Gate(limit.decode("utf-8", "surrogatepass"), key.decode("utf-8", "surrogatepass"))
 
 
 @functools.lru_cache(maxsize=256)
@@ -124,7 +175,7 @@ def partition_of(lease: Lease) -> str:
     """The partition that the job of a lease is in."""
     if "/" not in lease.token:  # the common case
         return lease.queue
-    number = lease.token.partition("/")[2]
+    number = lease.token.rstrip(GATED).partition("/")[2]
     return keys.partition(lease.queue, int(number)) if number.isdecimal() and len(number) <= 2 else lease.queue
 
 
@@ -158,11 +209,16 @@ def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
         if token != shared:
             shared, digits = token, token.hex()
         body = next(parts) if flags & _BODY_APART else record[_RECORD.size :]
+        memo, doomed = b"", ""
+        if flags >= _EXTRAS_FROM:
+            memo = next(parts)
+            doomed = text_of(next(parts)) if flags >= _DOOMED_FROM else ""
         named, age = f"{digits}.{sequence}{where}", (now - enqueued_at) / MICROSECOND
+        if flags & _BODY_APART and has_gates(record):
+            named += GATED
+        lasts, job_id = ttr / MICROSECOND, unpack_id(packed)
         # positional arguments in the order of the fields, because keywords would double the time of this loop
-        found.append(
-            Lease(queue, unpack_id(packed), named, body, priority, ttr / MICROSECOND, attempt, crashes, kicks, age)
-        )
+        found.append(Lease(queue, job_id, named, body, priority, lasts, attempt, crashes, kicks, age, memo, doomed))
     return found
 
 
@@ -172,20 +228,28 @@ class Found(NamedTuple):
     packed_id: bytes
     state: State
     at: int
-    """The job's score: its due time, the end of its lease, its priority, or its number among the buried jobs."""
+    """The job's score: its due time, the end of its lease, its priority, or its number among the buried jobs. For a
+    held job: the number of arrivals for which it waits.
+    """
     record: bytes
     body: bytes
     reason: bytes | None
     was_abandoned: bool = False
     """Whether the job's lease has ended, but no script has made the job ready yet."""
+    memo: bytes | None = None
+    detail: bytes | None = None
 
-    def to_record(self, queue: str, now: int) -> JobRecord:
-        """Returns the public record of the job. *now* is the server's time, in microseconds."""
+    def to_record(self, queue: str, now: int, held_by: bytes = b"") -> JobRecord:
+        """Returns the public record of the job.
+
+        *now* is the server's time, in microseconds. *held_by* is the closed gate that the job waits for, packed.
+        """
         try:
             _, enqueued_at, priority, ttr, attempt, crashes, kicks, flags, _ = _RECORD.unpack_from(self.record)
         except struct.error as exc:
             raise _corrupt(queue, self.packed_id) from exc
-        due_in = {State.READY: 0.0, State.BURIED: None}.get(self.state, max(self.at - now, 0) / MICROSECOND)
+        timeless = {State.READY: 0.0, State.BURIED: None, State.HELD: None}
+        due_in = timeless.get(self.state, max(self.at - now, 0) / MICROSECOND)
         return JobRecord(
             queue=queue,
             id=unpack_id(self.packed_id),
@@ -198,31 +262,88 @@ class Found(NamedTuple):
             kicks=kicks,
             due_in=due_in,
             age=(now - enqueued_at) / MICROSECOND,
-            reason=None if self.reason is None else self.reason.decode("utf-8", "backslashreplace"),
+            reason=None if self.reason is None else text_of(self.reason),
+            memo=self.memo or b"",
+            detail=self.detail or b"",
+            awaits=self.at if self.state is State.HELD else 0,
+            held_by=str(unpack_gate(held_by)) if held_by else None,
+            unique_key=_key_in(self.record) if flags & _BODY_APART else None,
         )
 
 
 def parse_peek(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
     """Decode the reply of ``lua/peek.lua``. Returns the job and the server's time."""
-    now, state, at, abandoned, record, body, reason = reply
-    return Found(packed_id, State(state.decode()), _score(at), record, body, reason, abandoned == b"1"), int(now)
+    now, state, at, abandoned, record, body, reason, *extras = reply
+    return Found(packed_id, State(state.decode()), _score(at), record, body, reason, abandoned == b"1", *extras), int(
+        now
+    )
 
 
 def parse_listing(
     state: State, reply: list[Any], *, was_abandoned: bool = False
 ) -> tuple[list[tuple[tuple[int, int], Found]], int]:
     """Decode the reply of ``lua/jobs.lua``. Returns each job with (score, sequence), and the server's time."""
-    now, *parts = reply
+    now, *rest = reply
     found = []
-    for place, score, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
+    parts = iter(rest)
+    for place in parts:
+        score, record, body, reason = next(parts), next(parts), next(parts), next(parts)
+        extras = (next(parts), next(parts)) if _has_extras(record) else ()
         at = _score(score)
-        job = Found(place[12:], state, at, record, body, reason, was_abandoned)
-        found.append(((at, int.from_bytes(place[:8], "big")), job))
+        job = Found(place[12:], state, at, record, body, reason, was_abandoned, *extras)
+        rank = 0 if state is State.HELD else at  # all held jobs have the score 0
+        found.append(((rank, int.from_bytes(place[:8], "big")), job))
     return found, int(now)
 
 
+def parse_parked(reply: list[Any]) -> tuple[list[tuple[bytes, Found]], int]:
+    """Decode the reply of ``lua/jobs_parked.lua``. Returns each job with its member, and the server's time."""
+    now, *rest = reply
+    found = []
+    parts = iter(rest)
+    for member in parts:
+        score, record, body, reason = next(parts), next(parts), next(parts), next(parts)
+        extras = (next(parts), next(parts)) if _has_extras(record) else ()
+        size = _gate_size(member)
+        found.append(
+            (member, Found(member[size + 12 :], State.READY, int(score), record, body, reason, False, *extras))
+        )
+    return found, int(now)
+
+
+def _gate_size(packed: bytes) -> int:
+    at = 0
+    for _ in range(2):
+        at += _SIZE.size + _SIZE.unpack_from(packed, at)[0]
+    return at
+
+
+def text_of(stored: bytes) -> str:
+    return stored.decode("utf-8", "backslashreplace")
+
+
+def _key_in(record: bytes) -> bytes | None:
+    """The unique key in the record of a job whose body is in the bodies hash."""
+    if len(record) <= _KEY_AT or record[_KEY_AT - 2] == _GATES:
+        return None
+    return record[_KEY_AT : _KEY_AT + record[_KEY_AT - 1]]
+
+
+def has_gates(record: bytes) -> bool:
+    """Whether a job has gates."""
+    if len(record) <= _KEY_AT or not record[_FLAGS_AT] & _BODY_APART:
+        return False
+    at = _KEY_AT - 2 if record[_KEY_AT - 2] == _GATES else _KEY_AT + record[_KEY_AT - 1]
+    return record[at : at + 1] == b"G"
+
+
+def _has_extras(record: bytes) -> bool:
+    return len(record) >= _RECORD.size and record[_FLAGS_AT] >= _EXTRAS_FROM
+
+
 def _score(score: bytes) -> int:
-    """multiq writes only integers, but another program may have written a different score."""
+    """Return a score as an integer. multiq writes only integers, but another program may have written a different
+    score."""
     try:
         return int(score)
     except ValueError:

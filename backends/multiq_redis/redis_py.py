@@ -65,7 +65,7 @@ def _cluster(client: Any, timeout: float) -> Servers:
 
 
 def _after_login(connect_func: Callable[[Any], object] | None) -> Callable[[Any], object] | None:
-    """Return a login function for a cluster, which logs in and then calls *connect_func*.
+    """Return a login function for a cluster. This function logs in, and then calls *connect_func*.
 
     For a ``redis.Redis``, redis-py calls its ``redis_connect_func`` instead of the login.
     """
@@ -88,7 +88,8 @@ def _address(pool: Any) -> Address:
 
 
 def _number(options: dict[str, Any], name: str, default: int) -> int:
-    """Reads a number from a client's settings. Raises ``OptionInvalid`` for other values that redis-py accepts."""
+    """Reads a number from a client's settings. redis-py also accepts other values. Raises ``OptionInvalid`` for such
+    other values."""
     value = options.get(name)
     try:
         return int(value) if value else default
@@ -98,7 +99,7 @@ def _number(options: dict[str, Any], name: str, default: int) -> int:
 
 def _settings(pool: Any) -> ConnectionSettings:
     options = pool.connection_kwargs
-    keepalive = options.get("socket_keepalive_options")  # in redis-py 8 no mapping if it was not given
+    keepalive = options.get("socket_keepalive_options")  # in redis-py 8, not a mapping by default
     is_tls = _is_tls(pool.connection_class)
     return ConnectionSettings(
         options.get("username"),

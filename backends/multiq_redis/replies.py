@@ -8,4 +8,4 @@ import hiredis
 
 from multiq.driverkit.replies import guarded as _guarded
 
-guarded = functools.partial(_guarded, server="a Redis", also=(hiredis.HiredisError,))
+guarded = functools.partial(_guarded, server="a Redis", also=(hiredis.HiredisError, StopIteration))

@@ -1,8 +1,9 @@
 """Loads each Lua script, ``lua/<verb>.lua``, once, and expands its includes.
 
 A line ``--- include <name>`` is replaced by ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
-shebang that Redis 7.0 introduced. Redis 6.2 has no shebang. There a script's first write decides whether the script may
-run at maxmemory. A line ``--- before 7.0:`` adds a harmless first write, which lets the script run.
+shebang that Redis 7.0 introduced. Redis 6.2 has no shebang. With Redis 6.2, the first write of a script decides whether
+the script may run at maxmemory. A line ``--- before 7.0:`` adds a harmless first write. With this write, the script may
+run.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _FLAGS = re.compile(r"--- flags: (\S+)\n")
 _INCLUDE = re.compile(r"^--- include (\w+)\n", re.MULTILINE)
 _BEFORE_7 = re.compile(r"^--- before 7\.0: (.*)$", re.MULTILINE)
 _KEYS = re.compile(r"^-- KEYS  (.*?)^-- (?:ARGV|=>)", re.MULTILINE | re.DOTALL)
-_KEY = re.compile(r"\d+ ([a-z' ]+?)(?:   |\s*$)", re.MULTILINE)
+_KEY = re.compile(r"\d+ ([a-z_' ]+?)(?:   |\s*$)", re.MULTILINE)
 
 STATES_SET = "the state's set"
-"""In a script's header, this name stands for the sorted set that the caller chooses by state."""
+"""In a script's header, this is the name of the sorted set that the caller chooses by state."""
 
 
 class Script(NamedTuple):

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from .client import Client
     from .pool import Pool
 
-_RECORD_SIZE = 1024  # bytes: an upper bound of what one string stores beside a body
+_RECORD_SIZE = 1024  # bytes: an upper bound of the bytes that one string stores in addition to a body
 _KEEPS_NOTHING = "this server writes nothing to its disk: a restart loses all jobs (appendonly yes keeps them)"
 _KEEPS_SNAPSHOTS = "this server saves snapshots at most: a crash loses all since the last (appendonly yes keeps them)"
 
 
 @guarded("_fetch")
 class ServerInfo:
-    """Reads the server's settings once, at the first use. A setting that the server does not show has its default."""
+    """Reads the server's settings once, at the first use. If the server does not show a setting, its default is
+    used."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -70,7 +71,7 @@ def _largest_body(client: Client, address: Any, default: int) -> int:
 
 
 class _Refused(Exception):
-    """The server refuses the command, as managed servers refuse CONFIG."""
+    """The server refuses the command. For example, managed servers refuse CONFIG."""
 
 
 def _ask_or_refused(client: Client, address: Any, *words: str) -> Any:

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from .dsn import ConnectionSettings
 
 SLOTS = 16384
-_ASK_EVERY = 1.0  # seconds between two questions to the sentinels
-_ASK_WITHIN = 0.25  # seconds that a sentinel has to answer such a question
-_SILENT_FOR = 10.0  # seconds for which a silent sentinel is not asked again
-_SHARE = 0.25  # share of the remaining time in which one of several servers must answer
+_ASK_EVERY = 1.0  # seconds between two requests to the sentinels
+_ASK_WITHIN = 0.25  # seconds within which a sentinel must answer such a request
+_SILENT_FOR = 10.0  # for this number of seconds, a silent sentinel gets no request
+_SHARE = 0.25  # one of several servers must answer within this share of the remaining time
 
 
 class Servers(ABC):
@@ -62,7 +62,7 @@ class Servers(ABC):
         """The address of a partition's server. May ask sentinels or nodes. Raises ``BackendUnavailable``."""
 
     def close(self) -> None:  # noqa: B027 - others keep none
-        """Close the connections to sentinels. The next question to the sentinels opens them again."""
+        """Close the connections to sentinels. The next request to the sentinels opens them again."""
 
     @abstractmethod
     def all_addresses(self, deadline: float) -> Sequence[Address]:
@@ -73,10 +73,11 @@ class Servers(ABC):
         return None
 
     def suspect(self, address: Address | None) -> None:  # noqa: B027 - OneServer has no other
-        """Ask again which server to use before the next call. *address* is the failed server, or None if not known."""
+        """Before the next call, find out again which server to use. *address*: the failed server. None: the failed
+        server is not known."""
 
     def moved(self, partition: str, address: Address) -> None:  # noqa: B027 - only in a cluster
-        """Record that the partition is at *address* now, as a MOVED error says."""
+        """Record that the partition is now at *address*, as a MOVED error says."""
 
     def remapped(self, address: Address) -> Address:
         """The address to connect to, for a node that reports *address* as its own."""
@@ -94,7 +95,7 @@ class Servers(ABC):
         return now + (deadline - now) * _SHARE
 
     def open(self, address: Address, deadline: float) -> Connection:
-        """Open a connection. Raises as ``opening.open_connection`` does."""
+        """Open a connection. Raises the same errors as ``opening.open_connection``."""
         return open_connection(address, self.settings, self.attempt_deadline(deadline))
 
 
@@ -115,11 +116,12 @@ class OneServer(Servers):
 class _SentinelReply(NamedTuple):
     primary: Address
     epoch: int
-    """The larger the number, the newer the answer. 0 means not known."""
+    """A larger number means a newer answer. 0: the number is not known."""
 
 
 class SentinelServers(Servers):
-    """``redis+sentinel://``, a primary that the sentinels replace by a replica when they agree that it is gone.
+    """``redis+sentinel://``: a primary. When the sentinels agree that the primary is gone, they replace it by a
+    replica.
 
     After a planned failover, the old primary accepts writes for ten more seconds, until the sentinels demote it. These
     writes are lost. So the sentinels are asked once a second, and the newest answer counts.
@@ -141,7 +143,7 @@ class SentinelServers(Servers):
         self._service = service
         self._sentinel_settings = sentinel_settings
         self._primary: Address | None = None
-        self._epoch = 0  # of the newest answer
+        self._epoch = 0  # the number of the newest answer
         self._ask_at = 0.0  # monotonic
         self._idle: dict[Address, list[tuple[int, Connection]]] = {
             one: [] for one in self._sentinels
@@ -155,7 +157,7 @@ class SentinelServers(Servers):
         elif time.monotonic() >= self._ask_at:
             self._ask_at = (
                 time.monotonic() + _ASK_EVERY
-            )  # set before the question, so that other threads go on with the known primary
+            )  # set before the request, so that other threads continue with the known primary
             self._refresh(deadline)
             primary = self._primary or primary
         return primary
@@ -181,7 +183,7 @@ class SentinelServers(Servers):
                     idle.pop()[1].close()
 
     def _refresh(self, deadline: float) -> None:
-        """A sentinel that does not answer is not asked again for ``_SILENT_FOR`` seconds."""
+        """Ask the sentinels. If a sentinel does not answer, it gets no request for ``_SILENT_FOR`` seconds."""
         for sentinel in self._sentinels:
             now = time.monotonic()
             if now < self._silent_until.get(sentinel, 0):
@@ -222,7 +224,7 @@ class SentinelServers(Servers):
             primary = connection.ask(pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)), until)
             epoch = 0
             if primary is not None:
-                with contextlib.suppress(hiredis.ReplyError):  # the account may not have the right to ask for the epoch
+                with contextlib.suppress(hiredis.ReplyError):  # the account may lack the right to read the epoch
                     reply = connection.ask(pack(("SENTINEL", "MASTER", self._service)), until)
                     epoch = int(dict(zip(reply[::2], reply[1::2], strict=False)).get(b"config-epoch", 0))
         except BaseException:
@@ -234,7 +236,7 @@ class SentinelServers(Servers):
     def _connection_to(self, sentinel: Address, until: float) -> Connection:
         idle = self._idle[sentinel]
         while idle:
-            with contextlib.suppress(IndexError):  # another thread may have removed it
+            with contextlib.suppress(IndexError):  # another thread may have removed the connection
                 generation, connection = idle.pop()
                 if generation == forks.generation and connection.is_free and not _is_closed(connection):
                     return connection
@@ -256,7 +258,8 @@ class ClusterServers(Servers):
         *,
         remap: Callable[[Any], Any] | None = None,
     ) -> None:
-        """*remap* is redis-py's ``address_remap``, from the address that a node reports to the address to use."""
+        """*remap*: redis-py's ``address_remap``. It takes the address that a node reports, and returns the address to
+        use."""
         super().__init__(settings, timeout)
         self._seeds = tuple(seeds)
         self._remap = remap
@@ -302,7 +305,7 @@ class ClusterServers(Servers):
     def _ask_nodes(self, deadline: float) -> dict[int, Address]:
         known = list(dict.fromkeys((*self._nodes.values(), *self._seeds)))
         random.shuffle(known)
-        known.sort(key=lambda node: node != self._answered_by)  # first the node that answered last
+        known.sort(key=lambda node: node != self._answered_by)  # the node that answered last comes first
         failure: Exception = ConnectionError("there is no node")
         for node, until in _with_deadlines(known, deadline):
             try:
@@ -322,7 +325,7 @@ class ClusterServers(Servers):
         nodes: dict[int, Address] = {}
         for first, last, primary, *_ in reply:
             host, port = primary[:2]  # type: ignore[index]
-            # the node that was asked may not know its own address, and leaves it empty
+            # a node may not know its own address; in this case the address in its reply is empty
             there = self.remapped((host.decode(), port)) if host else (str(asked[0]), port)
             slots = range(max(int(first), 0), min(int(last) + 1, SLOTS))  # type: ignore[call-overload]
             nodes.update(dict.fromkeys(slots, there))
@@ -347,7 +350,8 @@ def _with_deadlines(servers: Sequence[Address], deadline: float) -> Iterator[tup
 
 
 def _is_closed(connection: Connection) -> bool:
-    """Whether the server has closed an idle connection. Without an outstanding reply, readable means closed."""
+    """Whether the server has closed an idle connection. No reply is outstanding, so a connection that is readable has
+    been closed."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)
     return bool(poll.poll(0))

@@ -11,7 +11,7 @@ sends CLIENT UNBLOCK, for two reasons:
 - After a failover, the client number in that command may belong to another connection.
 
 A follow-up call may be sent together with BZPOPMIN. The server runs the call as soon as the wait ends, and both replies
-arrive together. So the job that ended the wait starts a round trip earlier.
+arrive together. So the job that ended the wait starts earlier by one round trip.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _COARSE = 0.5  # seconds by which the server's own timeouts may be late
-_SHORTEST = 0.02  # seconds: the shortest block to ask for, as 0 would block for ever
+_SHORTEST = 0.02  # seconds; the shortest timeout of BZPOPMIN, because 0 would block for ever
 _MARKER_WITHIN = 0.5  # seconds that storing a marker may take
 _WAKEUP_LASTS = 60  # seconds until an unused marker in a waiter's own key expires
 _NAME_SIZE = 7  # random bytes
-_LOCAL_WAIT = 0.1  # seconds to wait locally if no wait at the server is possible
+_LOCAL_WAIT = 0.1  # seconds of a local wait if a wait at the server is not possible
 _HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}  # UNBLOCKED comes from another program or a failover
 
 
@@ -88,8 +88,8 @@ class Waiter:
         ``BackendError``.
 
         Parameters:
-            exact: whether the wait ends on time, to the millisecond. Otherwise it may end ``_COARSE`` late.
-            follow_up: a call that the server runs when the wait ends.
+            exact: whether the wait ends on time, to the millisecond. If not, the wait may be up to ``_COARSE`` seconds
+            too long. follow_up: a call that the server runs when the wait ends.
             excluded: in a cluster, the partitions whose servers must not be asked.
         """
         until = time.monotonic() + seconds
@@ -112,7 +112,7 @@ class Waiter:
         return is_to_look or is_degraded
 
     def pause(self, until: float) -> None:
-        """Wait locally, without the server, until that time or until ``interrupt`` is called."""
+        """Wait locally, without the server, until the time *until*, or until ``interrupt`` is called."""
         self._poll((), until)
 
     def can_follow_up(self, partition: str) -> bool:
@@ -180,7 +180,7 @@ class Waiter:
     def _start(
         self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], seconds: float, follow_up: Call | None
     ) -> bool:
-        """Send BZPOPMIN to all servers. Returns False if a send failed. Then a poll finds the cause."""
+        """Send BZPOPMIN to all servers. Returns False if a send failed. In this case a poll finds the cause."""
         deadline = self._deadline()
         went_well = True
         for point in points:
@@ -220,7 +220,7 @@ class Waiter:
                 continue
             if connection.sock.fileno() not in answered and not self._unblock(point):
                 connection.close()
-                self._servers.suspect(None)  # another server may have taken its place
+                self._servers.suspect(None)  # another server may have taken the place of the known one
                 continue
             try:
                 popped = connection.read(self._deadline())
@@ -244,11 +244,11 @@ class Waiter:
         if isinstance(exc, hiredis.ReplyError) and code_of(exc) not in _HARMLESS:
             raise explain(exc, "the server", self._servers.timeout) from exc
         if isinstance(exc, (TimeoutError, BackendTimeout)) and len(self._wait_points) == 1:
-            self._servers.suspect(None)  # another server may have taken its place
+            self._servers.suspect(None)  # another server may have taken the place of the known one
             raise explain(exc, "the server", self._servers.timeout) from exc
 
     def _unblock(self, point: _WaitPoint) -> bool:
-        """Make the server end the wait. Returns False if the server fails to do so in time."""
+        """Make the server end the wait. Returns False if the server does not end the wait in time."""
         with self._pool.borrowed() as client:
             return self._leave_marker(client, point.partition, point.wakeup, _WAKEUP_LASTS)
 
@@ -257,7 +257,7 @@ class Waiter:
         with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
             if self._servers.settings.credential_provider is None:
                 connection = client.connection(partition, deadline)
-            else:  # a credential provider may need more time to log in
+            else:  # a login with a credential provider may need more time
                 connection = client.connection(partition, self._deadline())
                 deadline = self._marker_deadline()
             jobs = keys.jobs(keys.base(self._pool.prefix, partition))

@@ -1,7 +1,8 @@
 --- flags: none
--- Add jobs in their order. A job whose id exists already stays as it is. Refused whole at maxmemory.
+-- Add jobs in their order. If a job with the same id exists already, it stays as it is. At maxmemory, the server refuses the
+-- whole script.
 -- KEYS  1 call   2 jobs   3 bodies   4 sequence   5 ready   6 delayed   7 hint
--- ARGV  1 number   2 delays in us, 8 bytes each, or nothing if there are none
+-- ARGV  1 the call's number   2 delays in us, 8 bytes each, or nothing if there are none
 --       then for each job: its id, and its record from the priority on
 -- =>    ok
 --- include record
@@ -32,7 +33,7 @@ local sequence = redis.call('INCRBY', KEYS[4], count) - count
 local enqueued_at = u64(now)
 local fields, ready, delayed, bodies = {}, {}, {}, {}
 local ready_count, due_first = 0, nil
-local packed_priority, priority -- of the job before: most have the same
+local packed_priority, priority -- of the previous job, because most jobs have the same priority
 for n = 1, count do
     local i = fresh[n]
     local id, rest = ids[i], arguments[2 * i + 2]

@@ -1,7 +1,7 @@
 --- flags: none
--- Add one job that is due at once and has a small body. This is enqueue.lua without its loops, in half the time.
+-- Add one job that has no delay and a small body. This script is enqueue.lua without the loops. It takes half the time.
 -- KEYS  1 call   2 jobs   3 sequence   4 ready   5 hint
--- ARGV  1 number   2 id   3 priority   4 its record from the priority on
+-- ARGV  1 the call's number   2 id   3 priority   4 its record from the priority on
 -- =>    ok
 local call, keys, arguments, pack = redis.call, KEYS, ARGV, struct.pack -- a global is looked up each time
 local mine = arguments[1] .. ':ok' -- see include/once.lua; all numbers have twelve digits, so they compare as text

@@ -1,16 +1,16 @@
 --- flags: no-writes
--- Whether there are jobs to hand out, in one partition or in several on one server.
+-- Find out whether there are jobs to hand out in the given partitions. All given partitions are on one server.
 -- KEYS  1 ready   2 delayed   3 reserved   4 paused   5 partitions
 --       and so on for each partition
--- =>    now, how many partitions the first one's queue has, or nothing if that is not stored
+-- =>    now, the number of partitions of the first queue, or nothing if it is not stored
 --       then for each partition: 1 if something is ready or due, else 0
---       and when a delay, a lease or a pause ends next, which changes that (us; nothing if never)
+--       and the time at which the next delay, lease or pause ends, which may change this (us; nothing: never)
 --- include clock
 --- include pause
 local function first_at(set)
     local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
     local at = first[2] and tonumber(first[2])
-    return at and at < math.huge and at or nil -- only another program writes an infinite one
+    return at and at < math.huge and at or nil -- only another program writes an infinite score
 end
 
 local reply = { string.format('%.0f', now), redis.call('GET', KEYS[5]) or '' }

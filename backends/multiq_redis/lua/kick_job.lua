@@ -1,25 +1,17 @@
 --- flags: allow-oom
--- Make one buried or delayed job ready now; a ready one stays as it is.
--- KEYS  1 call   2 jobs   3 ready   4 delayed   5 reserved   6 buried   7 hint
--- ARGV  1 number   2 id
--- =>    ok, missing, or reserved: a lease holds it
+-- Make one buried, delayed or held job ready now. A ready job stays as it is.
+-- KEYS  1 call   2 jobs   3 ready   4 delayed   5 reserved   6 buried   7 hint   8 held
+--       9 terms   10 arrived   11 litter
+-- ARGV  1 the call's number   2 id
+-- =>    ok, missing, reserved: a lease holds it, or unique: it has a unique key, see kick_job_unique.lua
 --- include record
 --- include once
 --- include clock
 --- include notify
 --- include find
-local seen = earlier_answer()
-if seen then return seen end
-local id = ARGV[2]
-local state, record, _, set = find(id, KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6])
-if not state then return remember('missing') end
-if state == 'reserved' then return remember('reserved') end
-if state == 'ready' then return remember('ok') end
-local place = place_of(id, record)
-redis.call('ZREM', set, place)
-if state == 'buried' then
-    redis.call('HSET', KEYS[2], id, sub(record, 1, 36) .. u32(count_at(record, 37) + 1) .. sub(record, 41))
-end
-redis.call('ZADD', KEYS[3], priority_in(place), place)
-notify(KEYS[7])
-return remember('ok')
+--- include keyed
+local key = { terms = KEYS[9], arrived = KEYS[10], litter = KEYS[11] }
+--- include holds
+local function refusal_of(_, record) return unique_of(record) and 'unique' end
+
+--- include kick_job

@@ -1,6 +1,7 @@
 --- flags: allow-oom
--- Leave a marker that ends the wait of one consumer, now or when the next one begins to wait.
--- Allowed at maxmemory, so that stored jobs are worked off. On Redis 6.2 the DEL, which may run then, allows the rest.
+-- Set a marker that ends the wait of one consumer. If no consumer waits now, the marker ends the wait of the next consumer
+-- that begins to wait. The server runs this script at maxmemory, too, so that workers can work off the stored jobs. On Redis
+-- 6.2, the first write is a DEL. A DEL is allowed at maxmemory, so the rest of the script is allowed, too.
 -- KEYS  1 hint   2 jobs
 -- ARGV  1 seconds until the marker expires, or 0: it stays, if there is a job
 -- =>    ok

@@ -1,7 +1,7 @@
 --- flags: allow-oom
--- No new reservations for a while. Zero ends a pause.
+-- Pause a queue: no job of the queue is reserved for the given time. A time of zero ends the pause.
 -- KEYS  1 call   2 paused   3 hint   4 jobs
--- ARGV  1 number   2 us
+-- ARGV  1 the call's number   2 the length of the pause, us
 -- =>    ok
 --- include record
 --- include once
@@ -11,7 +11,7 @@ if earlier_answer() then return 'ok' end
 local pause = tonumber(ARGV[2])
 redis.call('DEL', KEYS[2])
 if pause > 0 then
-    -- the key expires, but not early: expiry counts in whole milliseconds
+    -- the key must not expire before the pause ends, and Redis counts the time of expiry in whole milliseconds
     local lifetime = string.format('%.0f', math.ceil(pause / 1000) + 2)
     redis.call('SET', KEYS[2], string.format('%.0f', now + pause), 'PX', lifetime)
 end

@@ -1,7 +1,7 @@
 --- flags: allow-oom
 -- Make a slice of the due jobs ready.
 -- KEYS  1 jobs   2 bodies   3 reasons   4 ready   5 delayed   6 reserved   7 unreadable
--- =>    1 if there may be more, else 0
+-- =>    1 if more jobs may be due, else 0
 --- include record
 --- include clock
 --- include validate

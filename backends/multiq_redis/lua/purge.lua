@@ -1,20 +1,47 @@
 --- flags: allow-oom
--- Delete a slice of the jobs of one state. Due jobs were promoted before. Never called for the reserved set.
+-- Delete a slice of the jobs of one state. The driver promotes due jobs before it calls this script. It never calls this
+-- script for the reserved set or the held set.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 the state's set   6 sequence   7 hint
--- ARGV  1 number   2 how many at most
--- =>    how many
+-- ARGV  1 the call's number   2 the maximum number of jobs
+-- =>    the number of jobs
 --- include record
 --- include once
 --- include empty
+--- include keyed
+-- Deletes the jobs' fields in the bodies hash and in the reasons hash. Most queues have neither hash.
+local function forget_beside(hash, ids)
+    if redis.call('EXISTS', hash) == 0 then return end
+    local extras = {}
+    for i = 1, #ids do
+        extras[2 * i - 1], extras[2 * i] = ids[i] .. '\1', ids[i] .. '\2'
+    end
+    redis.call('HDEL', hash, unpack(ids))
+    redis.call('HDEL', hash, unpack(extras))
+end
+
+-- Forgets that the jobs took their unique keys. Only jobs with a field in the bodies hash have a key.
+local function forget_unique_keys(ids)
+    if redis.call('EXISTS', KEYS[3]) == 0 then return end
+    local records = redis.call('HMGET', KEYS[2], unpack(ids))
+    for i = 1, #ids do
+        if records[i] then forget_unique(ids[i], records[i], KEYS[3]) end
+    end
+end
+
 local seen = earlier_answer()
 if seen then return seen end
+local MARKER = string.rep('\0', 12) .. '\128' .. string.rep('\0', 16) -- the marker of include/parked.lua, which is not a job
+local marker_at = redis.call('ZSCORE', KEYS[5], MARKER)
+if marker_at then redis.call('ZREM', KEYS[5], MARKER) end
 local popped = redis.call('ZPOPMIN', KEYS[5], ARGV[2])
+if marker_at then redis.call('ZADD', KEYS[5], marker_at, MARKER) end
 local ids = {}
 for i = 1, #popped, 2 do ids[#ids + 1] = id_in(popped[i]) end
 if #ids > 0 then
+    forget_unique_keys(ids)
     redis.call('HDEL', KEYS[2], unpack(ids))
-    redis.call('HDEL', KEYS[3], unpack(ids))
-    redis.call('HDEL', KEYS[4], unpack(ids))
-    forget_if_empty(KEYS[2], KEYS[6], KEYS[7])
+    forget_beside(KEYS[3], ids)
+    forget_beside(KEYS[4], ids)
+    forget_if_empty(KEYS[2], KEYS[6], KEYS[7], KEYS[3], KEYS[4])
 end
 return remember(tostring(#ids))

@@ -1,31 +1,16 @@
 --- flags: allow-oom
--- Make a job that is not reserved due after a delay, as if it were enqueued now.
+-- Reschedule a job that is not reserved: it is due after the delay, as if it were enqueued now.
 -- KEYS  1 call   2 jobs   3 reasons   4 ready   5 delayed   6 reserved   7 buried   8 sequence   9 hint
--- ARGV  1 number   2 id   3 delay in us
--- =>    ok, missing, or reserved: a lease holds it
+--       10 bodies   11 held
+-- ARGV  1 the call's number   2 id   3 delay in us
+-- =>    ok, missing, reserved: a lease holds it, held: it waits for arrivals, or
+--       unique: it has a unique key or gates, see reschedule_unique.lua
 --- include record
 --- include once
 --- include clock
 --- include notify
 --- include find
-local seen = earlier_answer()
-if seen then return seen end
-local id, delay = ARGV[2], tonumber(ARGV[3])
-local state, record, _, set = find(id, KEYS[2], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
-if not state then return remember('missing') end
-if state == 'reserved' then return remember('reserved') end
-redis.call('ZREM', set, place_of(id, record))
-local flags = flags_of(record)
-if flags >= 2 then redis.call('HDEL', KEYS[3], id) end
-record = u64(redis.call('INCR', KEYS[8])) .. u64(now) .. sub(record, 17, 28) .. string.rep('\0', 12)
-    .. string.char(flags % 2) .. NOBODY .. sub(record, 54)
-redis.call('HSET', KEYS[2], id, record)
-local place = place_of(id, record)
-if delay > 0 then
-    redis.call('ZADD', KEYS[5], now + delay, place)
-    notify_if_first(KEYS[9], KEYS[5], now + delay)
-else
-    redis.call('ZADD', KEYS[4], priority_in(place), place)
-    notify(KEYS[9])
-end
-return remember('ok')
+--- include keyed
+local function refusal_of(_, record) return (unique_of(record) or has_gates(record)) and 'unique' end
+
+--- include reschedule

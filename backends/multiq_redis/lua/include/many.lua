@@ -1,4 +1,5 @@
--- Calls with many arguments, in pieces that Lua's stack can hold. The lists hold pairs or single values.
+-- Makes calls with many arguments. Long lists are divided into pieces that Lua's stack can hold. The lists have pairs or
+-- single values.
 local PIECE = 4000
 
 local function many(verb, key, list)

@@ -1,8 +1,8 @@
--- A call has one effect however often it arrives. KEYS[1] stores the last call of one client: its number and answer.
--- ARGV[1] is the number. A client's numbers ascend, and a client has one call in flight at a time. The same number
--- is a repetition after a lost reply. A smaller number is a late duplicate whose reply no client reads. Neither of them
--- changes anything.
-local MEMORY = '300' -- seconds; text, as Redis would have to convert a number
+-- A call takes effect only once, even if it arrives several times. KEYS[1] stores the last call of one client: its number
+-- and its answer. ARGV[1] is the number. A client's numbers ascend, and a client has one call in flight at a time. If the
+-- number equals the stored one, the call is a repetition after a lost reply. If the number is smaller, the call is a late
+-- duplicate whose reply no client reads. Neither a repetition nor a duplicate changes anything.
+local MEMORY = '300' -- seconds; text, because Redis would convert a number
 --- before 7.0: redis.call('EXPIRE', KEYS[1], MEMORY)
 
 local function earlier_answer()

@@ -1,5 +1,6 @@
--- Makes a slice of the due jobs ready. A lease that has ended counts as a crash. Returns true if there may be more.
--- The removals come first, because they are allowed at maxmemory. On Redis 6.2 they allow the rest of the script, too.
+-- Makes a slice of the due jobs ready. A lease that has ended counts as a crash. Returns true if there may be more due jobs.
+-- The removals come first, because the server allows them at maxmemory. If the first write of a script is allowed, Redis 6.2
+-- also allows the rest of the script.
 local SLICE = 500
 
 local function promote_due(jobs, bodies, reasons, ready, delayed, unreadable)

@@ -2,8 +2,14 @@
 --   1-8  sequence (age)   9-16 enqueued at, us   17-20 priority   21-28 ttr, us
 --   29-32 attempts   33-36 crashes   37-40 kicks   41 flags   42-53 token, zeros without a lease   54- body
 -- flags: 1 the body is in the bodies hash, 2 there is a reason in the reasons hash.
--- Its place, the member of the sorted set that it is in: sequence, priority, id. So equal scores sort by age.
--- A job keeps its record in all states; the set that holds its place is its state.
+--   128 or more: there may be a reason and extras. The extras are the job's memo, in the bodies hash, and its detail,
+--   in the reasons hash. Both are in the field id .. '\1'. No job has this text as its id. So the scripts need no more keys.
+--   196 or more: the job is doomed. The reason is in the bodies hash, in the field id .. '\2'.
+--   Scripts write 192 or 252, or a number that is at most 3 higher. Older scripts, which do not know extras, subtract 2
+--   in each release, bury or abandon without a reason. After 28 such verdicts the flags still have the same meaning.
+--   (The scripts have these numbers without names: each name that a function uses slows the start of every call.)
+-- A job's place is its member in a sorted set: sequence, priority, id. So members with equal scores are sorted by age. A job
+-- keeps its record in all states. The set that has the job's place shows the job's state.
 local sub = string.sub
 local pack, unpacked = struct.pack, struct.unpack
 local NOBODY = string.rep('\0', 12)

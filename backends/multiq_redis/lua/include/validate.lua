@@ -1,6 +1,6 @@
--- Whether a job is stored as multiq stores jobs. Any other job would end the script, or be leased and never settled.
--- Such a job is moved to the hash `unreadable`. There its id (or, without an id, its place) maps to the reason, a
--- newline, and the stored data.
+-- Checks that a job is stored in multiq's format. A job in another format could make the script fail, or could be leased and
+-- never settled. So such a job is moved to the hash `unreadable`. The name of the field there is the job's id, or its place
+-- if it has no id. The value is the reason, a newline, and the stored data.
 local LONGEST_TTR = 3153600000000000 -- us, a century
 
 local function is_utf8(text)
@@ -23,7 +23,7 @@ local function is_utf8(text)
     return true
 end
 
--- What is wrong with a place and, if it is given, with its job's record; or nil.
+-- Returns what is wrong with a place, or with the record of its job if the record is given. Returns nil if nothing is wrong.
 local function fault_of(place, record)
     if #place ~= 28 then -- an id in 16 bytes
         if #place < 28 then return 'its place is too short' end
@@ -39,12 +39,12 @@ local function fault_of(place, record)
     return nil
 end
 
--- The place itself is taken out of its set by the caller.
+-- The caller removes the place from its set.
 local function set_aside(place, record, why, jobs, bodies, reasons, unreadable)
     local id = id_in(place)
     local stored = (record or redis.call('HGET', jobs, id) or '') .. (redis.call('HGET', bodies, id) or '')
     redis.call('HSET', unreadable, id ~= '' and id or place, why .. '\n' .. stored)
     redis.call('HDEL', jobs, id)
-    redis.call('HDEL', bodies, id)
-    redis.call('HDEL', reasons, id)
+    redis.call('HDEL', bodies, id, id .. '\1', id .. '\2')
+    redis.call('HDEL', reasons, id, id .. '\1')
 end

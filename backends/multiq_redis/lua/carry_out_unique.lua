@@ -1,0 +1,30 @@
+--- flags: none
+-- Like carry_out.lua, but for steps that enqueue jobs with unique keys.
+-- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 sequence   8 hint   9 partitions   10 held
+--       11 terms   12 arrived   13 litter   14 notes   15 note_keys   16 note_expiry   17 outbox   18 reserved
+--       19 buried   20 unique_holds   21 hold_expiry   22 parked   23 lines   24 openings
+-- ARGV  1 the call's number   2 token for the versions of notes   3 the number of conditions
+--       then for each condition: a note's key, and its version, or nothing if the note must not exist
+--       then the steps, three arguments each: see include/steps.lua and include/unique_steps.lua
+-- =>    1 if the conditions held, else 0; and the first groups of the outbox: score and member of each
+--- include record
+--- include once
+--- include clock
+--- include notify
+--- include keyed
+local ARGUMENTS, token = ARGV, ARGV[2]
+local key = {
+    jobs = KEYS[2], bodies = KEYS[3], reasons = KEYS[4], ready = KEYS[5], delayed = KEYS[6], sequence = KEYS[7],
+    hint = KEYS[8], partitions = KEYS[9], held = KEYS[10], terms = KEYS[11], arrived = KEYS[12], litter = KEYS[13],
+    notes = KEYS[14], note_keys = KEYS[15], note_expiry = KEYS[16], outbox = KEYS[17], reserved = KEYS[18],
+    buried = KEYS[19], unique_holds = KEYS[20], hold_expiry = KEYS[21], parked = KEYS[22], lines = KEYS[23],
+    openings = KEYS[24],
+}
+--- include holds
+--- include steps
+--- include unique
+--- include parked
+--- include add
+--- include unique_steps
+--- include outbox
+--- include carry_out

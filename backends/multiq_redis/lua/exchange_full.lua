@@ -1,0 +1,27 @@
+--- flags: allow-oom
+-- The driver sends calls to this script if exchange_after.lua is refused at maxmemory. This script keeps no outcomes, so
+-- that acks free memory. It stores memos and details.
+-- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 sequence
+--       10 paused   11 hint   12 partitions   13 unreadable   14 outcomes   15 expiring
+-- ARGV  1 the call's number   2 token for the new leases   3 the maximum number of new leases
+--       then for each verdict two arguments: the job's id; the lease's token, a letter and details. The letters and details:
+--       A ack and keep an outcome: for how long, us (8 bytes), the kind (1 byte), the outcome's bytes
+--       G R B T like the small letters of exchange.lua; a memo and a detail come before the details: see include/after.lua
+--       all letters of exchange.lua
+-- =>    the reply of exchange.lua
+--- include record
+--- include once
+--- include clock
+--- include notify
+--- include validate
+--- include promote
+--- include empty
+--- include pause
+--- include outcomes
+--- include keyed
+--- include refusals
+--- include settle
+local KEEPS_OUTCOMES = false
+--- include after
+--- include reserve
+--- include exchange
