@@ -6,14 +6,15 @@ guarantee             how                                                       
 durable when it       InnoDB, flushed at each commit as ``innodb_flush_log_at_trx_commit``     one fsync per call
 returns               says
 atomic calls          one READ COMMITTED transaction, run again after a deadlock              one or two round trips
-priority, then age    one index by (queue, state, place, seq), read in its order              O(log n)
+priority, then age    one index by (queue, state, place, seq); place is the priority          O(log n)
 no lock waits         ``FOR UPDATE SKIP LOCKED``; no lock is held while a job runs            none
-never early           due times in microseconds of the server's clock                         an index entry per move
+never early           due times in microseconds of the server's clock                         an index entry per state
+                                                                                              change
 one live lease        a random token per reserve; every settle compares the token, and the    a condition by primary key
                       lease's end with the clock
 waiting               one poll every 47 ms for all consumers of a process, without a lock     23 queries/s, idle
-fast while InnoDB     scans resume at a cursor behind the deleted entries                     1 % of the time, for scans
-cannot purge                                                                                  from the start
+fast while InnoDB     scans resume at a cursor behind the deleted entries; some start at      the others take 1 % of the
+cannot purge          the first entry, for jobs that became ready behind the cursor           time
 ====================  ======================================================================  =======================
 
 The tables' names begin with ``multiq_``. A job can be enqueued inside the application's own transaction.
@@ -23,17 +24,24 @@ from __future__ import annotations
 
 import functools
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 import pymysql
 
 from multiq.backend import (
     Diagnosis,
+    Enqueue,
+    Holds,
     Inspection,
+    Limits,
     Management,
     Migrations,
     NewJob,
+    NotePage,
+    Notes,
+    OutcomePage,
+    Outcomes,
     Page,
     Pausing,
     Purging,
@@ -46,19 +54,31 @@ from multiq.backend import (
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.paging import cursor_of, read_cursor
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
-from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, PayloadTooLarge
+from multiq.errors import (
+    BackendError,
+    EnqueueUncertain,
+    JobHeld,
+    JobNotFound,
+    JobReserved,
+    PayloadTooLarge,
+    UniqueTaken,
+)
 from multiq.settings.url import Option, seconds
 
+from . import limits, notes, outcomes
 from .consumer import MysqlConsumer
 from .dsn import OPTIONS, Dsn
 from .errors import is_unsent
 from .external_transaction import ExternalTransaction
+from .outcomes import FIRST_PAGE, KINDS, OutcomeRow, drop_expired, keep_deleted, key_list, key_of
 from .pool import Pool
 from .receipts import CHANGED
 from .records import (
     AGAIN,
     BURIED,
     DELAYED,
+    HELD,
+    PARKED,
     READY,
     RESERVED,
     SECOND,
@@ -67,18 +87,46 @@ from .records import (
     body_limit,
     decode_text,
     effective_state,
+    gates_in,
+    have_keys,
     insert_statements,
     look,
     microseconds,
     pack_id,
     promote,
 )
-from .statements import Sql, render
+from .settle import carry_out_part
+from .statements import Sql, literal, render
+from .steps import Steps, largest
+from .unique import (
+    KickedRow,
+    ask_entry,
+    judge,
+    judge_kicks,
+    lock_keys_of,
+    parts_of,
+    read_entry,
+    resolve_steps,
+    steps_have_keys,
+    take_again,
+    terms_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from multiq.backend import Finding, JobRecord
+    from multiq.backend import (
+        After,
+        Finding,
+        JobRecord,
+        LimitState,
+        Note,
+        Outcome,
+        OutcomeKind,
+        Quota,
+        Step,
+        Version,
+    )
     from multiq.driverkit.clock import Clock
     from multiq.settings.url import BackendUrl
 
@@ -87,17 +135,18 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _CODES = {
-    State.READY: (READY, AGAIN),
+    State.READY: (READY, AGAIN, PARKED),
     State.DELAYED: (DELAYED,),
     State.RESERVED: (RESERVED,),
     State.BURIED: (BURIED,),
+    State.HELD: (HELD,),
 }
 _SURELY_FITS = 100_000  # bytes. A smaller body fits without a check of max_allowed_packet, which is usually megabytes.
 _START = (-1, 0)  # sorts before every job of a listing
 
 
-@guarded(*BACKEND_METHODS, server="a MySQL or MariaDB")
-class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnosis):
+@guarded(*BACKEND_METHODS, "delete_many", "carry_out", "note", "notes", "now", server="a MySQL or MariaDB")
+class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, Notes, Limits, Migrations, Diagnosis):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -107,7 +156,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         max_body=body_limit(16 * 1024 * 1024),
         client_ids=True,
         atomic_batches=True,
-        waits_in_server=Gap("cannot today", "the server cannot notify clients: a waiting process polls every 47 ms"),
+        waits_in_server=Gap("cannot today", "the server cannot notify clients: a waiting process polls the table"),
         shared=True,
         persistent=True,
         disconnect_ends_lease=Gap("never", "a reservation is a row, not a connection; its lease runs out"),
@@ -119,20 +168,29 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        memos=True,
+        outcomes=True,
+        holds=True,
+        notes=True,
+        unique=True,
+        limits=True,
+        one_step_everywhere=True,
         schema=True,
         diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         **OPTIONS,
-        "timeout": Option(seconds(0.1, 3600), 10.0, "seconds that a call waits for the server, and for others' locks"),
+        "timeout": Option(
+            seconds(0.1, 3600), 10.0, "seconds that a call waits for the server, and for locks of other clients"
+        ),
     }
 
     def __init__(self, dsn: Dsn, *, timeout: float = 10.0, create: bool = True, clock: Clock | None = None) -> None:
         """Does no I/O.
 
-        - *create*: whether to create the tables in a database that has none. If not, calls raise ``SchemaNotReady``
-          there.
-        - *clock*: a clock that tests set by hand. None means the server's clock.
+        - *create*: whether to create the tables in a database that has none. If it is False, calls on such a database
+          raise ``SchemaNotReady``.
+        - *clock*: a clock that tests set by hand. None: the server's clock is used.
         """
         self.dsn = dsn
         self.timeout = timeout
@@ -152,8 +210,15 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         self._check_sizes(jobs)
         if connection is not None:
-            ExternalTransaction(self._pool, connection).enqueue(queue, jobs)
-        elif jobs:
+            ids = ExternalTransaction(self._pool, connection).enqueue(queue, jobs)
+        elif have_keys(jobs):
+            ids = self._enqueue_unique(queue, jobs)
+        else:
+            ids = self._enqueue(queue, jobs)
+        return ids
+
+    def _enqueue(self, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+        if jobs:
             now, preface = self._pool.now, []
             if len(jobs) > 1:  # One computation of the time is faster than one per row.
                 now, preface = Sql("@multiq_now"), [f"SET @multiq_now = {now}"]
@@ -169,6 +234,17 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
             poller.notify()
         return [job.id for job in jobs]
 
+    def _enqueue_unique(self, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+        insert = _UniqueInsert(self._pool, queue, jobs)
+        try:
+            ids = self._run(insert.run)
+        except BackendError as exc:
+            if insert.may_be_done:
+                raise EnqueueUncertain(queue, jobs, str(exc), client_ids=True) from exc
+            raise
+        self._made_ready(queue)
+        return ids
+
     # --- consuming ---
 
     def consumer(self, queues: Sequence[str]) -> MysqlConsumer:
@@ -180,7 +256,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         rows = self._select("peek", queue=queue.encode(), id=pack_id(job_id))
         if not rows:
             raise JobNotFound(queue, job_id)
-        return Row(*rows[0]).record(queue)
+        return self._records(queue, [Row(*rows[0])])[0]
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
@@ -189,7 +265,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         asked = {"queue": queue.encode(), "place": place, "seq": seq, "limit": limit + 1}
         found = [Row(*row) for code in _CODES[state] for row in self._select("page", state=code, **asked)]
         found.sort(key=lambda row: (row.place, row.seq))
-        shown = [row.record(queue) for row in found[:limit]]
+        shown = self._records(queue, found[:limit])
         last = found[limit - 1] if len(found) > limit else None
         return Page(shown, None if last is None else cursor_of((last.place, last.seq)))
 
@@ -201,10 +277,26 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
                 return
             gone, *_ = session.commit(render("delete", now=self._pool.now, **which), done=CHANGED)
             if not gone.affected:
-                self._find(session, queue, job_id)
-                raise JobReserved(queue, job_id)
+                if not self._find(session, queue, job_id).is_parked:
+                    raise JobReserved(queue, job_id)
+                (answer,) = _DeleteMany(self._pool, queue, [job_id], None).run(session).values()
+                if answer is not None:
+                    raise answer
 
         self._run(delete)
+
+    def delete_many(
+        self, queue: str, ids: Sequence[str], *, after: After | None = None
+    ) -> list[JobNotFound | JobReserved | None]:
+        answers: dict[str, JobNotFound | JobReserved | None] = {}
+        for some in _slices(sorted(set(ids))):
+            answers |= self._run(_DeleteMany(self._pool, queue, some, after).run)
+        found = []
+        for job_id in ids:
+            found.append(answers[job_id])
+            if answers[job_id] is None:
+                answers[job_id] = JobNotFound(queue, job_id)  # the answer if *ids* has this id more than once
+        return found
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         self._run(lambda session: self._reschedule(session, queue, job_id, delay))
@@ -219,6 +311,8 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
             slice_ = _Kick(self._pool, queue, size, behind)
             done = self._run(slice_.run)
             kicked += done
+            if done < slice_.found:
+                kicked += self._kick_with_keys(queue, limit - kicked, behind)
             if done < size:
                 break
         self._made_ready(queue)
@@ -231,8 +325,12 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
             if self._is_done(session, which):
                 return
             kicked, *_ = session.commit(render("kick_job", now=self._pool.now, **which), done=CHANGED)
-            if not kicked.affected and self._find(session, queue, job_id) is State.RESERVED:
-                raise JobReserved(queue, job_id)
+            if not kicked.affected:
+                found = self._find(session, queue, job_id)
+                if found.state is State.RESERVED:
+                    raise JobReserved(queue, job_id)
+                if found.state is State.BURIED and found.unique_key:
+                    self._kick_job_with_key(session, queue, job_id, found)
 
         self._run(kick_job)
         self._made_ready(queue)
@@ -241,13 +339,14 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         return [decode_text(name) for (name,) in self._select("queues")]
 
     def stats(self, queue: str) -> QueueStats:
-        ((ready, delayed, reserved, buried, left),) = self._select("stats", queue=queue.encode())
+        ((ready, delayed, reserved, buried, held, left),) = self._select("stats", queue=queue.encode())
         return QueueStats(
             queue=queue,
             ready=ready,
             delayed=delayed,
             reserved=reserved,
             buried=buried,
+            held=held,
             paused_for=left / SECOND if left is not None and left > 0 else None,
         )
 
@@ -269,6 +368,75 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         codes = [code for state in states if state is not State.RESERVED for code in _CODES[state]]
         return sum(self._purge(queue, code, int(newest)) for code in codes)
 
+    def outcomes(self, queue: str, ids: Sequence[str]) -> list[Outcome | None]:
+        found: dict[bytes, Outcome] = {}
+        for some in _slices(ids):
+            rows = self._select("outcomes", queue=queue.encode(), ids=key_list(some))
+            found.update((row.id, row.outcome(queue)) for row in [OutcomeRow(*values) for values in rows])
+        return [found.get(key_of(job_id)) for job_id in ids]
+
+    def history(
+        self, queue: str, *, kind: OutcomeKind | None = None, limit: int = 100, after: str | None = None
+    ) -> OutcomePage:
+        expires_at, key = FIRST_PAGE if after is None else outcomes.read_cursor(after)
+        kinds = [number for number, name in enumerate(KINDS) if kind in {None, name}]
+        asked: dict[str, Any] = {"queue": queue.encode(), "kinds": kinds, "expires_at": expires_at, "id": key}
+        rows = [OutcomeRow(*row) for row in self._select("history", **asked, limit=limit + 1)]
+        rows.sort(key=lambda row: row.place, reverse=True)
+        cursor = outcomes.cursor_of(rows[limit - 1]) if len(rows) > limit else None
+        return OutcomePage([row.outcome(queue) for row in rows[:limit]], cursor)
+
+    def forget(self, queue: str, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
+        if ids is None:
+            return self._forget_expired(queue, limit)
+        forgotten = 0
+        for some in _slices(sorted(set(ids))):
+            statement = render("forget", queue=queue.encode(), ids=key_list(some), now=self._pool.now)
+            forgotten += self._run(functools.partial(_delete_some, statement=statement))
+        return forgotten
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        call = _CarryOut(self._pool, steps, when)
+        is_done = self._run(call.run)
+        for queue in call.queues if is_done else ():
+            self._made_ready(queue)
+        return is_done
+
+    def relay(self, queues: Sequence[str]) -> int:  # noqa: ARG002 - as Backend.relay has it
+        """Return 0, because a settle carries out all steps of its verdicts."""
+        return 0
+
+    def note(self, home: str, key: str) -> Note | None:
+        with self._pool.borrowed() as connection:
+            rows = connection.select(notes.asked(home, key, self._pool.now))
+        return notes.NoteRow(*rows[0]).note() if rows else None
+
+    def notes(self, home: str, prefix: str = "", *, limit: int = 100, after: str | None = None) -> NotePage:
+        with self._pool.borrowed() as connection:
+            rows = connection.select(notes.page(home, prefix, limit, after, self._pool.now))
+        found = [notes.NoteRow(*row).note() for row in rows]
+        return NotePage(found[:limit], found[limit - 1].key if len(found) > limit else None)
+
+    def now(self, home: str) -> float:  # noqa: ARG002 - one clock for all queues
+        ((now,),) = self._select("now")
+        return int(now) / SECOND
+
+    # --- limits ---
+
+    def limits(
+        self, queue: str, change: Mapping[str, Quota | None] | None = None, *, pinned: bool = True
+    ) -> list[LimitState]:
+        if change:
+            changed = self._run(lambda session: limits.change_limits(session, queue, change, pinned=pinned))
+            for name in changed:
+                slice_ = functools.partial(limits.go_on, pool=self._pool, queue=queue, name=name, waits=True)
+                while not self._run(slice_):
+                    pass  # A consumer can lock the gates between two slices.
+            self._pool.poller.scan_windows.of(queue).has_limits = True
+            self._pool.poller.notify()
+        self._promote_all(queue)
+        return limits.states(self._select, queue)
+
     def doctor(self) -> list[Finding]:
         from .doctor import examine
 
@@ -285,7 +453,8 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     # --- helpers ---
 
     def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply. Later replies on them may belong to earlier requests."""
+        """Close all connections after a malformed reply. Later replies on these connections may belong to earlier
+        requests."""
         self._pool.close()
 
     def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
@@ -308,14 +477,20 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         with self._pool.borrowed() as connection:
             return connection.select(render(verb, now=self._pool.now, **values))
 
+    def _records(self, queue: str, rows: Sequence[Row]) -> list[JobRecord]:
+        parked = {row.seq: gates_in(row.gates) for row in rows if row.state == PARKED}
+        held_by = self._run(lambda session: limits.held_by(session, self._pool, queue, parked)) if parked else {}
+        return [row.record(queue, held_by.get(row.seq)) for row in rows]
+
     def _made_ready(self, queue: str) -> None:
         self._pool.poller.scan_windows.made_ready(queue)
         self._pool.poller.notify()
 
     def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
-        """Whether an earlier attempt of this call was committed although its reply was lost. If not, the job is locked.
+        """Whether an earlier attempt of this call was committed and its reply was lost.
 
-        A second attempt must check this first. Otherwise it could undo what another client has done to the job since.
+        In a first attempt, this method sends nothing. In a later attempt, this method locks the job and then makes the
+        check. Without the check, the attempt could undo a change that another client has made to the job meanwhile.
         """
         if not session.unconfirmed:
             return False
@@ -325,32 +500,77 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         session.roll_back()
         return True
 
-    def _find(self, session: Session, queue: str, job_id: str) -> State:
-        """Return the job's state. Raises ``JobNotFound``."""
+    def _find(self, session: Session, queue: str, job_id: str) -> _Found:
+        """Find a job. Raises ``JobNotFound``."""
         asked = render("find", queue=queue.encode(), id=pack_id(job_id), now=self._pool.now)
         ((rows, _),) = session.execute(asked)
         if not rows:
             raise JobNotFound(queue, job_id)
-        ((code, is_due),) = rows
-        return effective_state(code, is_due=bool(is_due))
+        ((seq, code, is_due, unique_key),) = rows
+        return _Found(seq, effective_state(code, is_due=bool(is_due)), unique_key, code == PARKED)
 
-    def _reschedule(self, session: Session, queue: str, job_id: str, delay: float) -> None:
+    def _kick_job_with_key(self, session: Session, queue: str, job_id: str, found: _Found) -> None:
+        """Kick a buried job. Does nothing if another client has deleted the job or made it ready meanwhile."""
+        kicks = judge_kicks(session, self._pool, queue, [KickedRow(found.seq, pack_id(job_id), found.unique_key)])
+        if kicks.seqs:
+            session.commit(*kicks.statements, done=1)
+            return
+        session.roll_back()
+        if kicks.refused:
+            raise UniqueTaken(queue, job_id)
+
+    def _kick_with_keys(self, queue: str, limit: int, behind: int) -> int:
+        """Kick jobs, some of which have unique keys. Begins with the job that has been buried for the longest time."""
+        kicked = 0
+        place, seq = _START
+        while kicked < limit:
+            asked = {"queue": queue.encode(), "behind": behind, "limit": min(SLICE, limit - kicked)}
+            found = self._select("buried_page", place=place, seq=seq, **asked)
+            if not found:
+                break
+            place, seq, *_ = found[-1]
+            slice_ = _KickWithKeys(self._pool, queue, [KickedRow(*row) for _, *row in found])
+            kicked += self._run(slice_.run)
+        return kicked
+
+    def _reschedule(self, session: Session, queue: str, job_id: str, delay: float, key: bytes | None = None) -> None:
         """Remove the row and insert it again. Only an insert gives the job a new seq, and the seq is the job's age.
 
-        The row is inserted in the state AGAIN. Other processes scan the index range of that state from the start at
-        least every second.
+        The row is inserted in the state AGAIN. At least every second, other processes scan the jobs in this state, and
+        begin with the first job. So they find the row.
+
+        *key*: the job's unique key, if it is known. The entry of the key is locked before the job, in the same order as
+        in an enqueue.
         """
         now = self._pool.now
-        ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=pack_id(job_id), now=now))
+        *locks, asked = ask_entry(self._pool, queue, job_id, key) if key else [""]
+        taking = render("take_out", queue=queue.encode(), id=pack_id(job_id), now=now)
+        *_, (rows, _) = session.begin(*locks, taking)
         if session.done_before():
             return session.roll_back()
         if not rows:
             raise JobNotFound(queue, job_id)
-        ((seq, code, is_due, priority, ttr, body),) = rows
+        ((seq, code, is_due, priority, ttr, body, column, gates),) = rows
         if effective_state(code, is_due=bool(is_due)) is State.RESERVED:
             raise JobReserved(queue, job_id)
-        job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, priority=priority, delay=delay, ttr=ttr / SECOND)
-        session.commit(render("remove", seqs=[seq]), *insert_statements(queue, [job], now, ready=AGAIN), done=1)
+        if code == HELD:
+            raise JobHeld(queue, job_id)
+        taken: list[str] = []
+        if column:
+            if column[1:] != key:
+                session.roll_back()
+                return self._reschedule(session, queue, job_id, delay, column[1:])
+            ((entries, _),) = session.execute(asked)
+            entry = read_entry(entries[0])
+            if entry.is_taken and entry.id != job_id:
+                session.roll_back()
+                raise UniqueTaken(queue, job_id)
+            taken = take_again(queue, job_id, column[1:], entry)
+        waking = limits.wake_lines(session, queue, [seq]) if code == PARKED else []
+        settings = {"priority": priority, "delay": delay, "ttr": ttr / SECOND, "terms": terms_of(column, gates)}
+        job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, **settings)
+        inserts = insert_statements(queue, [job], now, ready=AGAIN)
+        session.commit(render("remove", seqs=[seq]), *waking, *inserts, *taken, done=1)
         return None
 
     def _promote_all(self, queue: str) -> None:
@@ -366,8 +586,23 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         while found := self._select("purgeable", place=place, seq=seq, **which):
             place, seq = found[-1]
             seqs = sorted(number for _, number in found)
-            purged += self._run(functools.partial(_purge_some, seqs=seqs, code=code))
+            statement = render("purge", seqs=seqs, state=code)
+            if code == PARKED:
+                purged += self._run(functools.partial(_purge_parked, queue=queue, seqs=seqs, statement=statement))
+            else:
+                purged += self._run(functools.partial(_delete_some, statement=statement))
         return purged
+
+    def _forget_expired(self, queue: str, limit: int) -> int:
+        forgotten = 0
+        while forgotten < limit:
+            size = min(SLICE, limit - forgotten)
+            statement = drop_expired(self._pool, queue, size)
+            done = self._run(functools.partial(_delete_some, statement=statement))
+            forgotten += done
+            if done < size:
+                break
+        return forgotten
 
 
 class _Insert:
@@ -381,7 +616,7 @@ class _Insert:
     def run(self, session: Session) -> None:
         """Insert the batch.
 
-        A single statement is a transaction by itself. It needs no BEGIN and COMMIT, which saves two round trips.
+        A single statement is a transaction by itself. It needs no BEGIN and no COMMIT. This saves two round trips.
         """
         first, *others = self._statements
         if not others:
@@ -405,31 +640,208 @@ class _Kick:
     """One slice of a kick. After a lost reply, the next attempt checks whether the slice was committed."""
 
     def __init__(self, pool: Pool, queue: str, size: int, behind: int) -> None:
-        """*behind*: a ``place`` greater than that of every job that was buried when the kick began."""
+        """*behind*: a ``place`` that is greater than the places of all jobs that were buried when the kick began."""
         self._pool = pool
         self._behind = behind
         self._queue = queue
         self._size = size
         self._seqs: list[int] = []
 
+    @property
+    def found(self) -> int:
+        """The number of buried jobs in the slice. A job with a unique key is counted, but not kicked."""
+        return len(self._seqs)
+
     def run(self, session: Session) -> int:
+        """Return the number of jobs that are kicked."""
         if session.unconfirmed:
             session.execute(render("lock", seqs=self._seqs))
-            if session.done_before():
-                return len(self._seqs)
+            done = session.done_before()
+            if done is not None:
+                return done
         ((rows, _),) = session.begin(render("buried", queue=self._queue.encode(), place=self._behind, limit=self._size))
         self._seqs = sorted(seq for (seq,) in rows)
-        if self._seqs:
-            session.commit(render("kick", seqs=self._seqs), done=1)
+        if not self._seqs:
+            session.roll_back()
+            return 0
+        kicked, *_ = session.commit(render("kick", seqs=self._seqs), done=CHANGED)
+        return kicked.affected
+
+
+class _KickWithKeys:
+    """One page of a kick. Some of its jobs have unique keys. The page is repeated in the same way as a ``_Kick``."""
+
+    def __init__(self, pool: Pool, queue: str, rows: Sequence[KickedRow]) -> None:
+        self._pool = pool
+        self._queue = queue
+        self._rows = rows
+        self._kicked = 0
+
+    def run(self, session: Session) -> int:
+        kicks = judge_kicks(session, self._pool, self._queue, self._rows)
+        if session.done_before():
+            session.roll_back()
+            return self._kicked
+        self._kicked = len(kicks.seqs)
+        if kicks.seqs:
+            session.commit(*kicks.statements, done=1)
         else:
             session.roll_back()
-        return len(self._seqs)
+        return self._kicked
+
+
+class _UniqueInsert:
+    """The enqueue of jobs, some of which have unique keys. ``may_be_done`` says whether an attempt may have been
+    committed."""
+
+    def __init__(self, pool: Pool, queue: str, jobs: Sequence[NewJob]) -> None:
+        self._pool = pool
+        self._queue = queue
+        self._jobs = [(queue, job) for job in jobs]
+        self._sent: list[str] = []
+        """The answers of the last attempt for which a COMMIT was sent."""
+        self.may_be_done = False
+
+    def run(self, session: Session) -> list[str]:
+        """Insert the jobs, except jobs whose keys are taken. Returns for each job its own id, or the id of the job that
+        has its key.
+
+        If a reply was lost and the attempt was committed, the next attempt returns the answers of that attempt. If the
+        next attempt inserted again, it could replace a job that another client has replaced since.
+        """
+        judgement = judge(session, self._pool, self._jobs)
+        if session.done_before():
+            session.roll_back()
+            return self._sent
+        now = self._pool.now
+        new = [job for job in judgement.new if job is not None]
+        changes = judgement.statements(now)
+        if not new and not changes:
+            session.roll_back()
+            return judgement.ids
+        inserts = insert_statements(self._queue, new, now, ready=AGAIN) if new else []
+        self._sent = judgement.ids
+        try:
+            session.commit(*judgement.clean_up(now), *changes, *inserts, done=1)
+        except (pymysql.MySQLError, OSError) as exc:
+            if session.is_broken and not is_unsent(exc):
+                self.may_be_done = True
+            raise
+        return judgement.ids
+
+
+class _CarryOut:
+    """A call of ``carry_out``. After a lost reply, the next attempt checks whether the steps were carried out."""
+
+    def __init__(self, pool: Pool, steps: Sequence[Step], when: Sequence[Version]) -> None:
+        self._pool = pool
+        self._steps = steps
+        self._when = when
+        self.queues: frozenset[str] = frozenset()
+        """The queues in which the call has added or released jobs."""
+
+    def run(self, session: Session) -> bool:
+        outcomes.refuse_too_large(largest(self._steps), self._pool.max_packet or 0)
+        if session.done_before(waits=True):
+            return True
+        conditions = notes.Conditions(self._pool, self._when)
+        earlier: list[Steps] = []
+        if steps_have_keys(self._steps):
+            _, *replies = session.begin(session.write_receipt(done=1), *conditions.statements)
+            if not conditions.hold(replies):
+                session.roll_back()
+                return False
+            *parts, last = parts_of(self._steps)
+            if parts:
+                session.execute(*lock_keys_of(self._pool, self._steps))
+            earlier = [carry_out_part(session, self._pool, part) for part in parts]
+            kept, before = resolve_steps(session, self._pool, last)
+            steps = Steps(self._pool, kept, conditions.absent, before)
+            steps.read(session.execute(*steps.first) if steps.first else [])
+        else:
+            steps = Steps(self._pool, self._steps, conditions.absent)
+            _, *replies = session.begin(session.write_receipt(done=1), *conditions.statements, *steps.first)
+            at = len(conditions.statements)
+            if not conditions.hold(replies[:at]):
+                session.roll_back()
+                return False
+            steps.read(replies[at:])
+        self.queues = steps.released | {step.queue for step in self._steps if isinstance(step, Enqueue)}
+        self.queues = self.queues.union(*(part.released for part in earlier))
+        steps.read_last(session.commit(*steps.last, *steps.take_moves()))
+        return True
+
+
+class _DeleteMany:
+    """A call of ``delete_many``. If a reply was lost and the attempt was committed, the next attempt returns the
+    answers of that attempt.
+
+    The rows of the jobs do not show whether an attempt was committed. A missing job may have been missing before, and a
+    later job may have the same id.
+    """
+
+    def __init__(self, pool: Pool, queue: str, ids: Sequence[str], after: After | None) -> None:
+        self._pool = pool
+        self._queue = queue
+        self._names = {pack_id(job_id): job_id for job_id in ids}
+        self._after = after
+        self._sent: dict[str, JobNotFound | JobReserved | None] = {}
+        """The answers of the last attempt for which a COMMIT was sent."""
+
+    def run(self, session: Session) -> dict[str, JobNotFound | JobReserved | None]:
+        queue, after = self._queue, self._after
+        outcomes.refuse_too_large(0 if after is None else len(after.outcome), self._pool.max_packet or 0)
+        asked = Sql(",".join(map(literal, self._names)))
+        ((rows, _),) = session.begin(render("deletable", queue=queue.encode(), ids=asked, now=self._pool.now))
+        if session.done_before():
+            session.roll_back()
+            return self._sent
+        answers: dict[str, JobNotFound | JobReserved | None] = {
+            job_id: JobNotFound(queue, job_id) for job_id in self._names.values()
+        }
+        for _, own_id, _, is_free, _ in rows:
+            job_id = self._names[own_id]
+            answers[job_id] = None if is_free else JobReserved(queue, job_id)
+        free = [(seq, own_id, attempt) for seq, own_id, attempt, is_free, _ in rows if is_free]
+        if not free:
+            session.roll_back()
+            return answers
+        keeps: list[str] = []
+        if after is not None and after.keep > 0:
+            keeps = keep_deleted(self._pool, queue, [(own_id, attempt) for _, own_id, attempt in free], after)
+        parked = [seq for seq, *_, is_parked in rows if is_parked]
+        waking = limits.wake_lines(session, queue, parked) if parked else []
+        self._sent = answers
+        session.commit(*keeps, render("remove", seqs=sorted(seq for seq, *_ in free)), *waking, done=len(free))
+        return answers
 
 
 _TEMPLATE = NewJob(body=b"", id="")
 
 
-def _purge_some(session: Session, seqs: list[int], code: int) -> int:
-    """Delete these jobs. Returns the number of jobs that this call has deleted in all its attempts."""
-    purged, *_ = session.commit(render("purge", seqs=seqs, state=code), done=CHANGED)
-    return purged.affected + (session.done_before() or 0)
+class _Found(NamedTuple):
+    seq: int
+    state: State
+    unique_key: bytes | None
+    """The column ``unique_key``, which begins with the byte of ``until``."""
+    is_parked: bool
+
+
+def _delete_some(session: Session, statement: str) -> int:
+    """Delete some rows. Returns the number of rows that this call has deleted in all its attempts."""
+    deleted, *_ = session.commit(statement, done=CHANGED)
+    return deleted.affected + (session.done_before() or 0)
+
+
+def _purge_parked(session: Session, queue: str, seqs: Sequence[int], statement: str) -> int:
+    """Like ``_delete_some``, but for parked jobs. The next reserve examines the lines of these jobs again."""
+    (deleted,) = session.begin(statement)
+    if deleted.affected:
+        session.commit(*limits.wake_lines(session, queue, seqs), done=deleted.affected)
+    else:
+        session.roll_back()
+    return deleted.affected + (session.done_before() or 0)
+
+
+def _slices(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[at : at + SLICE] for at in range(0, len(ids), SLICE))

@@ -20,7 +20,7 @@ _COLUMNS = (
 
 
 class MysqlBaseline(Baseline):
-    """Sends as few statements and packets as possible. It uses a table and a connection of its own."""
+    """Sends as few statements and packets as possible. It has its own table and its own connection."""
 
     FLAG: ClassVar[int] = CLIENT.MULTI_STATEMENTS
     """The client flag with which the connection must be opened."""
@@ -54,7 +54,8 @@ class MysqlBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """Delete the last rows and mark the next ones. Each batch is one transaction and two packets."""
+        """Take all rows in batches. Each batch is one transaction of two packets. The transaction also deletes the
+        previous batch."""
         start, count, held = time.perf_counter(), 0, "0"
         while True:
             (*_, taken) = self._ask(

@@ -44,7 +44,7 @@ _DENIED = frozenset({ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
 #: the disk.
 _PROFILES = {"fast": "0", "durable": "1"}
 
-#: Neither the cache nor the log is small enough to limit the measurement.
+#: The cache and the log are so large that they do not limit the measurement.
 _SETTINGS = {
     "innodb_buffer_pool_size": "256M",
     "innodb_log_file_size": "96M",
@@ -84,7 +84,7 @@ class MysqlServer(servers.Server):
         return ["--no-defaults", *(f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items())]
 
     def answers(self) -> bool:
-        """Whether the server answers. If it does, this also creates the database."""
+        """Whether the server answers. If the server answers, this property also creates the database."""
         with suppress(pymysql.MySQLError, OSError):
             with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL does not close a socket that fails to connect
                 probe.connect(str(self._socket))
@@ -95,7 +95,7 @@ class MysqlServer(servers.Server):
 
 
 class MysqlAdapter(Adapter):
-    """A server of any URL.
+    """The adapter for the server that a URL names.
 
     The server's memory and CPU are known only if the server runs on this machine and its pid file can be read.
     """
@@ -119,7 +119,7 @@ class MysqlAdapter(Adapter):
         return Durability(survives(settings), durable)
 
     def counters(self) -> Counters:
-        pid = self._pid  # first, because the server also counts the statements that find the pid
+        pid = self._pid  # read first, because the server also counts the statements that find the pid
         status = self._pairs("SHOW GLOBAL STATUS WHERE variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')")
         return Counters(
             commands=int(status["questions"]) - self._asked,
@@ -133,7 +133,7 @@ class MysqlAdapter(Adapter):
         """Return the baseline. None if this user may not create tables."""
         try:
             return MysqlBaseline(self._dsn.connect(60.0, autocommit=True, client_flag=MysqlBaseline.FLAG), body)
-        except pymysql.err.OperationalError as exc:
+        except pymysql.OperationalError as exc:
             if exc.args[0] in _DENIED:
                 return None
             raise self._explained(exc) from exc
@@ -146,8 +146,8 @@ class MysqlAdapter(Adapter):
     def _pid(self) -> int | None:
         """The server's process id.
 
-        None if the server runs on another machine or in a container. A process id from there means another process
-        here.
+        None if the server runs on another machine or in a container. In that case, another process on this machine may
+        have this id.
         """
         variables = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
         if variables.get("hostname") != socket.gethostname():
@@ -161,7 +161,7 @@ class MysqlAdapter(Adapter):
         try:
             if self._connection is None or not self._connection.open:
                 self._connection = self._dsn.connect(self._timeout, autocommit=True)
-                self._asked += 1  # The server also counts the opening of a session as a question.
+                self._asked += 1  # The counter of questions includes the opening of a session.
             with self._connection.cursor() as cursor:
                 cursor.execute(poll)
                 self._asked += 1
@@ -191,8 +191,8 @@ class MysqlBench(Bench):
 
 @functools.cache
 def empty_data() -> Path:
-    """Return an empty data folder. It is created once per process, which takes half a second, and copied for each
-    server.
+    """Return an empty data folder. It is created once per process, which takes half a second. It is then copied for
+    each server.
 
     Raises ``ServerMissing``, ``ServerFailed``.
     """

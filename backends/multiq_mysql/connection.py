@@ -7,7 +7,7 @@ few round trips       statements that do not need each other's replies go in one
 no half-done call     one transaction per call, which any exception rolls back                one fsync per commit
 no deadlock error     after errors 1213, 1205 and 1020 the whole transaction is run again     a pause of milliseconds
 no mixed-up replies   an exception before the full reply is read closes the connection        a reconnect
-bounded calls         the whole reply must arrive before the call's deadline                  one ``recv_into`` of ours
+bounded calls         the whole reply must arrive before the call's deadline                  one Python ``recv_into``
                       (driverkit/timed_socket.py)                                             per read
 safe forks            a child drops its parent's connections as soon as it is forked          none
 ====================  ======================================================================  =======================
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pymysql
 
 from multiq.driverkit.call_retry import Attempts
-from multiq.errors import MultiqError
+from multiq.errors import BackendError, MultiqError
 
 from . import receipts
 from .errors import GARBLED, READ_ONLY, classify, code_of, explain, is_lost, malformed
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-SHORTEST_TIMEOUT = 0.05  # seconds. A packet gets this timeout even if the call's time is over.
+SHORTEST_TIMEOUT = 0.05  # seconds. The timeout of a packet is at least this long, even if the call's time is over.
 
 _COMMAND = 16  # bytes that a packet may have in addition to the statements
-# The number of checks whether a killed session has ended, and the seconds between two of them.
+# How often a killed session is checked for its end, and the seconds between two checks.
 _KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004
 
 
@@ -82,7 +82,7 @@ class Session:
         unconfirmed: list[Proof],
     ) -> None:
         """Parameters:
-        opened: the connection of PyMySQL's.
+        opened: PyMySQL's connection.
         deadline: the deadline of the whole call, by the monotonic clock.
         socket: the connection's socket.
         packet: bytes of the largest packet that the server takes.
@@ -93,7 +93,8 @@ class Session:
         self._socket = socket
         self._packet = packet
         self._book = book
-        self._ticket: Ticket | None = None
+        self._ticket: Proof | None = None
+        """The receipt or ticket that a statement of the transaction has already written or deleted."""
         self.deadline = deadline
         self.unconfirmed = unconfirmed
         """The receipts and tickets of earlier attempts of this call. The attempts' replies were lost, so each attempt
@@ -105,10 +106,12 @@ class Session:
         """The receipt or ticket of the transaction that is being committed."""
 
     def execute(self, *texts: str) -> list[Reply]:
-        """Send statements and return their replies. Statements that fit go in one packet.
+        """Send statements and return their replies. Statements that fit into one packet are sent together.
 
         After the first error, the server does not run the remaining statements.
         """
+        if not texts:
+            return []
         text = ";".join(texts)
         if len(text) >= self._packet and len(texts) > 1:
             middle = len(texts) // 2
@@ -153,37 +156,51 @@ class Session:
         self._ticket = ticket
         return ticket
 
-    def commit(self, *texts: str, done: int | Sql | None = None) -> list[Reply]:
-        """End the transaction with these statements. Outside a transaction, each statement is a transaction by itself.
+    def write_receipt(self, done: int) -> str:
+        """Return the statement that writes the receipt of the next transaction. It must be the first statement of that
+        transaction.
 
-        With *done* and without a ticket, the transaction writes a receipt that holds the value of *done*. If no
-        transaction is open then, this call opens one for the statements and the receipt.
+        Use this method if it is possible that the transaction locks no other row. After a lost reply, the next attempt
+        calls ``done_before(waits=True)``. That call reads the receipt's row, and so waits for the end of the
+        transaction.
+        """
+        self._ticket = receipt = self._book.receipt()
+        return receipt.sql(done)
+
+    def commit(self, *texts: str, done: int | Sql | None = None) -> list[Reply]:
+        """End the transaction with these statements. If no transaction is open, each statement is a transaction by
+        itself.
+
+        With *done*, the statements are one transaction in any case. If that transaction has no ticket and no receipt
+        yet, it also writes a receipt that holds the value of *done*.
         """
         self.proof, self._ticket = self._ticket, None
         if done is not None and self.proof is None:
             self.proof = receipt = self._book.receipt()
             texts = (*texts, receipt.sql(done))
-            if not self.in_transaction:
-                answers = self.begin(*texts, "COMMIT")
-                self.in_transaction, self.proof = False, None
-                return answers
-        answers = self.execute(*texts, "COMMIT") if self.in_transaction else self.execute(*texts)
+        if self.in_transaction:
+            answers = self.execute(*texts, "COMMIT")
+        elif done is not None and len(texts) > 1:
+            answers = self.begin(*texts, "COMMIT")
+        else:
+            answers = self.execute(*texts)
         self.in_transaction, self.proof = False, None
         return answers
 
     def roll_back(self) -> None:
-        """Undo what was done since ``begin``."""
+        """Undo all changes since ``begin``."""
         self.execute("ROLLBACK")
         self.in_transaction, self._ticket = False, None
 
-    def done_before(self) -> int | None:
+    def done_before(self, *, waits: bool = False) -> int | None:
         """Return the number of rows that earlier attempts of this call have changed. None if no attempt was committed.
 
-        The caller must have locked the rows of these jobs.
+        The caller must have locked the jobs' rows. The server grants these locks only after the attempts have ended. If
+        the attempts used ``write_receipt``, pass *waits* instead. The receipts' rows are then locked.
         """
         if not self.unconfirmed:
             return None
-        (answer,) = self.execute(receipts.asked(self.unconfirmed))
+        (answer,) = self.execute(receipts.asked(self.unconfirmed, waits=waits))
         found = receipts.found(self.unconfirmed, answer)
         return sum(found.values()) if found else None
 
@@ -207,10 +224,11 @@ class Connection:
         """The id of a session whose connection was lost. Its locks stay until the server notices the loss."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
-        """Run *work* and return its result. ``multiq.driverkit.call_retry`` decides whether *work* is run again.
+        """Run *work* and return its result. ``multiq.driverkit.call_retry`` decides whether *work* is run again after
+        an error.
 
-        After a lost reply, ``session.unconfirmed`` has the receipts and tickets of the earlier attempts. *deadline* is
-        the deadline of the whole call, if *work* is only a part of the call. Raises ``BackendError``, and the errors of
+        After a lost reply, ``session.unconfirmed`` has the receipts and tickets of the earlier attempts. If *work* is
+        only a part of a call, *deadline* is the deadline of the whole call. Raises ``BackendError``, and the errors of
         *work*.
         """
         timeout = self._pool.timeout
@@ -249,17 +267,20 @@ class Connection:
                     attempts = attempts or Attempts(deadline)
                     if attempts.again(failure):
                         continue
-                    raise explain(exc, self._pool.dsn.place, timeout) from exc
+                    error = explain(exc, self._pool.dsn.place, timeout)
+                    if isinstance(error, BackendError):
+                        error.may_be_done = attempts.may_be_done
+                    raise error from exc
                 except BaseException:
                     self._drop()  # The rest of a reply may still arrive.
                     raise
                 return result
 
     def _clean_up_receipts(self, session: Session) -> bool:
-        """Delete old receipts if that is due. Returns False if the session is lost.
+        """Delete old receipts and arrivals if the clean-up is due. Returns False if the session is lost.
 
-        This happens before the work of a call. An interrupt during the clean-up therefore cannot lose a reply of that
-        call.
+        The clean-up runs before the work of a call. An interrupt during the clean-up therefore cannot lose a reply of
+        that call.
         """
         if not self._book.is_used or not self._pool.is_cleanup_due():
             return True
@@ -269,9 +290,18 @@ class Connection:
                 session.execute(statement)
             if receipts.has_more(found):
                 self._pool.clean_up_again_soon()
+            self._clean_up_arrivals(session)
         except (pymysql.MySQLError, OSError):
             self._clean_up(session)
         return not session.is_broken
+
+    def _clean_up_arrivals(self, session: Session) -> None:
+        cleanup = self._pool.arrivals
+        (found,) = session.execute(cleanup.find())
+        statement = cleanup.drop(found)
+        dropped = session.execute(statement)[0].affected if statement else 0
+        if cleanup.has_more(dropped):
+            self._pool.clean_up_again_soon()
 
     def select(self, text: str) -> tuple[Any, ...]:
         """Run one statement that reads, outside a transaction. Returns the rows."""
@@ -290,7 +320,7 @@ class Connection:
             self._is_stale = True
 
     def start_over_in_child(self) -> None:
-        """After a fork, drop the parent's session. This sends nothing on its socket."""
+        """After a fork, drop the parent's session. Sends nothing on the session's socket."""
         self._lock = threading.Lock()
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -312,10 +342,11 @@ class Connection:
         return self._opened
 
     def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
-        """Kill the lost session. Consumers skip the jobs that it has locked until the server notices the loss.
+        """Kill the lost session. Until the server notices the loss, consumers skip the jobs that the lost session has
+        locked.
 
         An account needs no privilege to kill its own sessions. Nothing is killed if the server has changed or was
-        restarted, because another session may have the lost session's id there. The ids of one server only rise.
+        restarted, because another session may then have this id. The ids of one server only rise.
         """
         lost, self._lost_session = self._lost_session, None
         before, self._server_identity = self._server_identity, self._pool.server_identity
@@ -360,5 +391,6 @@ def _session_id(opened: Any) -> int:
 
 
 def _is_same_server(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether both identities are of one server that was not restarted. The start times may differ by 1 s."""
+    """Whether both identities belong to the same server, without a restart in between. The start times may differ by 1
+    s."""
     return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1

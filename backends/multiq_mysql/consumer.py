@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import operator
 import secrets
 import time
@@ -21,10 +22,26 @@ from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
-from .records import AGAIN, READY, SECOND, Poll, due_statements, look, promote_statements, unpack_hex_id
+from . import limits
+from .limits import GATE_MARK, Claim, go_on, open_gates
+from .outcomes import NOTHING_KEPT
+from .records import (
+    AGAIN,
+    GATES_MARK,
+    READY,
+    SECOND,
+    Poll,
+    decode_text,
+    due_statements,
+    look,
+    promote,
+    promote_statements,
+    unpack_hex_id,
+)
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
 from .settle import Batch, UnconfirmedVerdicts
 from .statements import render, rendered
+from .steps import DOOM_MARK, NO_STEPS
 from .waiting import poll
 
 if TYPE_CHECKING:
@@ -34,27 +51,31 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
     from .connection import Reply, Session
+    from .outcomes import Keeping
     from .pool import Pool
     from .records import Outlook
     from .scan_window import ScanCursor
     from .statements import Sql
+    from .steps import Steps
 
 _START_CLOCK = "SET @multiq_at = SYSDATE(6)"
 _READ_CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, @multiq_at, SYSDATE(6))"
 
 _MAKE_READY = frozenset({Release, GiveBack, Abandon})
 
+_INLINE_MEMO = 8_192  # bytes of the largest memo that a claim returns in its text
+_MIN_TTR, _MAX_TTR = SECOND, 3_153_600_000 * SECOND  # as in reserve.sql
 _LONGEST_SLEEP = 1.0  # seconds after which a waiting consumer polls again in any case
 
 
-class _Outcome(NamedTuple):
+class _Exchanged(NamedTuple):
     answers: list[LeaseLost | None]
     leases: list[Lease]
     outlooks: list[Outlook]
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """A ready job whose row is locked. claim.sql selects the first seven fields in this order."""
+    """A ready job whose row is locked. claim.sql selects the first nine fields in this order."""
 
     priority: int
     seq: int
@@ -62,7 +83,13 @@ class _Row(msgspec.Struct, array_like=True):
     attempt: int
     crashes: int
     kicks: int
-    age: int
+    enqueued_at: int
+    memo: str = ""
+    """The memo in hex. If the text is longer than an inline memo may be, the memo must be read separately."""
+    doomed: str = ""
+    """The reason why the job is doomed, in hex, after ``DOOM_MARK``."""
+    gates: str = ""
+    """The text of the column ``gates``, after ``GATES_MARK``."""
     id: str = ""
     """In hex."""
     body: bytes = b""
@@ -74,23 +101,43 @@ class _Row(msgspec.Struct, array_like=True):
         """The sort key of ready jobs within a queue."""
         return self.priority, self.seq
 
-    def lease(self, token: int) -> Lease:
-        return Lease(
+    def lease(self, token: str, now: int) -> Lease:
+        """Return the lease of this job. *now*: the server's time at the poll. The job may have been enqueued shortly
+        after the poll.
+
+        Another program may have written any value that fits the column, so the values are bounded as in reserve.sql.
+        """
+        ttr, age = self.ttr, now - self.enqueued_at
+        if not _MIN_TTR <= ttr <= _MAX_TTR:
+            ttr = min(max(ttr, _MIN_TTR), _MAX_TTR)
+        if not 0 <= age <= now:
+            age = min(max(age, 0), now)
+        lease = Lease(
             queue=self.queue,
             id=unpack_hex_id(self.id),
             token=f"{self.seq}:{token}",
             body=self.body,
             priority=self.priority,
-            ttr=self.ttr / SECOND,
+            ttr=ttr / SECOND,
             attempt=self.attempt + 1,
             crashes=self.crashes,
             kicks=self.kicks,
-            age=self.age / SECOND,
+            age=age / SECOND,
+        )
+        if not (self.gates or self.memo or self.doomed):
+            return lease
+        return msgspec.structs.replace(
+            lease,
+            token=f"{self.seq}:{GATE_MARK}{token}" if self.gates else lease.token,
+            memo=bytes.fromhex(self.memo),
+            doomed=decode_text(bytes.fromhex(self.doomed[1:])),
         )
 
 
-_row_of_numbers = msgspec.json.Decoder(_Row).decode  # One JSON list is decoded faster than int() converts two numbers.
-_BY_PLACE = operator.attrgetter("place")
+# Decoding a JSON list is faster than two calls of int(). Decoding all rows together is faster than decoding them one by
+# one.
+_rows_of_numbers = msgspec.json.Decoder(list[_Row]).decode
+_BY_PLACE, _MEMO, _GATES = map(operator.attrgetter, ("place", "memo", "gates"))
 
 
 @guarded("reserve", "settle", "exchange", server="a MySQL or MariaDB")
@@ -116,6 +163,9 @@ class MysqlConsumer(Consumer):
         """Whether this user may delete the rows of pauses that have ended."""
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
+        self._gated: str | None = None
+        """The first queue of the present call whose jobs have gates. A separate transaction reserves the jobs of this
+        queue."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         if queues is not None or self._order is not self.queues:
@@ -128,7 +178,8 @@ class MysqlConsumer(Consumer):
         batch = Batch(self._pool, verdicts)
         answers = self._connection.run(lambda session: self._settle(session, batch))
         self._unconfirmed.end(batch)
-        self._notify_released(verdicts)
+        self._open_gates(batch)
+        self._notify_released(batch)
         return answers
 
     def exchange(
@@ -139,15 +190,25 @@ class MysqlConsumer(Consumer):
         if queues is not None or self._order is not self.queues:
             self._set_order(queues)
         give_up_at = time.monotonic() + timeout
-        outcome = self._exchange(verdicts, limit)
-        self._notify_released(verdicts)
-        if outcome.leases or timeout <= 0:
-            self._interrupted = False
-            return outcome.answers, outcome.leases
+        batch = Batch(self._pool, verdicts)
+        # These verdicts have a transaction of their own, which is committed before the claim. So no claimed row is
+        # locked while a step waits for the lock of a unique key. Also, the claim can use the slots of the settled
+        # leases.
+        if batch.has_keys or batch.ends_of_gates:
+            self._call_began = time.monotonic()
+            answers = self.settle(verdicts)
+        else:
+            exchanged = self._exchange(batch, limit)
+            answers = exchanged.answers
+            self._notify_released(batch)
+            if exchanged.leases or timeout <= 0:
+                self._interrupted = False
+                return answers, exchanged.leases
         try:
-            return outcome.answers, self._wait_or_read_back(limit, give_up_at)
+            return answers, self._wait_or_read_back(limit, give_up_at)
         except BaseException:
-            self._unconfirmed.begin(Batch(self._pool, verdicts), outcome.answers, None)  # This call returns no answers.
+            # The caller gets no answers, and may repeat the verdicts.
+            self._unconfirmed.begin(batch, answers, None)
             raise
 
     def interrupt(self) -> None:
@@ -160,7 +221,7 @@ class MysqlConsumer(Consumer):
             batch = Batch(self._pool, [GiveBack(lease) for lease in leases])
             with contextlib.suppress(MultiqError):  # After an error, the leases run out and count as crashes.
                 self._connection.run(lambda session: self._settle(session, batch), deadline)
-            self._notify_released(batch.verdicts)
+            self._notify_released(batch)
         self._connection.close()
 
     def _discard_connections(self) -> None:
@@ -171,24 +232,47 @@ class MysqlConsumer(Consumer):
     # --- settling ---
 
     def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
+        batch.check_sizes()
+        if batch.has_keys:
+            answers, _ = batch.lock(session, self._unconfirmed)
+            batch.carry_out_in_order(session)
+            self._commit(session, batch, answers, [])
+            return answers
         if batch.is_short and not self._unconfirmed.about(batch):
             done, acks = batch.all_done(), batch.acks(session.take_ticket())
-            if len(done) == 1:  # A single statement commits by itself.
-                if batch.are_done(self._commit(session, batch, done, acks)):
+            is_lone = len(done) == 1 and not batch.has_steps
+            keeping, steps = batch.keeping(is_guarded=is_lone), batch.begin_steps()
+            if is_lone:  # A single ack commits by itself. An ack with an outcome goes in one packet.
+                ack, *kept = self._commit(session, batch, done, [*acks, *keeping.statements])
+                if batch.are_done([ack]):
+                    keeping.read(kept)
                     return done
-            elif batch.are_done(session.begin(*acks)):
-                self._commit(session, batch, done, [])
-                return done
             else:
+                found = session.begin(*acks, *steps.first)
+                if batch.are_done(found[: len(acks)]):
+                    steps.read(found[len(acks) :])
+                    moves, last = steps.take_moves(), steps.last
+                    replies = self._commit(session, batch, done, [*last, *moves, *keeping.statements])
+                    steps.read_last(replies)
+                    keeping.read(replies[len(last) + len(moves) :])
+                    return done
                 session.roll_back()
         answers, statements = batch.lock(session, self._unconfirmed)
-        self._commit(session, batch, answers, statements)
+        steps = batch.steps
+        if steps.first:
+            steps.read(session.execute(*statements, *steps.first)[len(statements) :])
+            statements = steps.take_moves()
+        steps.read_last(self._commit(session, batch, answers, [*steps.last, *statements]))
         return answers
 
     def _settle_carefully(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
+        """Lock the jobs, and carry out the verdicts and their steps. The last statements of the steps are not sent
+        yet."""
         answers, statements = batch.lock(session, self._unconfirmed)
-        if statements:
-            session.execute(*statements)
+        steps = batch.steps
+        if statements or steps.first:
+            steps.read(session.execute(*statements, *steps.first)[len(statements) :])
+            self._scan_for(steps)
         return answers
 
     def _commit(
@@ -211,33 +295,35 @@ class MysqlConsumer(Consumer):
     # --- reserving ---
 
     def _set_order(self, queues: Sequence[str] | None) -> None:
-        """Set the order of the queues for the present call. None means the order that the consumer was created with."""
+        """Set the order of the queues for the present call. If *queues* is None, it is the order of ``self.queues``."""
         self._order = self.queues if queues is None else self.in_order(queues)
-        # This is the first queue that may have jobs. Locking rows of a later queue would be wasted work.
+        # The first queue that may have jobs. If it has jobs, the call needs no rows of later queues.
         self._likely_queue = next((queue for queue in self._order if queue not in self._without), self._order[0])
 
-    def _exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
-        batch = Batch(self._pool, verdicts) if verdicts else None
+    def _exchange(self, batch: Batch | None, limit: int) -> _Exchanged:
         self._call_began = time.monotonic()
-        if not self._unconfirmed_leases:  # An earlier call has reserved unconfirmed leases.
+        if not self._unconfirmed_leases:  # Unconfirmed leases run from the time of an earlier call.
             self.asked_at = self._call_began
-        outcome = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
+        exchanged = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
         if batch is not None:
             self._unconfirmed.end(batch)
-        self._is_busy = bool(outcome.leases)
-        self._without = frozenset(outlook.queue for outlook in outcome.outlooks if not outlook.has_work)
-        if outcome.leases:
+        if self._gated is not None:
+            exchanged = self._reserve_within_limits(exchanged, self._gated, limit, is_settled=batch is not None)
+        self._is_busy = bool(exchanged.leases)
+        self._without = frozenset(outlook.queue for outlook in exchanged.outlooks if not outlook.has_work)
+        if exchanged.leases:
             self._pool.poller.pause.speed_up()
-        return outcome
+        return exchanged
 
-    def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
+    def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Exchanged:
+        self._gated = None  # Each attempt checks this again.
         if self._unconfirmed_generation != forks.generation:
             # The leases are from before a fork. The parent process reads them back itself.
             self._unconfirmed_leases = []
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
             self._unconfirmed_leases = ours[limit:]
-            return _Outcome(answers, ours[:limit], [])
+            return _Exchanged(answers, ours[:limit], [])
         self._unconfirmed_leases = []
         claims = _Claims(self._pool)
         try:
@@ -245,33 +331,55 @@ class MysqlConsumer(Consumer):
         finally:
             claims.drop()  # The next scan must find the rows that were locked and not reserved.
 
-    def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Outcome:
-        answers, acks = [], []
+    def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Exchanged:
+        answers, acks, first, keeping = [], [], [], NOTHING_KEPT
+        if batch is not None:
+            batch.check_sizes()
         if batch is not None and batch.is_short and not self._unconfirmed.about(batch):
-            answers, acks = batch.all_done(), batch.acks(session.take_ticket())
+            answers, acks, keeping = batch.all_done(), batch.acks(session.take_ticket()), batch.keeping()
+            first = batch.begin_steps().first
+            self._scan_for(batch.steps)
         elif batch is not None:
             answers = self._settle_carefully(session, batch)
-        polled = self._look_and_claim(session, acks, claims, limit)
-        if batch is not None and acks and not batch.are_done(polled.acks):
-            session.roll_back()  # A lease has ended. The locked rows will show which one.
+        polled = self._look_and_claim(session, [*acks, *first], claims, limit)
+        if batch is not None and acks and not batch.are_done(polled.settled[: len(acks)]):
+            session.roll_back()  # A lease has ended. _settle_carefully locks the rows and finds which one.
             claims.drop()
+            keeping = NOTHING_KEPT  # _settle_carefully stores the outcomes.
             answers = self._settle_carefully(session, batch)
             polled = self._look_and_claim(session, [], claims, limit)
+        elif batch is not None and acks:
+            batch.steps.read(polled.settled[len(acks) :])
+        steps = NO_STEPS if batch is None else batch.steps
         outlooks = polled.outlooks
-        chosen = self._choose(session, outlooks, claims, limit)
-        return _Outcome(answers, self._reserve(session, batch, answers, claims, chosen), outlooks)
+        if steps.released:
+            outlooks = [
+                outlook if steps.readied(outlook.queue) is None else outlook._replace(has_ready=True)
+                for outlook in outlooks
+            ]
+        chosen = self._choose(session, outlooks, claims, limit, steps)
+        leases = self._reserve(
+            session, batch, answers, claims, chosen, now=outlooks[0].now, keeping=keeping, steps=steps
+        )
+        return _Exchanged(answers, leases, outlooks)
 
-    def _look_and_claim(self, session: Session, acks: list[str], claims: _Claims, limit: int) -> _Polled:
-        """Send the acks, a poll of the queues, and a claim on the likely queue in one packet."""
+    def _scan_for(self, steps: Steps) -> None:
+        """Make the next scans find the jobs that the steps have added."""
+        for queue in steps.enqueued:
+            self._pool.poller.scan_windows.made_ready(queue)
+
+    def _look_and_claim(self, session: Session, settling: list[str], claims: _Claims, limit: int) -> _Polled:
+        """Send the acks and their steps, a poll of the queues, and a claim on the likely queue in one packet."""
         polling = Poll(self._pool, self._order, BUSY, claimed_from=self._likely_queue)
         claim = claims.begin(self._likely_queue, limit)
-        statements = [*acks, polling.sql, *claim.statements]
+        statements = [*settling, polling.sql, *claim.statements]
         replies = session.execute(*statements) if session.in_transaction else session.begin(*statements)
-        acked, polled, claimed = replies[: len(acks)], replies[len(acks)], replies[len(acks) + 1 :]
+        at = len(settling)
+        settled, polled, claimed = replies[:at], replies[at], replies[at + 1 :]
         outlooks = polling.read(polled.rows)
         rows = claim.read(session, claimed)
         return _Polled(
-            acked,
+            settled,
             [
                 outlook._replace(has_ready=bool(rows)) if outlook.queue == self._likely_queue else outlook
                 for outlook in outlooks
@@ -279,7 +387,7 @@ class MysqlConsumer(Consumer):
         )
 
     def _choose(
-        self, session: Session, outlooks: Sequence[Outlook], claims: _Claims, limit: int
+        self, session: Session, outlooks: Sequence[Outlook], claims: _Claims, limit: int, steps: Steps
     ) -> dict[str, list[_Row]]:
         """Return the best rows, queue by queue. The COMMIT unlocks all other rows.
 
@@ -291,17 +399,25 @@ class MysqlConsumer(Consumer):
         for outlook in outlooks:
             if not left:
                 break
-            if outlook.has_work and outlook.queue not in chosen:  # a consumer may name a queue twice
-                rows = self._best(session, outlook, claims, left)
-                if rows:
-                    if not chosen:
-                        self._likely_queue = outlook.queue
-                    chosen[outlook.queue] = rows[:left]
-                    left -= len(chosen[outlook.queue])
+            if outlook.queue in chosen:  # a consumer may name a queue twice
+                continue
+            rows = self._best(session, outlook, claims, left, steps) if outlook.has_work else []
+            plain = rows if not any(map(_GATES, rows)) else _until_gated(rows)
+            if outlook.has_open_gate and self.most_gated != 0:
+                plain = []
+            if plain:
+                if not chosen:
+                    self._likely_queue = outlook.queue
+                chosen[outlook.queue] = plain[:left]
+                left -= len(chosen[outlook.queue])
+            if left and (len(plain) < len(rows) or outlook.has_open_gate):
+                self._gated = outlook.queue
+                self._pool.poller.scan_windows.of(outlook.queue).has_limits = True
+                break
         return chosen
 
-    def _best(self, session: Session, outlook: Outlook, claims: _Claims, limit: int) -> list[_Row]:
-        """Promote the queue's due jobs, then lock and return the queue's best rows."""
+    def _best(self, session: Session, outlook: Outlook, claims: _Claims, limit: int, steps: Steps) -> list[_Row]:
+        """Promote the queue's due jobs and release its held jobs, then lock and return the queue's best rows."""
         promoting: list[str] = []
         if outlook.has_due:
             found = session.execute(*due_statements(outlook))
@@ -313,7 +429,13 @@ class MysqlConsumer(Consumer):
             else:
                 scan_window.mark_due_locked()
         known = claims.of(outlook.queue)
-        if known is not None and not promoting:
+        released = steps.readied(outlook.queue) if steps.released else None
+        if released is not None and (known is None or known.is_behind(released)):
+            promoting += steps.take_moves()
+            self._pool.poller.scan_windows.made_ready(outlook.queue)
+        else:
+            released = None
+        if known is not None and not promoting and released is None:
             return known.rows
         if known is not None:
             known.drop()
@@ -328,25 +450,122 @@ class MysqlConsumer(Consumer):
         answers: Sequence[LeaseLost | None],
         claims: _Claims,
         chosen: dict[str, list[_Row]],
+        *,
+        now: int,
+        keeping: Keeping,
+        steps: Steps,
     ) -> list[Lease]:
+        """Reserve the chosen rows, and commit. *now*: the server's time at the poll."""
         rows = [row for found in chosen.values() for row in found]
         if not rows and batch is None and not claims.has_promoted:
             session.roll_back()
             return []
+        _read_large_memos(session, rows)
         token = secrets.randbits(63) | 1  # 0 is stored for "no lease"
-        leases = [row.lease(token) for row in rows]
+        text = str(token)
+        leases = [row.lease(text, now) for row in rows]
         seqs = sorted(row.seq for row in rows)
         statements = [render("reserve", seqs=seqs, token=token, now=self._pool.now)] if rows else []
         self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
         try:
-            self._commit(session, batch, answers, statements)
+            ending = [] if steps is NO_STEPS else [*steps.last, *steps.take_moves()]
+            replies = self._commit(session, batch, answers, [*ending, *keeping.statements, *statements])
+            if steps is not NO_STEPS:
+                steps.read_last(replies)
         except BaseException:
             if not session.is_broken:
                 self._unconfirmed_leases = []  # The server replied with an error, so nothing was reserved.
             raise
         self._unconfirmed_leases = []
+        if keeping.statements:
+            keeping.read(replies[len(ending) :])
         claims.taken(chosen)
         return leases
+
+    # --- limits ---
+
+    def _reserve_within_limits(self, exchanged: _Exchanged, first: str, limit: int, *, is_settled: bool) -> _Exchanged:
+        """Reserve more jobs, beginning with the queue *first*. The queues before *first* have no jobs left."""
+        leases = exchanged.leases
+        at = next(number for number, outlook in enumerate(exchanged.outlooks) if outlook.queue == first)
+        outlooks = {outlook.queue: outlook for outlook in reversed(exchanged.outlooks[at:])}
+        queues = [outlook.queue for outlook in exchanged.outlooks[at:] if outlook.has_work or outlook.has_open_gate]
+        try:
+            for queue in dict.fromkeys(queues):
+                if queue != first and outlooks[queue].has_due:
+                    # The transaction that found the limits has promoted due jobs in the queues up to *first*. In later
+                    # queues it has promoted none.
+                    promote(self._connection, outlooks[queue], self._call_began + self._pool.timeout)
+                    self._pool.poller.scan_windows.of(queue).again.restart.request()
+                leases += self._reserve_gated(queue, limit - len(leases), sum(map(_has_gates, leases)))
+                if len(leases) >= limit:
+                    break
+        except MultiqError:
+            if not leases and not is_settled:
+                raise
+        return exchanged._replace(leases=leases)
+
+    def _reserve_gated(self, queue: str, limit: int, gated: int) -> list[Lease]:
+        """Reserve jobs of a queue with limits, and check their gates. *gated*: the leases with gates that the call has
+        so far."""
+        leases: list[Lease] = []
+        give_up_at = self._call_began + self._pool.timeout
+        parks_until = self._call_began + limits.PARKING_TIME
+        for turn in itertools.count():
+            most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
+            claim = _GatedClaim(
+                self, self._pool, queue, limit - len(leases), most_gated, turn=turn, parks_until=parks_until
+            )
+            try:
+                leases += self._connection.run(claim.run)
+                for name in claim.changes:
+                    self._connection.run(functools.partial(go_on, pool=self._pool, queue=queue, name=name, waits=False))
+            except MultiqError:
+                if not leases:
+                    raise
+                break
+            if claim.is_all or len(leases) >= limit or time.monotonic() > give_up_at:
+                break
+        return leases
+
+    def claim_gated(self, session: Session, claim: Claim, queue: str) -> list[Lease]:
+        """Reserve the jobs that a claim has chosen, and commit."""
+        if not claim.has_changed:
+            session.roll_back()
+            return []
+        token = secrets.randbits(63) | 1
+        seqs = sorted(job.seq for job in claim.taken)
+        statements = claim.statements(token)
+        if not seqs:
+            session.commit(*statements)
+            return []
+        asked = [render("candidate", seqs=seqs, inline=_INLINE_MEMO + 1)]
+        if not claim.now:  # None of the jobs has a gate, so the claim has not read the time.
+            asked.append(render("now", now=self._pool.now))
+        (rows, _), *time_read = session.execute(*asked)
+        now = time_read[0].rows[0][0] if time_read else claim.now
+        found = _read_rows(rows, queue)
+        _read_large_memos(session, found)
+        chosen = {job.seq: number for number, job in enumerate(claim.taken)}
+        found.sort(key=lambda row: chosen[row.seq])
+        leases = [row.lease(str(token), now) for row in found]
+        self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
+        try:
+            session.commit(render("reserve", seqs=seqs, token=token, now=self._pool.now), *statements)
+        except BaseException:
+            if not session.is_broken:
+                self._unconfirmed_leases = []
+            raise
+        self._unconfirmed_leases = []
+        return leases
+
+    def read_back_gated(self, session: Session, limit: int) -> list[Lease]:
+        """Return the leases of an earlier attempt whose reply was lost, if it was carried out."""
+        if not self._unconfirmed_leases:
+            return []
+        ours = self._read_back(session)
+        self._unconfirmed_leases = ours[limit:]
+        return ours[:limit]
 
     def _recover_leases(self, deadline: float) -> list[Lease]:
         """Return the leases of an unconfirmed transaction, if the transaction was carried out.
@@ -375,18 +594,17 @@ class MysqlConsumer(Consumer):
     # --- waiting ---
 
     def _wait_for_jobs(self, limit: int, give_up_at: float, *, has_looked: bool) -> list[Lease]:
-        """Reserve jobs, and wait for them until *give_up_at*. *has_looked*: a poll has just found no jobs."""
+        """Reserve jobs, and wait for them until *give_up_at*. *has_looked*: whether a poll has just found no jobs."""
         poller = self._pool.poller
         while True:
-            # read before the poll, so that a later enqueue in this process ends the wait
+            # This is read before the poll, so that a later enqueue in this process ends the wait.
             notifications = poller.notifications
             outlooks: list[Outlook] = []
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
-                outcome = self._exchange((), limit)
-                outlooks = outcome.outlooks
-                if outcome.leases:
+                leases, outlooks = self._reserve_now(limit, outlooks)
+                if leases:
                     self._interrupted = False
-                    return outcome.leases
+                    return leases
             has_looked = False
             if any(outlook.has_past_pause for outlook in outlooks):
                 self._forget_pauses()
@@ -395,6 +613,16 @@ class MysqlConsumer(Consumer):
                 return []
             wake_at = self._wake_at(outlooks, give_up_at)
             poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
+
+    def _reserve_now(self, limit: int, outlooks: list[Outlook]) -> tuple[list[Lease], list[Outlook]]:
+        """Reserve jobs. *outlooks*: the outlooks of this poll. Returns the leases and the last outlooks."""
+        first = next((outlook.queue for outlook in outlooks if outlook.has_open_gate), None)
+        if first is None or self._unconfirmed_leases or any(outlook.has_work for outlook in outlooks):
+            exchanged = self._exchange(None, limit)
+        else:  # All remaining jobs wait for gates.
+            self._call_began = self.asked_at = time.monotonic()
+            exchanged = self._reserve_within_limits(_Exchanged([], [], outlooks), first, limit, is_settled=False)
+        return exchanged.leases, exchanged.outlooks
 
     def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
         """Wait for jobs. After an error, return the leases that were reserved.
@@ -412,7 +640,7 @@ class MysqlConsumer(Consumer):
     def _has_work(self, outlooks: list[Outlook]) -> bool:
         with self._pool.borrowed() as connection:
             outlooks += look(connection, self._pool, self._order)
-        return any(outlook.has_work for outlook in outlooks)
+        return any(outlook.has_work or (outlook.has_open_gate and self.most_gated != 0) for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
         """Delete the rows of pauses that have ended, so that polls do not read them again.
@@ -432,14 +660,91 @@ class MysqlConsumer(Consumer):
         nap = min([_LONGEST_SLEEP, *(change / SECOND for change in changes if change > 0)])
         return min(give_up_at, time.monotonic() + nap)
 
-    def _notify_released(self, verdicts: Sequence[Verdict]) -> None:
-        """Wake the waiting consumers of this process if a verdict may have made a job ready or due."""
-        if not _MAKE_READY.isdisjoint(map(type, verdicts)):
+    def _open_gates(self, batch: Batch) -> None:
+        """Let the next reserve check the gates of leases that have ended.
+
+        If this fails, a reserve checks the gates when the leases would have ended.
+        """
+        if batch.ends_of_gates:
+            found: set[tuple[bytes, bytes, bytes]] = set()
+            with contextlib.suppress(MultiqError):
+                self._connection.run(lambda session: open_gates(session, batch.ends_of_gates, found))
             self._pool.poller.notify()
+
+    def _notify_released(self, batch: Batch) -> None:
+        """Wake the waiting consumers of this process if a verdict may have made a job ready or due."""
+        poller = self._pool.poller
+        queues = batch.queues
+        for queue in queues:
+            poller.scan_windows.made_ready(queue)
+        if queues or not _MAKE_READY.isdisjoint(map(type, batch.verdicts)):
+            poller.notify()
+
+
+def _read_large_memos(session: Session, rows: Sequence[_Row]) -> None:
+    """Read the memos that the claims have cut off. The rows are locked, so no other session has changed the memos."""
+    if not any(map(_MEMO, rows)):
+        return
+    large = {row.seq: row for row in rows if len(row.memo) > 2 * _INLINE_MEMO}
+    if large:
+        ((found, _),) = session.execute(render("memos", seqs=sorted(large)))
+        for seq, memo in found:
+            large[seq].memo = memo.hex()
+
+
+def _until_gated(rows: list[_Row]) -> list[_Row]:
+    return rows[: next(at for at, row in enumerate(rows) if row.gates)]
+
+
+def _has_gates(lease: Lease) -> bool:
+    return f":{GATE_MARK}" in lease.token
+
+
+class _GatedClaim:
+    """A reserve of jobs of a queue with limits. It may be attempted several times."""
+
+    def __init__(
+        self,
+        consumer: MysqlConsumer,
+        pool: Pool,
+        queue: str,
+        limit: int,
+        most_gated: int,
+        *,
+        turn: int,
+        parks_until: float,
+    ) -> None:
+        self._consumer = consumer
+        self._pool = pool
+        self._queue = queue
+        self._limit = limit
+        self._most_gated = most_gated
+        self._turn = turn
+        self._parks_until = parks_until
+        self.is_all = False
+        self.changes: list[str] = []
+        """The changed limits whose next gates must be opened."""
+
+    def run(self, session: Session) -> list[Lease]:
+        if ours := self._consumer.read_back_gated(session, self._limit):
+            return ours
+        claim = Claim(
+            self._pool,
+            self._queue,
+            self._limit,
+            self._most_gated,
+            turn=self._turn,
+            may_park_first=time.monotonic() < self._parks_until,
+        )
+        claim.read(session)
+        self.changes = claim.changes
+        leases = self._consumer.claim_gated(session, claim, self._queue)
+        self.is_all = (claim.is_all or not claim.has_progress) and not claim.changes
+        return leases
 
 
 class _Polled(NamedTuple):
-    acks: list[Reply]
+    settled: list[Reply]
     outlooks: list[Outlook]
 
 
@@ -471,7 +776,8 @@ class _Claims:
 
 
 class _Claim:
-    """Locks the best ready jobs of a queue. One scan reads the jobs in the state AGAIN, and one those in READY."""
+    """Locks the best ready jobs of a queue. One scan reads the jobs in the state AGAIN, and another scan reads the jobs
+    in the state READY."""
 
     def __init__(self, pool: Pool, queue: str, limit: int) -> None:
         self._limit = limit
@@ -498,6 +804,10 @@ class _Claim:
         self.rows, self._surplus = found[: self._limit], found[self._limit :]
         return self.rows
 
+    def is_behind(self, place: tuple[int, int]) -> bool:
+        """Whether the claim would have found a job at this place, if the job had been ready."""
+        return len(self.rows) < self._limit or place < self.rows[-1].place
+
     def taken(self, rows: Sequence[_Row]) -> None:
         """Record that these first rows are reserved. Later scans can start behind them."""
         for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
@@ -517,9 +827,11 @@ class _Claim:
 
 
 class _Scan:
-    """One scan of a queue's ready jobs in one state. If necessary, further statements measure the scan's time.
+    """One scan of a queue's ready jobs in one state. If the time of the scan must be measured, additional statements do
+    this.
 
-    The statements are rendered only once. Other threads change the counts that decide whether to measure.
+    The statements are rendered only once, because other threads change the counts that decide whether to measure. A
+    second rendering could have other statements than the first.
     """
 
     __slots__ = ("_condition", "_cursor", "_is_measured", "_limit", "_pool", "_queue", "_state", "statements")
@@ -531,7 +843,14 @@ class _Scan:
         self._state = state
         self._cursor = cursor
         self._condition = condition
-        select = rendered("claim", queue=queue.encode(), state=state, condition=condition, limit=limit, now=pool.now)
+        select = rendered(
+            "claim",
+            queue=queue.encode(),
+            state=state,
+            condition=condition,
+            limit=limit,
+            inline=_INLINE_MEMO + 1,
+        )
         self._is_measured = condition is FROM_START and cursor.restart.must_measure
         self.statements = [_START_CLOCK, select, _READ_CLOCK] if self._is_measured else [select]
 
@@ -549,10 +868,10 @@ class _Scan:
         elif self._condition is not NO_SCAN and len(rows) < self._limit:
             # All jobs of this priority are reserved. The next scan finds other priorities.
             self._cursor.restart.request()
-        return [self._row(text, body) for text, body in rows]
+        return self._rows(rows)
 
     def restart(self, session: Session) -> list[_Row]:
-        """Scan from the start, after both scans of the claim found nothing.
+        """Scan from the start. This is called if both scans of the claim have found nothing.
 
         Does nothing if this scan has begun at the start.
         """
@@ -563,8 +882,29 @@ class _Scan:
         )
         return restarted.read(session.execute(*restarted.statements))
 
-    def _row(self, text: str, body: bytes) -> _Row:
-        job_id, _, numbers = text.partition(",")
-        row = _row_of_numbers(f"[{numbers}]")
-        row.id, row.body, row.queue, row.is_again = job_id, body, self._queue, self._state == AGAIN
-        return row
+    def _rows(self, found: Sequence[tuple[str, bytes]]) -> list[_Row]:
+        return _read_rows(found, self._queue, is_again=self._state == AGAIN)
+
+
+def _read_rows(found: Sequence[tuple[str, bytes]], queue: str, *, is_again: bool = False) -> list[_Row]:
+    """Return jobs from rows of claim.sql."""
+    parts = [text.partition(",") for text, _body in found]
+    rows = _rows_of_numbers(f"[{','.join([f'[{numbers}]' for _id, _comma, numbers in parts])}]")
+    for row, (job_id, _comma, _numbers), (_text, body) in zip(rows, parts, found, strict=True):
+        if row.memo or row.doomed:  # an empty memo may come before the gates
+            _sort_texts(row)
+        row.id, row.body, row.queue, row.is_again = job_id, body, queue, is_again
+    return rows
+
+
+def _sort_texts(row: _Row) -> None:
+    """Sort the texts at the end of a row. Any of them may be missing."""
+    texts = [found for found in (row.memo, row.doomed, row.gates) if found]
+    row.memo = row.doomed = row.gates = ""
+    for found in texts:
+        if found[0] == DOOM_MARK:
+            row.doomed = found
+        elif found[0] == GATES_MARK:
+            row.gates = found
+        else:
+            row.memo = found

@@ -74,7 +74,7 @@ class _Server(NamedTuple):
         """Return the rows. None if this user may not run the statement, or if this kind of server does not know it."""
         try:
             return self.rows(text)
-        except (pymysql.err.OperationalError, pymysql.err.ProgrammingError, pymysql.err.InternalError):
+        except (pymysql.OperationalError, pymysql.ProgrammingError, pymysql.InternalError):
             if not self.connection.open:
                 raise
             return None
@@ -108,7 +108,7 @@ def _latency(server: _Server) -> Finding:
     median = statistics.median(times)
     found = f"a round trip takes {median * 1000:.2f} ms, the slowest of {_PINGS} took {max(times) * 1000:.2f} ms"
     if median > _SLOW:
-        return Finding("warn", "latency", found, "bring workers and server closer together: each batch costs a few")
+        return Finding("warn", "latency", found, "bring workers and server closer: each batch takes a few round trips")
     return Finding("ok", "latency", found)
 
 
@@ -122,7 +122,7 @@ def _clock(server: _Server) -> Finding:
             "warn",
             "clock",
             f"the server's is {abs(skew):,.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's: delays and "
-            "leases are right all the same, but a point in time (at=) is off by as much",
+            "leases are not affected, but a time given with at= is off by as much",
             "run NTP on both",
         )
     return Finding("ok", "clock", f"within {_SKEW:g} s of this machine's")
@@ -140,7 +140,9 @@ def _version(settings: Mapping[str, str]) -> Finding:
     name = shown.partition(" ")[0]
     oldest = _OLDEST_MARIADB if name == "MariaDB" else _OLDEST_MYSQL
     if not numbers:
-        return Finding("unknown", "version", "the server does not report its version", "MySQL 8.0.1 or MariaDB 10.6")
+        return Finding(
+            "unknown", "version", "the server does not report its version", "it must be MySQL 8.0.1 or MariaDB 10.6"
+        )
     if numbers < oldest:
         needed = ".".join(map(str, oldest))
         return Finding("bad", "version", f"{shown} lacks SKIP LOCKED", f"upgrade to {name} {needed} or newer")
@@ -162,7 +164,7 @@ def _tables(server: _Server) -> Iterator[Finding]:
         return
     if not found.version:
         yield Finding(
-            "unknown", "tables", "multiq has not made its tables here yet", "run multiq schema up, look again"
+            "unknown", "tables", "multiq has not made its tables here yet", "run multiq schema up, then this command"
         )
         return
     if found.version < needed:
@@ -172,7 +174,7 @@ def _tables(server: _Server) -> Iterator[Finding]:
         )  # fmt: skip
     elif found.oldest > needed:
         yield Finding(
-            "bad", "tables", f"version {found.version}, of no use to a multiq below version {found.oldest}",
+            "bad", "tables", f"version {found.version}, usable only with a multiq for version {found.oldest} or newer",
             "upgrade multiq here",
         )  # fmt: skip
     else:
@@ -188,7 +190,7 @@ def _engine(server: _Server) -> Finding:
     if others:
         shown = ", ".join(f"{name} is {engine}" for name, engine in others)
         return Finding(
-            "bad", "engine", f"{shown}: without transactions jobs get lost, and run twice",
+            "bad", "engine", f"{shown}: without transactions, jobs get lost or run twice",
             "ALTER TABLE each to ENGINE=InnoDB",
         )  # fmt: skip
     return Finding("ok", "engine", "InnoDB")
@@ -204,18 +206,18 @@ def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
     elif flush in {"1", "3"}:
         yield Finding("ok", "innodb_flush_log_at_trx_commit", f"{flush}: each commit is on the disk")
     else:
-        lost = {"0": "and a killed server, too, take", "2": "takes"}.get(flush, "takes")
+        lost = {"0": "or a killed server loses", "2": "loses"}.get(flush, "loses")
         yield Finding(
             "warn",
             "innodb_flush_log_at_trx_commit",
             f"{flush}: a power failure {lost} the last second's jobs and verdicts",
-            "set it to 1 if that is too much",
+            "set it to 1, unless these jobs may be lost",
         )
     if settings.get("innodb_doublewrite", "ON").upper() not in {*_ON, "DETECT_AND_RECOVER"}:
         yield Finding(
             "warn",
             "innodb_doublewrite",
-            f"{settings['innodb_doublewrite']}: a power failure can leave torn pages, and the tables unusable",
+            f"{settings['innodb_doublewrite']}: a power failure can leave torn pages and make the tables unusable",
             "switch it on, unless the file system never tears a page",
         )
     if settings.get("log_bin", "OFF").upper() in _ON:
@@ -225,12 +227,12 @@ def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
 def _binlog(settings: Mapping[str, str]) -> Iterator[Finding]:
     sync = settings.get("sync_binlog", "1")
     if sync == "1":
-        yield Finding("ok", "sync_binlog", "1: replicas never get what a power failure takes back, nor miss any")
+        yield Finding("ok", "sync_binlog", "1: after a power failure, the binary log has all committed transactions")
     else:
         yield Finding(
             "warn",
             "sync_binlog",
-            f"{sync}: after a power failure the binary log may lack what was acknowledged, and replicas with it",
+            f"{sync}: after a power failure, the binary log and the replicas may lack committed transactions",
             "set it to 1",
         )
     form = settings.get("binlog_format", "ROW").upper()
@@ -250,17 +252,17 @@ def _writable(settings: Mapping[str, str]) -> Iterator[Finding]:
     closed = [name for name in names if settings.get(name, "OFF").upper() not in {"OFF", "0", "NO"}]
     if closed:
         yield Finding(
-            "bad", "read_only", f"{', '.join(closed)} is on: this is a replica, or it was closed on purpose",
+            "bad", "read_only", f"{', '.join(closed)} is on: a replica, or an operator has made the server read-only",
             "name the primary",
         )  # fmt: skip
     else:
-        yield Finding("ok", "read_only", "off: it takes changes")
+        yield Finding("ok", "read_only", "off: the server accepts changes")
     if settings.get("wsrep_on", "OFF").upper() in _ON:
         yield Finding(
             "warn",
             "wsrep_on",
-            "a Galera cluster: nodes do not see one another's row locks, so that two take the same jobs and one is "
-            "sent back at its commit; nothing runs twice, but it is slow",
+            "a Galera cluster: nodes do not see one another's row locks, so two consumers may reserve the same job and "
+            "one of their commits fails; no job runs twice, but this is slow",
             "name the same node for all workers",
         )
 
@@ -270,7 +272,7 @@ def _writable(settings: Mapping[str, str]) -> Iterator[Finding]:
 
 def _sessions(settings: Mapping[str, str]) -> Iterator[Finding]:
     isolation = settings.get("transaction_isolation") or settings.get("tx_isolation") or "unknown"
-    yield Finding("ok", "isolation", f"READ COMMITTED in multiq's sessions, whatever others have ({isolation})")
+    yield Finding("ok", "isolation", f"READ COMMITTED in multiq's sessions; the server's default is {isolation}")
 
 
 def _purge(server: _Server) -> Iterator[Finding]:
@@ -281,7 +283,7 @@ def _purge(server: _Server) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "history list",
-            f"{length:,} transactions wait to be purged: scans step over what they deleted, jobs of the past included",
+            f"{length:,} transactions wait to be purged: scans step over all rows that they deleted, finished jobs too",
             "end the oldest snapshot, if there is one; else give purge more threads (innodb_purge_threads)",
         )
     else:
@@ -301,7 +303,7 @@ def _purge(server: _Server) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "oldest snapshot",
-            f"connection {thread} has had a transaction open for {age:,} s: what was deleted since cannot be purged",
+            f"connection {thread} has had a transaction open for {age:,} s: rows deleted since then cannot be purged",
             f"have that program commit, or KILL {thread}; run long reports on a replica",
         )
     else:
@@ -342,8 +344,8 @@ def _polling() -> Finding:
     return Finding(
         "ok",
         "polling",
-        f"the server cannot notify clients: an idle worker process polls about {often} times a second, so that another "
-        f"process's job begins up to {worst} ms and a round trip late; one of the same process begins at once",
+        f"the server cannot notify clients: an idle worker process polls about {often} times a second, so a job from "
+        f"another process begins up to {worst} ms and a round trip late; a job from the same process begins at once",
     )
 
 
@@ -353,12 +355,12 @@ def _polling() -> Finding:
 def _access(server: _Server) -> Iterator[Finding]:
     dsn = server.dsn
     if dsn.host is None or _is_loopback(dsn.host):
-        yield Finding("ok", "address", "this machine only, as far as this URL goes")
+        yield Finding("ok", "address", "this URL leads to this machine")
         return
     cipher = server.rows_or_none("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
     if not cipher or not cipher[0][1]:
         yield Finding(
-            "warn", "encryption", "jobs cross the network in the clear", "add ?tls=yes to the URL, or use a tunnel"
+            "warn", "encryption", "jobs cross the network unencrypted", "add ?tls=yes to the URL, or use a tunnel"
         )
     else:
         yield Finding("ok", "encryption", str(cipher[0][1]))
@@ -366,7 +368,7 @@ def _access(server: _Server) -> Iterator[Finding]:
         yield Finding(
             "bad",
             "password",
-            "this user has none: anyone who reaches the address can read, change and delete all jobs",
+            "this user has no password: anyone who reaches the address can read, change and delete all jobs",
             "ALTER USER ... IDENTIFIED BY a password",
         )
     else:
@@ -384,7 +386,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def survives(settings: Mapping[str, str]) -> Survives:
-    """Return the worst event that a job survives on a server with these settings, once its enqueue has returned."""
+    """Return the worst event that a job survives on a server with these settings, after the enqueue of the job has
+    returned."""
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
         return "unknown"
@@ -394,7 +397,7 @@ def survives(settings: Mapping[str, str]) -> Survives:
 
 
 def _durability_summary(settings: Mapping[str, str]) -> Finding:
-    """Return what ``docs/durability.md`` says about these settings."""
+    """Return a finding with the statement of ``docs/durability.md`` about these settings."""
     if "innodb_flush_log_at_trx_commit" not in settings:
         return Finding(
             "unknown",
@@ -407,7 +410,7 @@ def _durability_summary(settings: Mapping[str, str]) -> Finding:
     if outlived == "power loss":
         kept = "a killed server and a power failure"
     elif outlived == "server crash":
-        level, kept = "warn", "a killed server, and a power failure but for its last second"
+        level, kept = "warn", "a killed server, but a power failure loses the last second's jobs"
     else:
-        level, kept = "warn", "a killed server or a power failure but for the last second before it"
-    return Finding(level, "durability", f"acknowledged jobs survive {kept}; a failover takes what replicas lack")
+        level, kept = "warn", "a killed worker, but a killed server or a power failure loses the last second's jobs"
+    return Finding(level, "durability", f"acknowledged jobs survive {kept}; a failover loses jobs that replicas lack")

@@ -38,10 +38,10 @@ OPTIONS: Mapping[str, Option] = {
     "unix_socket": Option(str, None, "path of the server's UNIX socket, instead of a host"),
     "password_file": Option(str, None, "file with the password, read again for each connection"),
     "password_env": Option(str, None, "name of the environment variable that has the password"),
-    "tls": Option(choice("yes", "no"), "no", "TLS, the server's certificate and name checked; ssl_ca means yes, too"),
+    "tls": Option(choice("yes", "no"), "no", "TLS; checks the server's certificate and name; ssl_ca implies yes"),
     "ssl_ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),
-    "ssl_cert": Option(str, None, "file with this client's certificate, where the server wants one"),
-    "ssl_key": Option(str, None, "file with its private key, where it is not in the same file"),
+    "ssl_cert": Option(str, None, "file with this client's certificate, if the server requires one"),
+    "ssl_key": Option(str, None, "file with that certificate's private key, if it is a separate file"),
     "server_public_key": Option(
         str, None, "file with the server's public key (PEM), to log in with caching_sha2_password or sha256_password"
     ),
@@ -58,11 +58,11 @@ class _Refusal:
     def __init__(self, _connection: Connection[Any]) -> None: ...
 
     def authenticate(self, _packet: object) -> Any:
-        raise pymysql.err.OperationalError(
+        raise pymysql.OperationalError(
             CR_AUTH_PLUGIN_CANNOT_LOAD,
-            "the server asks for the password itself (mysql_clear_password, dialog), or for a reply that an attacker "
-            "can use like it (mysql_old_password), which is sent only over checked TLS or a UNIX socket: use ?tls=yes "
-            "or ?ssl_ca=, or another plugin for this user",
+            "the connection must be TLS with a checked certificate, or a UNIX socket, because the user's plugin "
+            "(mysql_clear_password, dialog or mysql_old_password) reveals the password: use ?tls=yes or ?ssl_ca=, or "
+            "another plugin for this user",
         )
 
 
@@ -76,10 +76,10 @@ else:
 
 
 class _Connection(_PyMySQL):
-    """A connection that accepts the server's key for the password only where that is safe. A false server could send a
-    key of its own.
+    """A connection that does not reveal the password to a false server.
 
-    Over TLS with an unchecked certificate, the password itself is not sent. A false server can offer TLS, too.
+    A server can send a key with which the client encrypts the password. The key is used only if ``takes_keys``. The
+    plain password is sent over TLS only if ``may_send_password``, because a false server can offer TLS, too.
     """
 
     takes_keys = True
@@ -99,7 +99,8 @@ class _Connection(_PyMySQL):
     def _auth_plugin_name(self) -> str:
         """The plugin that the server's greeting names.
 
-        Empty if PyMySQL would otherwise send the password itself over TLS with an unchecked certificate.
+        The name is empty if PyMySQL, with this plugin, would send the password itself over TLS with an unchecked
+        certificate.
         """
         is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
         return "" if is_too_open else self._greeted_with
@@ -115,7 +116,7 @@ class _Connection(_PyMySQL):
     @server_public_key.setter
     def server_public_key(self, key: bytes | None) -> None:
         if key and not self.takes_keys:
-            raise pymysql.err.OperationalError(
+            raise pymysql.OperationalError(
                 CR_AUTH_PLUGIN_CANNOT_LOAD,
                 "the server sends a key to encrypt the password with, and its origin is not checked: use ?tls=yes "
                 "or ?ssl_ca=, or name the file with the server's public key with ?server_public_key=",
@@ -146,7 +147,7 @@ class Dsn(NamedTuple):
         if url.scheme not in _SCHEMES:
             raise UrlInvalid(f"{url} cannot be used: the scheme must be mysql://")
         if len(url.hosts) > 1:
-            raise UrlInvalid(f"{url} cannot be used: it names several hosts, name the primary")
+            raise UrlInvalid(f"{url} cannot be used: it names several hosts; name only the primary")
         if (url.host is None) == (given["unix_socket"] is None):
             raise UrlInvalid(
                 f"{url} cannot be used: name a host, as in mysql://user@localhost/jobs, or a UNIX socket, as in "
@@ -187,7 +188,7 @@ class Dsn(NamedTuple):
     def password(self) -> str:
         """The password. It is read at each call, because it may have changed.
 
-        Raises ``UrlInvalid`` if it cannot be read.
+        Raises ``UrlInvalid`` if the password cannot be read.
         """
         if self.password_file is not None:
             return password_of_file(self.password_file)
@@ -196,11 +197,12 @@ class Dsn(NamedTuple):
         return self.fixed_password or ""
 
     def connect(self, timeout: float, *, period: float | None = None, **more: Any) -> Connection[Any]:
-        """Return a new connection, connected and logged in within *timeout* seconds. *more* goes to
+        """Return a new connection that is connected and logged in within *timeout* seconds. *more*: arguments for
         ``pymysql.connect``.
 
-        Later, each statement with its whole reply takes at most *period* seconds, by default *timeout*. Raises
-        ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, and ``OSError`` for TLS.
+        After the login, each statement with its whole reply may take at most *period* seconds. Default of *period*:
+        *timeout*. Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, and ``OSError`` for
+        TLS.
         """
         deadline = time.monotonic() + timeout
         # Without ssl_disabled or a context, PyMySQL would try TLS without being asked. It would check no certificate,
@@ -243,25 +245,27 @@ class Dsn(NamedTuple):
         if self.tls is not None and not isinstance(socket_of(connection), ssl.SSLSocket):
             connection.close()
             why = f"{self.place} offers no TLS, which tls=yes needs"
-            raise pymysql.err.OperationalError(CR_SSL_CONNECTION_ERROR, why)
+            raise pymysql.OperationalError(CR_SSL_CONNECTION_ERROR, why)
         return connection
 
     @property
     def _may_send_password(self) -> bool:
-        """Whether the password itself may be sent: only if the server alone can read what the connection carries."""
+        """Whether the password itself may be sent. It may be sent if the server alone can read the data of the
+        connection."""
         if self.unix_socket is not None:
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, deadline: float) -> socket.socket:
-        """Connect. PyMySQL would leak a socket that fails to connect, and would resolve names without a time limit."""
+        """Return a connected socket. PyMySQL itself would leak a socket that fails to connect, and would resolve names
+        without a time limit."""
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
             return connect(address, deadline)
         except TimeoutError:
             raise
         except OSError as exc:
-            raise pymysql.err.OperationalError(CR_CONN_HOST_ERROR, f"cannot connect to {self.place}: {exc}") from exc
+            raise pymysql.OperationalError(CR_CONN_HOST_ERROR, f"cannot connect to {self.place}: {exc}") from exc
 
 
 def _database(url: BackendUrl) -> str:
@@ -295,7 +299,7 @@ def _tls(url: BackendUrl) -> ssl.SSLContext | None:
     if given["tls"] == "no" and not (ca or cert or key or is_unchecked):
         return None
     if given["unix_socket"] is not None:
-        raise UrlInvalid(f"{url} cannot be used: TLS is for the network, a UNIX socket stays on this machine")
+        raise UrlInvalid(f"{url} cannot be used: a UNIX socket has no TLS; leave the TLS options out, or name a host")
     context = tls_context(ca, cert, key, skip_verification=is_unchecked, prefix="ssl_")
     context.sslsocket_class = TimedTlsSocket
     return context

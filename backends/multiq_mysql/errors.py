@@ -107,7 +107,7 @@ GARBLED = (
     AttributeError,
     LookupError,
     MemoryError,
-    RuntimeError,  # a request for a local file, which is never sent, or a missing package
+    RuntimeError,  # the server requests a local file (never sent), or a package is missing
     TypeError,
     ValueError,
     struct.error,
@@ -129,21 +129,21 @@ def code_of(exc: BaseException) -> int | None:
 def is_lost(exc: BaseException) -> bool:
     """Whether the connection cannot be used after this error.
 
-    If so, the server may or may not have carried out the request.
+    If so, it is unknown whether the server has carried out the request.
     """
     number = code_of(exc)
     return isinstance(exc, OSError) or number is None or number in _LOST
 
 
 def is_unsent(exc: BaseException) -> bool:
-    """Whether the server cannot have received the whole packet. PyMySQL uses these error numbers for nothing else."""
+    """Whether the server cannot have received the whole packet. PyMySQL uses these error numbers only for this case."""
     return code_of(exc) in _UNSENT
 
 
 def classify(exc: BaseException, *, is_connected: bool, is_broken: bool) -> Failure:
     """Return the class of an error of the server or of PyMySQL. Transactions write receipts, so they may be repeated.
 
-    *is_broken*: the connection cannot be used any more, because the reply was not read to its end.
+    *is_broken*: whether the connection cannot be used any more, because the reply was not read to its end.
     """
     number = code_of(exc)
     if number in CONFLICTS:

@@ -15,12 +15,15 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import pymysql
+from pymysql.connections import Connection
+from pymysql.cursors import Cursor
 
 from multiq.driverkit.external_transaction import driver_error, explained, unwrap
-from multiq.errors import BackendTimeout, OptionInvalid
+from multiq.errors import BackendTimeout, ConnectionElsewhere, OptionInvalid
 
 from .errors import CHANGED, DEADLOCK, REFUSED_BY_GROUP, code_of, explain
-from .records import AGAIN, insert_statements
+from .records import AGAIN, have_keys, insert_statements
+from .unique import judge_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _ACCEPTED = (
-    "a connection of PyMySQL's or mysqlclient's, a Connection or Session of SQLAlchemy's over one of them "
+    "a connection of PyMySQL or mysqlclient, SQLAlchemy's Connection or Session over one of them "
     "(mysql+pymysql, mysql+mysqldb; mysql+aiomysql and mysql+asyncmy through run_sync), or Django's connection"
 )
 
@@ -44,28 +47,48 @@ class ExternalTransaction:
     def __init__(self, pool: Pool, connection: Any) -> None:
         self._pool = pool
         with explained(self._translate):
-            theirs = unwrap(connection, (pymysql.connections.Connection, *_mysqlclients()), _ACCEPTED)
+            theirs = unwrap(connection, (Connection, *_mysqlclients()), _ACCEPTED)
             self._driver = theirs.driver
             self._execute = _statement_runner(theirs)
 
-    def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> None:
-        """Add jobs. The jobs exist once the caller commits, or at once if the connection commits by itself."""
+    def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+        """Add jobs, and return the ids that ``Backend.enqueue`` returns.
+
+        The jobs exist when the caller has committed. If the connection commits by itself, they exist when this method
+        returns.
+        """
         if self._pool.max_packet is None:
             # This creates the tables. DDL on the caller's connection would end its transaction.
             with self._pool.borrowed() as ours:
                 ours.select("SELECT 1")
         with explained(self._translate):
             self._check_server()
-        table = f"`{self._pool.dsn.database.replace('`', '``')}`.multiq_jobs"
-        chunk = (self._pool.max_packet or 0) // 2
-        statements = insert_statements(queue, jobs, self._pool.true_now, ready=AGAIN, table=table, chunk=chunk)
+        if have_keys(jobs):
+            return self._enqueue_unique(queue, jobs)
+        statements = self._inserts(queue, jobs)
         with explained(self._translate), self._whole(len(statements)):
             for statement in statements:
                 self._execute(statement)
+        return [job.id for job in jobs]
+
+    def _enqueue_unique(self, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+        with explained(self._translate), self._whole(_SEVERAL):
+            judgement = judge_in(self._execute, self._pool, [(queue, job) for job in jobs])
+            new = [job for job in judgement.new if job is not None]
+            changes = judgement.statements(self._pool.true_now, self._pool.dsn.database)
+            for statement in [*changes, *self._inserts(queue, new)]:
+                self._execute(statement)
+        return judgement.ids
+
+    def _inserts(self, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+        table = f"`{self._pool.dsn.database.replace('`', '``')}`.multiq_jobs"
+        chunk = (self._pool.max_packet or 0) // 2
+        return insert_statements(queue, jobs, self._pool.true_now, ready=AGAIN, table=table, chunk=chunk)
 
     @contextlib.contextmanager
     def _whole(self, statements: int) -> Iterator[None]:
-        """Run all statements or none, even if the caller catches the error and commits."""
+        """Run all statements in the block. After an error, none of them takes effect, even if the caller catches the
+        error and commits."""
         if statements <= 1:
             yield
             return
@@ -80,7 +103,7 @@ class ExternalTransaction:
         self._execute(end)
 
     def _commits_by_itself(self) -> bool:
-        """Whether no transaction is open. Only then does a savepoint end with the statement that made it."""
+        """Whether no transaction is open. Each statement is then a transaction, and a savepoint ends with it."""
         begin, end, _ = _SAVEPOINT
         self._execute(begin)
         try:
@@ -92,7 +115,7 @@ class ExternalTransaction:
         return False
 
     def _check_server(self) -> None:
-        """Raise ``OptionInvalid`` if the connection leads to another server than the URL's.
+        """Raise ``OptionInvalid`` if the connection leads to another server than the URL names.
 
         No worker reads jobs from that server.
 
@@ -111,7 +134,7 @@ class ExternalTransaction:
                 for text, rows in zip(_GROUPS, groups, strict=True)
             )
             if theirs != ours and not same_group:
-                raise OptionInvalid(
+                raise ConnectionElsewhere(
                     f"connection= leads to the server {theirs[0]}:{theirs[1]}, and the URL to {ours[0]}:{ours[1]} "
                     f"({self._pool.dsn.place}): pass a connection to the URL's server, or name the other one"
                 )
@@ -132,14 +155,15 @@ class ExternalTransaction:
 
 
 _READ_ONLY = 1792
+_SEVERAL = 2  # statements
 _NO_SUCH_SAVEPOINT = 1305
-_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers, whose connections SQLAlchemy makes look like the others
+_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers, whose connections SQLAlchemy wraps in synchronous methods
 _WHERE = "SELECT @@hostname, @@port"
 _GROUPS = (
     "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_state_uuid'",
     "SHOW GLOBAL VARIABLES LIKE 'group_replication_group_name'",
 )
-"""Nodes of one cluster have the same rows."""
+"""All nodes of one cluster reply to these statements with the same rows."""
 
 _checked: weakref.WeakKeyDictionary[Any, tuple[Dsn, int]] = weakref.WeakKeyDictionary()
 """Callers' sessions that are known to lead to the server of this DSN."""
@@ -156,19 +180,21 @@ def _mysqlclients() -> tuple[type, ...]:
 def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
     """Return a function that runs a statement.
 
-    If SQLAlchemy or Django wraps the database driver, the statement goes through that library, because it tracks
-    transactions.
+    If SQLAlchemy or Django wraps the database driver, the statement goes through that library, because the library
+    tracks transactions.
     """
     driver = theirs.driver
-    if isinstance(driver, pymysql.connections.Connection):
-        cursor: Any = pymysql.cursors.Cursor  # The connection's own cursor class may return rows in any form.
+    if isinstance(driver, Connection):
+        cursor: Any = Cursor  # The connection's own cursor class may return rows in any form.
         return theirs.execute or (lambda text: _rows(cursor(driver), text))
     if isinstance(driver, _mysqlclients()):
         cursor = sys.modules["MySQLdb.cursors"].Cursor
         return theirs.execute or (lambda text: _rows(cursor(driver), text))
     if theirs.library in _ASYNCIO and theirs.execute is not None:
         return theirs.execute
-    raise OptionInvalid(f"connection= must be {_ACCEPTED}, not one over a {theirs.library} {type(driver).__name__}")
+    raise ConnectionElsewhere(
+        f"connection= must be {_ACCEPTED}, got one over a {theirs.library} {type(driver).__name__}"
+    )
 
 
 def _rows(cursor: Any, text: str) -> list[tuple[Any, ...]]:

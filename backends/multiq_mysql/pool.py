@@ -26,6 +26,7 @@ from . import schema
 from .connection import SHORTEST_TIMEOUT, Connection
 from .pymysql_private import drop, set_deadline
 from .statements import NOW, TRUE_NOW, Sql
+from .steps import ArrivalCleanup
 from .waiting import pollers
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _LOCK_WAIT = 2  # seconds that a statement waits for a row. Then the server give
 
 _SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _CLEANUP_INTERVAL = 3600.0  # seconds
-_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up, if one clean-up could not delete all old receipts
+_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up, if a clean-up could not delete all old rows
 _IDLE_TRANSACTION = 10  # seconds that a transaction may be idle. The driver's transactions are never idle.
 _IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, which releases its locks
 
@@ -56,9 +57,10 @@ _SESSION = (
     # */.
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
     f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
-    # Without this, MariaDB makes a temporary table of a long IN (...), and reads all jobs to join them with that table.
+    # Without this setting, MariaDB makes a temporary table of a long IN (...), and reads all jobs to join them with
+    # that table.
     "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
-    # Without this, MariaDB does not use the index for more than 32,000 numbers in one IN (...).
+    # Without this setting, MariaDB does not use the index for more than 32,000 numbers in one IN (...).
     "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
@@ -76,11 +78,12 @@ class Pool:
         self.max_packet: int | None = None
         """Bytes of the largest statement that the server takes. None until the first connection."""
         self.server_identity: tuple[Any, ...] = ()
-        """Host name, port and start time of the last server that was connected to."""
+        """Host name, port and start time of the server to which the pool connected most recently."""
         self._clock = clock
         self._server_began = 0.0
-        """Roughly the server's time at the zero of this process's monotonic clock."""
+        """An estimate of the server's time at the zero of this process's monotonic clock."""
         self._cleaned_up_at = float("-inf")
+        self.arrivals = ArrivalCleanup()
         self._idle: deque[Connection] = deque()  # deque's methods are atomic
         """Unused connections. The connection that was used last is used next."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -102,7 +105,8 @@ class Pool:
 
     @property
     def true_now(self) -> Sql:
-        """As ``now``, but for a session of the caller. ``SET timestamp`` may have stopped the usual clock there."""
+        """Like ``now``, but for a session of the caller. ``SET timestamp`` may have stopped the usual clock of such a
+        session."""
         return TRUE_NOW if self._clock is None else self.now
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
@@ -140,10 +144,15 @@ class Pool:
         """
         return int((self._server_began + time.monotonic()) // 60)
 
-    def is_cleanup_due(self) -> bool:
-        """Whether old receipts must be deleted. This is due once an hour.
+    @property
+    def server_time(self) -> int:
+        """Microseconds since 1970 by the server's clock, or by a test's clock. Like ``minute``, this is an estimate."""
+        return int((self._server_began + time.monotonic()) * 1e6) if self._clock is None else self._clock() // 1000
 
-        Only one caller gets True. That caller must then delete them.
+    def is_cleanup_due(self) -> bool:
+        """Whether old receipts and arrivals must be deleted. This is due once an hour.
+
+        Only one caller gets True. That caller must then delete the old receipts and arrivals.
         """
         now = time.monotonic()
         if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
@@ -152,7 +161,7 @@ class Pool:
         return True
 
     def clean_up_again_soon(self) -> None:
-        """Make the next clean-up due in a second instead of an hour, because more old receipts are left."""
+        """Make the next clean-up due in a second instead of an hour, because there are more rows to delete."""
         self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
 
     def connection(self) -> Connection:
@@ -177,12 +186,13 @@ class Pool:
             self._close_surplus()
 
     def _close_surplus(self) -> None:
-        """Close the connection that has been unused longest, if it was unused for over ``_IDLE_FOR`` seconds.
+        """Find the connection that has been unused for the longest time. Close it if it was unused for over
+        ``_IDLE_FOR`` seconds.
 
-        The pool thus keeps as many connections as were recently in use at the same time. Callers that take turns do not
-        reconnect.
+        So the pool keeps as many connections as were recently in use at the same time. If callers take turns, they do
+        not reconnect.
         """
-        with contextlib.suppress(IndexError):  # Another thread took the last one.
+        with contextlib.suppress(IndexError):  # Another thread took the last connection.
             if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:
                 self._idle.popleft().close()
 
@@ -194,7 +204,8 @@ class Pool:
             connection.close()
 
     def start_over_in_child(self) -> None:
-        """After a fork, replace the locks, which other threads may have held, and drop the parent's connections."""
+        """After a fork, drop the parent's connections. Also replace the locks, because other threads of the parent may
+        have held them."""
         self._lock = threading.Lock()
         self._idle = deque()
         for connection in list(self._connections):

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 
 def socket_of(opened: Any) -> DeadlineSocket | None:
-    """Return the connection's socket. None if it is closed or not of the driver's classes."""
+    """Return the connection's socket. None if the connection is closed, or if the class of the socket is not the
+    driver's."""
     sock = opened._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
     return sock if isinstance(sock, DeadlineSocket) else None
 
@@ -49,7 +50,7 @@ def limit_each_call(opened: pymysql.connections.Connection[Any], seconds: float)
 
 
 def set_deadline(opened: pymysql.connections.Connection[Any], deadline: float) -> None:
-    """Let all later statements together take until *deadline* at most, by the monotonic clock."""
+    """Set one deadline for all later statements together. *deadline* is a time of the monotonic clock."""
     sock = socket_of(opened)
     if sock is not None:
         sock.deadline, sock.period = deadline, None

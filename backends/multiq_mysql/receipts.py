@@ -1,12 +1,13 @@
 """Receipts and tickets: rows that show, after a lost reply, whether a transaction was carried out.
 
-A missing job does not show that, because another consumer may have acked or deleted the job. If the jobs cannot show
-whether a transaction was committed, the transaction also changes a row that no other connection changes. There are two
-kinds of these rows, and the code calls either of them a *proof*:
+A missing job is not a proof of the commit, because another consumer may have acked or deleted the job. If the jobs
+cannot show whether a transaction was committed, the transaction also changes a row that no other connection changes.
+There are two kinds of these rows, and the code calls either of them a *proof*:
 
 - A receipt is a row with the number of the call. The transaction writes it with a statement of its own.
 - A ticket is a row that was written before the transaction. The statement that deletes acked jobs also deletes their
-  ticket. An ack needs no further statement, which would be a tenth to a half of its cost.
+  ticket. So an ack needs no additional statement. An additional statement would take a tenth to a half of the time of
+  the ack.
 
 A *stock* is a group of tickets that one INSERT has written.
 
@@ -39,7 +40,7 @@ CHANGED = Sql("ROW_COUNT()")
 """The number of rows that the previous statement has changed."""
 
 _KEPT = 24 * 60  # minutes after which receipts and tickets are deleted
-_RENEWED = 60  # minutes after which a connection writes to a new row. A row in use is therefore never old.
+_RENEWED = 60  # minutes after which a connection writes to a new row. So a row that is in use is never old.
 _FEWEST, _MOST = 8, 128  # the size of a stock
 _SHIFT = 38  # A writer's number has 38 random bits at its lower end, and 25 bits of minutes above them.
 _SLICE = 1_000  # rows that one statement deletes
@@ -159,13 +160,18 @@ def discard(keys: range) -> list[str]:
     return [render("tidy", writers=keys)] if keys else []
 
 
-def asked(proofs: Iterable[Proof]) -> str:
-    """Return the statement that reads the rows of these receipts and tickets."""
-    return render("receipts", writers=sorted({writer for proof in proofs for writer in proof.writers}))
+def asked(proofs: Iterable[Proof], *, waits: bool = False) -> str:
+    """Return the statement that reads the rows of these receipts and tickets.
+
+    *waits*: whether the statement waits for the end of transactions that have written or deleted these rows.
+    """
+    lock = Sql("FOR UPDATE" if waits else "")
+    return render("receipts", writers=sorted({writer for proof in proofs for writer in proof.writers}), lock=lock)
 
 
 def found(proofs: Iterable[Proof], answer: Reply) -> dict[Proof, int]:
-    """Return the receipts and tickets of committed transactions, each with the number that its ``done`` returns."""
+    """Return the receipts and tickets of committed transactions. Each receipt or ticket comes with the number that its
+    ``done`` returns."""
     rows = {writer: (number, done) for writer, number, done in answer.rows}
     return {proof: done for proof in proofs if (done := proof.done(rows)) is not None}
 

@@ -1,4 +1,4 @@
-"""What the backend and its consumers share: states, ids, enqueuing, polls, promotion and job records.
+"""Code for the backend and its consumers: states, ids, enqueuing, polls, promotion and job records.
 
 A poll reads whether a queue has ready jobs and when other jobs become ready. Its result is an ``Outlook``.
 """
@@ -6,29 +6,33 @@ A poll reads whether a queue has ready jobs and when other jobs become ready. It
 from __future__ import annotations
 
 import functools
+import operator
 import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from multiq.backend import STORED_STATES, State
+from multiq.backend import Gate, State
 from multiq.driverkit import records
 from multiq.driverkit.clock import nanoseconds
 from multiq.errors import OptionInvalid
 
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
-from .statements import Sql, render, rendered, template
+from .statements import Sql, literal, render, rendered, template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from multiq.backend import JobRecord, NewJob
+    from multiq.backend import JobRecord, NewJob, UniqueKey
 
     from .connection import Connection, Reply, Session
     from .pool import Pool
     from .scan_window import ScanRestart, ScanWindow
 
-READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # the numbers in the column ``state``; jobs in AGAIN are ready, too
-_STATES = (*STORED_STATES, State.READY)  # the states in the order of these numbers
+# The numbers in the column ``state``. Jobs in AGAIN are ready, too. Scans always read AGAIN from its start. In another
+# state, a job whose transaction commits late would be behind the cursors: see external_transaction.py.
+READY, DELAYED, RESERVED, BURIED, AGAIN, HELD, PARKED = range(7)
+_STATES = (State.READY, State.DELAYED, State.RESERVED, State.BURIED, State.READY, State.HELD, State.READY)
+"""The states in the order of these numbers."""
 
 MICROSECOND = 1_000  # nanoseconds
 SECOND = 1_000_000  # microseconds
@@ -36,17 +40,29 @@ SECOND = 1_000_000  # microseconds
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
 
 _CHUNK = 1_000_000  # approximate bytes of one INSERT statement
-_HORIZON = 100_000  # microseconds that an idle process looks ahead. It polls again long before this time is over.
+_HORIZON = 100_000  # microseconds that an idle process looks ahead. The process polls again long before.
 _OVERHEAD = 2048  # bytes of a statement without the body: the SQL words, and the longest name and id in hex
-_LONGEST_ID = 255  # bytes
+UNTIL = ("gone", "buried", "reserved")
+"""The first byte of the column ``unique_key`` is an index into this tuple."""
+
+_OPENS, _NO_LIMITS = Sql("opens.sql"), Sql("'-'")
+
+GATES_MARK = "#"
+"""The first character of the column ``gates``. Neither a memo in hex nor the reason of a doom ever begins with this
+character."""
+
+_LONGEST_ID = 255  # bytes that the column takes: the byte _NO_UUID, and up to 254 bytes of the id
 _is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 _UUID_BYTES = 16
+_UUID_DIGITS = 2 * _UUID_BYTES
+_terms = operator.attrgetter("terms")
 _NO_UUID = b"\xff"  # The first byte of an id that is not a UUID. UTF-8 never has this byte.
 
 
 @functools.lru_cache(maxsize=256)
 def microseconds(seconds: float) -> int:
-    """Convert seconds to microseconds, rounded up. A delay may be longer than asked for, but never shorter."""
+    """Convert seconds to microseconds, rounded up. A delay may be longer than the requested delay, but never
+    shorter."""
     return -(-nanoseconds(seconds) // MICROSECOND)
 
 
@@ -68,9 +84,8 @@ def unpack_id(kept: bytes) -> str:
 
 def unpack_hex_id(kept: str) -> str:
     """``unpack_id`` for bytes in hex."""
-    if len(kept) == 2 * _UUID_BYTES:
-        text = kept.lower()
-        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    if len(kept) == _UUID_DIGITS:
+        return f"{kept[:8]}-{kept[8:12]}-{kept[12:16]}-{kept[16:20]}-{kept[20:]}".lower()
     return decode_text(bytes.fromhex(kept).lstrip(_NO_UUID))
 
 
@@ -95,25 +110,67 @@ def _pack_id_hex(job_id: str) -> str:
 def insert_statements(
     queue: str, jobs: Sequence[NewJob], now: Sql, *, ready: int = READY, table: str = "multiq_jobs", chunk: int = _CHUNK
 ) -> list[str]:
-    """Return the statements that add jobs in their order. One statement has at most about *chunk* bytes.
+    """Return the statements that add jobs in their order. A statement has about *chunk* bytes or fewer.
 
     *ready* is the state of the jobs without a delay.
     """
-    head, tail = _insert_into(table)
+    verb, row = "enqueue", _row
+    if any(map(_terms, jobs)):
+        verb, row = (
+            ("enqueue_terms", _row_with_all) if any(map(_is_special, jobs)) else ("enqueue_held", _row_with_terms)
+        )
+    head, tail = _insert_into(table, verb)
     name = f"x'{queue.encode().hex()}'"
-    statements = []
-    rows: list[str] = []
+    return [head + ",".join(rows) + tail for rows in chunked((row(name, job, now, ready) for job in jobs), chunk)]
+
+
+def key_of(job: NewJob) -> UniqueKey | None:
+    """Return the unique key of a new job. None: the job has no unique key."""
+    return None if job.terms is None else job.terms.unique
+
+
+def have_keys(jobs: Sequence[NewJob]) -> bool:
+    return any(map(_terms, jobs)) and any(key_of(job) is not None for job in jobs)  # most jobs have no terms
+
+
+def gates_column(job: NewJob) -> bytes | None:
+    """Return the column ``gates`` of a new job."""
+    gates = () if job.terms is None else job.terms.gates
+    if not gates:
+        return None
+    texts = (f"{_hex(gate.limit)}:{_hex(gate.key)}" for gate in sorted(set(gates)))
+    return (GATES_MARK + ",".join(texts)).encode()
+
+
+def gates_in(column: str | None) -> tuple[Gate, ...]:
+    """Return the gates in the column ``gates``."""
+    if not column:
+        return ()
+    pairs = (pair.partition(":") for pair in column[1:].split(","))
+    try:
+        return tuple(
+            Gate(decode_text(bytes.fromhex(limit)), decode_text(bytes.fromhex(key))) for limit, _, key in pairs
+        )
+    except ValueError:  # Another program has written it.
+        return ()
+
+
+def _hex(text: str) -> str:
+    return text.encode("utf-8", "surrogatepass").hex()
+
+
+def chunked(rows: Iterable[str], chunk: int) -> Iterator[list[str]]:
+    """Yield the rows of each statement. A statement has one row, or several rows with about *chunk* bytes or fewer."""
+    some: list[str] = []
     size = 0
-    for job in jobs:
-        row = _row(name, job, now, ready)
+    for row in rows:
         size += len(row) + 1
-        if rows and size > chunk:
-            statements.append(head + ",".join(rows) + tail)
-            rows, size = [], len(row)
-        rows.append(row)
-    if rows:
-        statements.append(head + ",".join(rows) + tail)
-    return statements
+        if some and size > chunk:
+            yield some
+            some, size = [], len(row)
+        some.append(row)
+    if some:
+        yield some
 
 
 def body_limit(packet: int) -> int:
@@ -122,22 +179,51 @@ def body_limit(packet: int) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _insert_into(table: str) -> tuple[str, str]:
+def _insert_into(table: str, verb: str) -> tuple[str, str]:
     """Return the parts of an INSERT before and after the rows."""
-    head, _, tail = template("enqueue").replace("multiq_jobs", table).partition("({row})")
+    head, _, tail = template(verb).replace("multiq_jobs", table).partition("({row})")
     return head, tail
 
 
 def _row(name: str, job: NewJob, now: str, ready: int) -> str:
+    settings = _settings(job.priority, job.delay, job.ttr, now, ready)
+    return f"({name},x'{_stored_id(job)}',{settings},x'{job.body.hex()}')"
+
+
+def _row_with_terms(name: str, job: NewJob, now: str, ready: int) -> str:
+    """Return a row that ends in the columns of a held job."""
+    if job.terms is None or job.terms.awaits <= 0:
+        return f"{_row(name, job, now, ready)[:-1]},NULL,NULL)"
+    settings = f"{HELD:d},0,{job.priority:d},{microseconds(job.ttr):d},{now}"
+    own = f"{job.terms.awaits:d},{microseconds(job.delay):d}"
+    return f"({name},x'{_stored_id(job)}',{settings},x'{job.body.hex()}',{own})"
+
+
+def _row_with_all(name: str, job: NewJob, now: str, ready: int) -> str:
+    """Return a row that ends in the columns of a held job, the unique key and the gates."""
+    unique = key_of(job)
+    column = "NULL" if unique is None else f"x'{UNTIL.index(unique.until):02x}{unique.key.hex()}'"
+    return f"{_row_with_terms(name, job, now, ready)[:-1]},{column},{literal(gates_column(job))})"
+
+
+def _is_special(job: NewJob) -> bool:
+    return job.terms is not None and (job.terms.unique is not None or bool(job.terms.gates))
+
+
+def _stored_id(job: NewJob) -> str:
+    """Return the job's id in hex. Raises ``OptionInvalid`` if the id is too long."""
     job_id = _pack_id_hex(job.id)
     if len(job_id) > 2 * _LONGEST_ID:
         raise OptionInvalid(f"the id {job.id[:40]!r}... is too long: an id has at most {_LONGEST_ID - 1} bytes")
-    return f"({name},x'{job_id}',{_settings(job.priority, job.delay, job.ttr, now, ready)},x'{job.body.hex()}')"
+    return job_id
 
 
 @functools.lru_cache(maxsize=256)
 def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> str:
-    """Return the values of a new row from state to enqueued_at. Most jobs have the same values, so the cache helps."""
+    """Return a new row's values of the columns ``state`` to ``enqueued_at``.
+
+    Most jobs have the same values, so the cache helps.
+    """
     state, place = (DELAYED, f"{now}+{microseconds(delay)}") if delay > 0 else (ready, priority)
     return f"{state:d},{place},{priority:d},{microseconds(ttr):d},{now}"
 
@@ -157,6 +243,8 @@ class Outlook(NamedTuple):
     """Time until a delayed job is due. None if it is longer than the look-ahead."""
     lease_ends_in: int | None
     """Time until a lease ends. None if it is longer than the look-ahead."""
+    opens_in: int | None
+    """Time until a reserve has to look at a limit. None if it is longer than the look-ahead."""
 
     @property
     def has_due(self) -> bool:
@@ -165,7 +253,7 @@ class Outlook(NamedTuple):
 
     @property
     def without_due(self) -> Outlook:
-        """The same outlook without its due jobs. Used when none of the due jobs can be reserved now."""
+        """Return the same outlook without its due jobs. This is used if no due job can be reserved now."""
         due_in, lease_ends_in = (
             None if left is None or left <= 0 else left for left in (self.due_in, self.lease_ends_in)
         )
@@ -177,14 +265,22 @@ class Outlook(NamedTuple):
         return self.paused_for <= 0 and (self.has_ready or self.has_due)
 
     @property
+    def has_open_gate(self) -> bool:
+        """Whether a gate with parked jobs may be open."""
+        return self.paused_for <= 0 and self.opens_in is not None and self.opens_in <= 0
+
+    @property
     def has_past_pause(self) -> bool:
-        """Whether the row of a pause that has ended still exists. A missing row reads as a pause that ended in 1970."""
+        """Whether there is still a row of a pause that has ended. For a missing row, the poll returns a pause that
+        ended in 1970."""
         return -self.now < self.paused_for <= 0
 
     @property
     def changes_in(self) -> int | None:
         """The time after which a job may become reservable without any call. None if that is beyond the look-ahead."""
-        return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)
+        if self.paused_for > 0:
+            return self.paused_for
+        return min((left for left in (*self._times(), self.opens_in) if left is not None), default=None)
 
     def _times(self) -> Iterator[int]:
         return (left for left in (self.due_in, self.lease_ends_in) if left is not None)
@@ -193,7 +289,8 @@ class Outlook(NamedTuple):
 class Poll:
     """The statement of one poll of some queues. Reading its reply also updates the scan windows.
 
-    *claimed_from* is a queue whose ready jobs the poll leaves out. A busy consumer claims them in the same packet.
+    *claimed_from*: a queue. The poll leaves out the ready jobs of this queue, because a busy consumer claims them in
+    the same packet.
     """
 
     def __init__(self, pool: Pool, queues: Sequence[str], share: int, *, claimed_from: str | None = None) -> None:
@@ -215,6 +312,8 @@ class Poll:
         for number, (scan_window, outlook) in enumerate(zip(self._scan_windows, found, strict=True)):
             if outlook.has_due and scan_window.is_due_locked:
                 found[number] = outlook.without_due
+            if outlook.opens_in is not None:
+                scan_window.has_limits = True
             if outlook.has_ready:  # The claim that follows must find the ready jobs.
                 scan_window.ready.restart.request()
                 scan_window.again.restart.request()
@@ -225,7 +324,8 @@ class Poll:
             NO_SCAN if is_claimed else self._scan(cursor.restart, share)
             for cursor in (scan_window.ready, scan_window.again)
         )
-        return {"again": again, "ready": ready, "due": self._scan(scan_window.due, share)}
+        opens = _OPENS if scan_window.may_have_limits() else _NO_LIMITS
+        return {"again": again, "ready": ready, "due": self._scan(scan_window.due, share), "opens": opens}
 
     def _scan(self, restart: ScanRestart, share: int) -> Sql:
         if not restart.is_due(share):
@@ -241,16 +341,18 @@ def look(connection: Connection, pool: Pool, queues: Sequence[str], share: int =
 
 
 def _look_statement(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]], horizon: int) -> str:
-    """Return the statement that polls *queues*, *horizon* microseconds ahead. *conditions* are those of the scan
+    """Return the statement that polls *queues*, *horizon* microseconds ahead. *conditions*: the conditions of the scan
     windows.
 
     With a horizon of 0, the statement returns only whether any job is due, and not which job is due first.
     """
     order = Sql("ASC" if horizon else "DESC")
-    parts = [
-        rendered("look", number=number, queue=queue.encode(), now=pool.now, horizon=horizon, order=order, **condition)
-        for number, (queue, condition) in enumerate(zip(queues, conditions, strict=True))
-    ]
+    parts = []
+    for number, (queue, condition) in enumerate(zip(queues, conditions, strict=True)):
+        values = {"queue": queue.encode(), "now": pool.now, "horizon": horizon}
+        if condition["opens"] is _OPENS:
+            condition["opens"] = Sql(rendered("opens", **values))
+        parts.append(rendered("look", number=number, order=order, **values, **condition))
     return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"
 
 
@@ -259,8 +361,8 @@ def _outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float,
     took = 0
     found = []
     for (text,) in rows:
-        number, now, paused_for, has_ready, due_in, lease_ends_in, micros = text.split()
-        times = (None if left == "-" else int(left) for left in (due_in, lease_ends_in))
+        number, now, paused_for, has_ready, due_in, lease_ends_in, opens_in, micros = text.split()
+        times = (None if left == "-" else int(left) for left in (due_in, lease_ends_in, opens_in))
         found.append((int(number), Outlook(queues[int(number)], int(now), int(paused_for), has_ready == "1", *times)))
         took = max(took, int(micros))
     return took / SECOND, [outlook for _, outlook in sorted(found)]
@@ -282,7 +384,7 @@ def promote_statements(found: Sequence[Reply]) -> list[str]:
 
 
 def promote(connection: Connection, outlook: Outlook, give_up_at: float) -> None:
-    """Make the jobs ready that were due at the time of a poll, in slices.
+    """In slices, make ready the jobs that were due at the time of a poll.
 
     Jobs that another session has locked stay unchanged.
     """
@@ -326,9 +428,14 @@ class Row(NamedTuple):
     left: int
     reason: bytes | None
     body: bytes
+    memo: bytes | None
+    detail: bytes | None
+    awaits: int | None
+    unique_key: bytes | None
+    gates: str | None
 
-    def record(self, queue: str) -> JobRecord:
-        """Return the public record."""
+    def record(self, queue: str, held_by: str | None = None) -> JobRecord:
+        """Return the public record. *held_by*: the closed gate of a parked job."""
         return records.job_record(
             queue=queue,
             id=unpack_id(self.id),
@@ -342,6 +449,11 @@ class Row(NamedTuple):
             kicks=self.kicks,
             age=self.age / SECOND,
             reason=None if self.reason is None else decode_text(self.reason),
+            memo=self.memo or b"",
+            detail=self.detail or b"",
+            awaits=(self.awaits or 0) if self.state == HELD else 0,
+            unique_key=self.unique_key[1:] if self.unique_key else None,
+            held_by=held_by,
         )
 
 

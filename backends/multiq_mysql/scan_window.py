@@ -19,19 +19,23 @@ import time
 
 from .statements import Sql
 
-CHEAP = 0.002  # seconds. A restart that takes no longer is made every time.
+CHEAP = 0.002  # seconds. If restarts take at most this time, every scan is a restart.
 MANY = 2_000  # Jobs taken since a cheap restart. Fewer jobs leave too few deleted entries to slow a restart down.
-# Slower restarts take 1/100 of a busy process's time, 1/10 without work, and 1/12 while a process waits.
+# Slower restarts take 1/100 of the time of a busy process, 1/10 of the time of a process without work, and 1/12 of the
+# time of a waiting process.
 BUSY, IDLE, POLL = 100, 10, 12
 LOCKED = 0.05  # seconds until locked due jobs are tried again
 # The longest time in seconds between two restarts of a process without work, unless a restart itself takes longer.
 _LONGEST = 0.8
 _LONGEST_BUSY = 10.0  # the same time for a process that reserves one job after another
+_RESTARTED = 60.0  # seconds after which a scan for expired outcomes starts at 0 again
+_LIMITS_ASKED = 0.25  # seconds between two checks for limits in a queue that has had none
+_DRIFT = 10_000_000  # microseconds that the estimate of the server's time may be wrong
 
 FROM_START = Sql("TRUE")
 """The condition of a scan from the start of the range."""
 NO_SCAN = Sql("FALSE")
-"""The condition that leaves a scan out."""
+"""The condition by which a scan is left out."""
 
 
 class ScanRestart:
@@ -50,7 +54,7 @@ class ScanRestart:
         return self._taken >= MANY
 
     def is_due(self, share: int) -> bool:
-        """Whether a restart is due. All restarts together may take 1/*share* of the time.
+        """Whether a restart is due. All restarts together may take at most 1/*share* of the time.
 
         A process that waits (POLL) takes no jobs.
         """
@@ -118,9 +122,9 @@ class ScanCursor:
         self._last = last
 
     def dropped(self, first: tuple[int, int]) -> None:
-        """Record that a scan found this job and did not reserve it.
+        """Record that a scan found this job, and that the job was not reserved.
 
-        The next scan restarts if it would otherwise miss the job.
+        If the next scan would miss the job, it restarts.
         """
         if self._last is not None and (first[0] != self._last[0] or first[1] <= self._last[1]):
             self.restart.request()
@@ -135,17 +139,54 @@ class ScanCursor:
         self.restart.job_arrived()
 
 
+class ExpiredScan:
+    """Decides at which expiry time the scan for a queue's expired outcomes starts. This time is the *floor*.
+
+    All outcomes that expired before the floor are known to be deleted, and a new outcome expires after the floor. This
+    does not hold if the clock is set back, or if a transaction that deletes outcomes is rolled back. So some scans
+    start at 0.
+    """
+
+    def __init__(self) -> None:
+        self._floor = 0
+        self._restarted_at = 0.0
+
+    def floor(self) -> int:
+        """Return the time in microseconds before which the next scan need not look."""
+        now = time.monotonic()
+        if now - self._restarted_at > _RESTARTED:
+            self._restarted_at, self._floor = now, 0
+        return self._floor
+
+    def found_all(self, server_time: int) -> None:
+        """Record that a scan has found all outcomes that had expired at *server_time*. This time is an estimate."""
+        self._floor = max(self._floor, server_time - _DRIFT)
+
+
 class ScanWindow:
     def __init__(self) -> None:
         self.ready = ScanCursor(may_wait=True)
         self.again = ScanCursor(may_wait=False)
         self.due = ScanRestart(may_wait=False)
-        """When delayed and reserved jobs are scanned. These scans have no cursor."""
+        """Decides when delayed and reserved jobs are scanned. These scans have no cursor."""
+        self.expired = ExpiredScan()
+        self.has_limits = False
+        """Whether this process has seen jobs of the queue that wait for limits."""
+        self._asked_for_limits_at = float("-inf")
         self._locked_until = 0.0
+
+    def may_have_limits(self) -> bool:
+        """Whether the next poll must check for limits. For a queue without limits, few polls check this, so the check
+        costs almost nothing."""
+        now = time.monotonic()
+        if not self.has_limits and now - self._asked_for_limits_at < _LIMITS_ASKED:
+            return False
+        self._asked_for_limits_at = now
+        return True
 
     @property
     def is_due_locked(self) -> bool:
-        """Whether the last attempt found all due jobs locked, less than ``LOCKED`` seconds ago."""
+        """Whether an attempt found all due jobs locked, and was made less than ``LOCKED`` seconds ago."""
         return self._locked_until > time.monotonic()
 
     def mark_due_locked(self) -> None:
@@ -158,7 +199,8 @@ class ScanWindow:
     def taken(self, jobs: int) -> None:
         """Record that *jobs* jobs were taken.
 
-        Each job leaves a deleted entry among the ready jobs. Its lease soon leaves another one among the reserved jobs.
+        Each job leaves a deleted entry among the ready jobs. Its lease soon leaves another entry among the reserved
+        jobs.
         """
         for restart in (self.ready.restart, self.again.restart, self.due):
             restart.taken(jobs)

@@ -1,13 +1,13 @@
 """The tables, and the numbered migrations that create and change them.
 
-Each migration runs once, even if several processes try, or if a process is killed in between. ``multiq_schema`` has one
-row with these columns:
+Each migration runs once, even if several processes try to run it, or if a process is killed in the middle.
+``multiq_schema`` has one row with these columns:
 
 - ``version`` is the last migration that is done.
 - ``oldest`` is the oldest version whose programs can work with the present tables. A migration that removes something
   raises ``oldest``.
-- ``doing`` is the number of the last statement that the next migration has begun. DDL commits by itself, so a migration
-  that was killed continues at this statement.
+- ``doing`` belongs to the migration after ``version``. It is the number of the last statement that this migration has
+  begun, or NULL. DDL commits by itself, so a migration that was killed continues at this statement.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Found(NamedTuple):
     doing: int | None
 
 
-NO_SCAN = Found(0, 0, None)
+NO_TABLES = Found(0, 0, None)
 
 
 @guarded("check", "up", server="a MySQL or MariaDB")
@@ -155,8 +155,8 @@ def ensure(
     """Check with one query that this multiq can use the tables. Creates the tables if there are none.
 
     Older tables stay unchanged. An upgrade may take long, so an operator decides when to run it. Without *create*, the
-    tables must exist. *connection* must autocommit. Raises ``SchemaNotReady``, whose text says what to do,
-    ``BackendTimeout``, ``pymysql.MySQLError``, and ``BackendCorrupt`` if this multiq is too old.
+    tables must exist. *connection* must autocommit. Raises ``SchemaNotReady`` with the command to run,
+    ``BackendCorrupt`` if this multiq is too old, ``BackendTimeout``, and ``pymysql.MySQLError``.
     """
     known = shipped() if migrations is None else migrations
     found = look(connection)
@@ -176,6 +176,10 @@ def ensure(
                 raise SchemaNotReady(_missing(connection)) from exc
             raise
         found = look(connection)
+    elif create and found.version < len(known):
+        # another process may be creating the tables now: it holds the lock until all migrations have run
+        with _migration_lock(connection, timeout):
+            found = look(connection)
     check_version(found, known, _database(connection))
 
 
@@ -189,8 +193,8 @@ def check_version(found: Found, known: Sequence[Migration], database: str) -> No
         )
     if found.oldest > version:
         raise BackendCorrupt(
-            f"the tables in database {database} are of version {found.version}, which no multiq below version "
-            f"{found.oldest} can use, and this one is of version {version}: upgrade multiq here"
+            f"the tables in database {database} are of schema version {found.version}. This multiq must know "
+            f"at least schema version {found.oldest} to use them, got {version}: upgrade multiq here"
         )
 
 
@@ -199,20 +203,20 @@ def look(connection: Connection[Any]) -> Found:
 
     Raises ``pymysql.MySQLError``, and ``BackendCorrupt`` if another program made ``multiq_schema``.
     """
-    try:
+    try:  # Not pymysql.err: after pymysql.install_as_MySQLdb() and an import of MySQLdb.err, it is a second module.
         rows = _rows(connection, _READ)
-    except pymysql.err.ProgrammingError as exc:
+    except pymysql.ProgrammingError as exc:
         if exc.args[0] == _NO_SUCH_TABLE:
-            return NO_SCAN
+            return NO_TABLES
         raise
-    except pymysql.err.OperationalError as exc:
+    except pymysql.OperationalError as exc:
         if exc.args[0] == _NO_SUCH_COLUMN:
             raise BackendCorrupt(
                 f"database {_database(connection)} has a table multiq_schema that is not multiq's: rename it, or use "
                 "another database"
             ) from exc
         raise
-    return Found(*rows[0]) if rows else NO_SCAN
+    return Found(*rows[0]) if rows else NO_TABLES
 
 
 def up(
@@ -239,7 +243,7 @@ def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, up
     found = look(connection)
     if found.version >= len(known) or (found.version and not upgrade):
         return []
-    if found == NO_SCAN:
+    if found == NO_TABLES:
         for text in _BOOKKEEPING:
             _run(connection, text)
     doing = found.doing
@@ -299,7 +303,7 @@ def _run_with_retries(connection: Connection[Any], text: str) -> None:
     while True:
         try:
             _run(connection, text)
-        except pymysql.err.OperationalError as exc:
+        except pymysql.OperationalError as exc:
             if exc.args[0] != _WAITED_TOO_LONG or time.monotonic() > give_up_at:
                 raise
             time.sleep(_PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - a pause
@@ -337,8 +341,9 @@ def _parse(version: int, name: str, text: str) -> Migration:
 
 def _missing(connection: Connection[Any]) -> str:
     return (
-        f"the tables in database {_database(connection)} are missing or too old, and this user may not make them: run "
-        "multiq schema up with the URL of a user that may, or have the output of multiq schema show-sql run"
+        f"the tables in database {_database(connection)} are missing or too old, and this user has no right to make "
+        "them: run multiq schema up with the URL of a user that has it, or give a database administrator the output of "
+        "multiq schema show-sql"
     )
 
 

@@ -8,6 +8,7 @@ same in every SQL mode and character set, and need no escaping.
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, TypeAlias
 
 from multiq.driverkit import sql
@@ -28,9 +29,11 @@ NOW = Sql("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))")
 """Microseconds since 1970 by the server's clock, in any time zone of the session. It is constant within a statement."""
 
 TRUE_NOW = Sql(f"{NOW} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))")
-"""The same for a session of the caller. ``SET timestamp`` may have stopped its clock, but not that of SYSDATE."""
+"""The same for a session of the caller. ``SET timestamp`` may have stopped the session's clock, but it does not stop
+the clock of SYSDATE."""
 
 
+_TABLES = re.compile(r"multiq_(?:jobs|unique|lines)\b")  # The names of indexes continue with an underscore.
 _IS_SQL = frozenset({int, Sql})
 
 
@@ -43,8 +46,14 @@ def render(verb: str, **values: Value) -> str:
 
 @functools.lru_cache(maxsize=256, typed=True)
 def rendered(verb: str, **values: int | bytes | Sql) -> str:
-    """Return the same as ``render``, from a cache. For statements that a consumer sends again and again."""
+    """Return the same as ``render``, from a cache. Use this for statements that a consumer sends again and again."""
     return render(verb, **values)
+
+
+def qualified(text: str, database: str) -> str:
+    """Return a statement about jobs and unique keys for a session whose default database may be another one."""
+    prefix = f"`{database.replace('`', '``')}`."
+    return _TABLES.sub(lambda found: prefix + found[0], text)
 
 
 def literal(value: Value) -> str:

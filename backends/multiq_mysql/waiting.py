@@ -1,4 +1,4 @@
-"""How consumers wait. One consumer polls for all consumers of its process, often at first, then less often.
+"""Waits for jobs. One consumer polls for all consumers of its process. It polls often at first, and then less often.
 
 An enqueue in the same process wakes the consumers without a poll.
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 IDLE_POLL = 0.047
 _FIRST_PAUSE = 0.001  # The first pause between two polls, in seconds. Pauses grow while no job comes.
 _PAUSE_GROWTH = 0.05  # the pause as a share of the time since the last job
-_JITTER = 0.1  # The share by which a pause varies. Processes that were started together then do not poll together.
+_JITTER = 0.1  # The share by which a pause varies, so that processes do not poll together.
 
 
 class Poller(SharedPoller):
-    """What the consumers and producers of one database in a process share: notifications, polls, and scan windows."""
+    """The notifications, polls and scan windows that all consumers and producers of one database in a process share."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -48,6 +48,6 @@ def poll(pool: Pool, queues: Sequence[str]) -> Found:
         outlooks = look(connection, pool, queues, POLL)
     changes = (outlook.changes_in for outlook in outlooks)
     return Found(
-        {outlook.queue for outlook in outlooks if outlook.has_work},
+        {outlook.queue for outlook in outlooks if outlook.has_work or outlook.has_open_gate},
         min((change / SECOND for change in changes if change is not None and change > 0), default=IDLE_POLL),
     )

@@ -3,14 +3,14 @@
 -- state: 0 ready, 1 delayed, 2 reserved, 3 buried, 4 ready again (see docs/decisions/0013). All times are microseconds
 -- since 1970 of the server's clock.
 -- place: the sort key within a state. It is the priority of a ready job, the due time of a delayed job, the end of a
--- reserved job's lease, or the position of a buried job among the buried. One index therefore serves every state, and a
--- move deletes one entry and inserts one.
--- seq: a job's age. A rescheduled job gets a new one.
--- token: the fence of the last reservation. It stays when a verdict ends the lease. After a lost reply it therefore shows
--- whether the verdict was carried out. It is 0 after time has ended the lease.
+-- reserved job's lease, or a buried job's position in the order in which buried jobs are kicked. So one index serves all
+-- states. When a job changes its state, one entry of the index is deleted and one is inserted.
+-- seq: a job's age. A rescheduled job gets a new seq. token: the fence of the last reservation. If a verdict ends the lease,
+-- the token stays. So after a lost reply, the token shows whether the verdict was carried out. If the lease ends by time,
+-- the token becomes 0.
 --
--- Names and ids are binary, so that no collation treats two of them as equal. Columns that a reservation changes have a
--- fixed size, so that InnoDB updates the row in place.
+-- Names and ids are binary, so that no collation treats two different names or ids as equal. Columns that a reservation
+-- changes have a fixed size, so that InnoDB updates the row in place.
 CREATE TABLE IF NOT EXISTS multiq_jobs (
     seq BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
     queue VARBINARY(128) NOT NULL,

@@ -1,10 +1,11 @@
--- The last transaction of each connection. After a lost reply, its row shows whether the transaction was committed.
+-- The receipts of the last transactions, one for each connection. After a lost reply, the connection's row shows whether its
+-- last transaction was committed.
 -- oldest: 1
 --
 -- Each connection that changes jobs has a row. The transaction of a call writes the number of the call into the row.
--- done: the number of rows that the transaction changed, where the driver needs it.
--- writer: minutes since 1970 of the server's clock, shifted, plus random bits. The rows of old connections are therefore
--- a range.
+-- done: the number of rows that the transaction changed, if the driver needs this number.
+-- writer: the connection's key. It begins with the minutes since 1970 by the server's clock, and ends with random bits. So
+-- the rows of old connections are one range.
 CREATE TABLE IF NOT EXISTS multiq_receipts (
     writer BIGINT UNSIGNED NOT NULL,
     number BIGINT UNSIGNED NOT NULL,

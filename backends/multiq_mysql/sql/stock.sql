@@ -1,2 +1,2 @@
--- Writes a stock of tickets. The first row is never used, because it shows that the stock was written.
+-- Writes a stock of tickets. The first row is never used for an ack, because it shows that the stock was written.
 INSERT INTO multiq_receipts (writer, number, done) VALUES ({rows})

@@ -1,0 +1,1 @@
+INSERT INTO multiq_arrivals (job, member) VALUES ({row})

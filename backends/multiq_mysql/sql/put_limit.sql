@@ -1,0 +1,1 @@
+REPLACE INTO multiq_limits (queue, name, pinned, quota) VALUES ({queue}, {name}, {pinned}, {quota})
