@@ -1,9 +1,9 @@
 """Inspects and changes jobs and queues, on connections that hold no lease.
 
-Each call first reads the job's tube, which never changes. A running server never gives out an id a second time. So on
-the same connection, the id still means the same job afterwards. On a new connection, the id may belong to another job
-if the server was restarted, or if the server's name leads to another server now. So commands that follow such a read
-are never repeated on a new connection.
+Each call first reads the job's tube. The tube of a job never changes, and a running server never gives out an id a
+second time. So on the same connection, the id means the same job in all later commands. On a new connection, the id may
+belong to another job: the server may have been restarted, or its name may now lead to another server. So commands that
+follow such a read are never repeated on a new connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .server_info import JobStats, TubeStats
 
 _MAX_ATTEMPTS = 10  # attempts to read a job that changes between the read's commands
-_TUBES_AT_ONCE = 500  # tubes whose stats are asked for in one packet
+_TUBES_AT_ONCE = 500  # tubes whose stats are requested in one packet
 
 _PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIED: b"peek-buried"}
 
@@ -52,7 +52,8 @@ class Admin:
         return record(queue, number, stats, body)
 
     def first(self, queue: str, state: State) -> tuple[JobRecord | None, int]:
-        """Return the first job in a state, or None if it cannot be read, and the number of jobs in that state."""
+        """Return the first job in a state, and the number of jobs in that state. The job is None if it cannot be
+        read."""
         with self._pool.borrowed() as session:
             for _ in range(_MAX_ATTEMPTS):
                 reply, *heads = session.ask(
@@ -126,7 +127,8 @@ class Admin:
         raise BackendUnavailable(f"job {job_id} of queue {queue!r} changed in each of {_MAX_ATTEMPTS} reads: try again")
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        """Put a copy of the job, then delete the old job. In the other order, a crash in between would lose the job.
+        """Put a copy of the job, and then delete the old job. If the old job were deleted first, a crash in between
+        would lose the job.
 
         The copy is delayed until the old job is deleted, so that no consumer gets both jobs.
         """
@@ -137,12 +139,12 @@ class Admin:
             if not line.startswith(b"FOUND "):
                 raise JobNotFound(queue, job_id)
             new = self._put_replacement(session, queue, NewJob(body, job_id, stats.priority, delay, float(stats.ttr)))
-            what = f"is being replaced by job {new.decode()}, and both may be there: then the job is run twice"
+            what = f"is being replaced by job {new.decode()}, and both may exist: if so, the job runs twice"
             try:
                 self._replace(session, queue, number, stats, new)
                 if delay <= 0:
                     late = self._hide_for()
-                    what = f"is replaced by job {new.decode()}, which may become due as late as in {late:g} s"
+                    what = f"is replaced by job {new.decode()}, which may become due only after {late:g} s"
                     session.ask(b"kick-job %b" % new)
             except CONNECTION_ERRORS as exc:
                 error = explain(exc, self._pool.address, self._pool.timeout)
@@ -179,7 +181,8 @@ class Admin:
     # --- many jobs ---
 
     def kick(self, queue: str, limit: int) -> int:
-        """Kick buried jobs one by one, by id. The server's ``kick`` would kick delayed jobs if no job is buried."""
+        """Kick buried jobs one by one, by id. The server's own ``kick`` is not used, because it kicks delayed jobs if
+        no job is buried."""
         kicked = 0
         with self._pool.borrowed() as session:
             ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
@@ -195,7 +198,8 @@ class Admin:
         return kicked
 
     def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
-        """Kick the first buried job once more, after a kick failed. Returns False if the job is not buried any more.
+        """Kick the first buried job once more, because a kick has failed. Returns False if the job is not buried any
+        more.
 
         Raises ``BackendFull`` if the job is still buried.
         """
@@ -253,15 +257,15 @@ class Admin:
     def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
         """Return the job's stats.
 
-        With *is_safe*, the command may be repeated on a new connection, because the call has not read the job before.
+        *is_safe*: the command may be repeated on a new connection, because the call has not read the job before.
         """
         return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
     def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:
         """Delete a job that is not reserved. Returns False if a consumer has the job, or the job is gone.
 
-        A job that was buried by its put, for lack of memory, is not in the log. Its deletion would corrupt the log. So
-        such a job is kicked first, which writes the job to the log.
+        If a put buries its job for lack of memory, the job is not in the log. The deletion of such a job would corrupt
+        the log. So the job is kicked before the deletion. The kick writes the job to the log.
         """
         if job.is_out_of_log and session.server_info().has_log and not self._kick(session, number):
             now = self._state(session, number)

@@ -4,14 +4,14 @@
 guarantee             how                                                                     cost
 ====================  ======================================================================  =========================
 priority, then age    the server's own order in a tube                                        none
-earlier queues first  one tube is watched at a time while jobs are taken                      a round trip per queue
+order of the queues   one tube is watched at a time while jobs are taken                      a round trip per queue
 never early           the server's clock; delays are rounded up to whole seconds              none
 one live lease        a reservation, which ends by time or with its connection; the driver    a read of the clock; near
-                      refuses verdicts that are late, by the time since the reserve was sent  the end, a touch before
+                      refuses verdicts that come later than a ttr after the reserve was sent  the end, a touch before
                                                                                               an ack
-leases that end       a thread sends a no-op where the server may miss the end of a lease     one command per lease that
+leases that end       a thread sends a no-op, because the server may miss the end of a lease  one command per lease that
                                                                                               ends without a verdict
-counts                ``stats-job`` for each reserved job, all in one packet                  a round trip per batch
+attempts, crashes     ``stats-job`` for each reserved job, all in one packet                  a round trip per batch
 waiting               ``reserve-with-timeout`` on a connection without leases                 0.4 commands/s, idle
 lost replies          a verdict without a reply is ``LeaseLost``, because its lease ended     none
                       with the connection; an enqueue without one is ``EnqueueUncertain``
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 _PORT = 11300
 _MOST_BODY = 65535  # bytes: the server's default
-_KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
+_KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (start it with -b and a folder)"
 
 
 @guarded(*BACKEND_METHODS, server="a beanstalkd")
@@ -83,17 +83,25 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         give_back=Gap("never", "beanstalkd counts every reservation, and nothing takes one back"),
         lists_jobs=Gap("cannot today", "beanstalkd shows only the first job that is ready, delayed or buried"),
         durable_attempts=Gap(
-            "cannot today", "beanstalkd's log leaves reservations and immediate releases out: a restart forgets them"
+            "cannot today", "beanstalkd's log has no reservations and no immediate releases, so a restart forgets them"
         ),
         transactional_enqueue=Gap("never", "beanstalkd has no transaction that could join a database's transaction"),
         reasons=Gap("never", "beanstalkd has no place for a text beside a job"),
-        stable_ids=Gap("never", "a job cannot be changed in beanstalkd: a rescheduled one is a new job"),
+        stable_ids=Gap("never", "beanstalkd cannot change a job, so rescheduling makes a new job"),
         portable_leases=Gap("never", "a reservation belongs to its connection"),
         fenced_late=Gap(
             "never",
             "beanstalkd lets any client delete a job that is not reserved; the driver refuses late verdicts by its own "
             "clock",
         ),
+        memos=Gap("never", "it stores jobs as they were put, and nothing beside them"),
+        outcomes=Gap("never", "it stores jobs only, and nothing of a job that is deleted"),
+        holds=Gap("never", "a job can wait for a time, but not for other jobs, and an ack cannot release another job"),
+        unique=Gap("never", "it takes every job, and cannot look for an existing job"),
+        notes=Gap("never", "it stores jobs only, and nothing beside them"),
+        limits=Gap("never", "it hands out the first job that is ready, whatever the job is"),
+        one_step=Gap("never", "a verdict stores nothing but the job"),
+        one_step_everywhere=Gap("never", "no command settles one job and changes another job"),
         diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
@@ -143,7 +151,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         return self._admin.peek(queue, job_id)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:  # noqa: ARG002
-        """Return a page with the first job. Asking for the next page raises ``Unsupported``."""
+        """Return a page with the first job. A call for the next page raises ``Unsupported``."""
         state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")

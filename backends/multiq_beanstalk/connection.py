@@ -1,8 +1,8 @@
 """One connection to beanstalkd. Sends many commands in one packet, and reads the replies in order, until a deadline.
 
-This module replaces the client library greenstalk. greenstalk waits for each reply before the next command, and limits
-the time of single reads, not of a call; see docs/decisions/0010. The driver's exceptions still have greenstalk's
-exceptions as their causes.
+This module replaces the client library greenstalk. greenstalk waits for each reply before it sends the next command. It
+limits the time of each read, but not the time of a call; see docs/decisions/0010. The driver's exceptions still have
+greenstalk's exceptions as their causes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LONGEST_LINE = 512  # bytes: more than any line of the server
 _LARGEST_REPLIES = 640_000_000  # bytes of all replies to one packet
 _MOST_DIGITS = 12
 _SHORTEST_REPLY = 8  # bytes: ``BURIED`` and the end of the line
-_WAITALL_FROM = 80  # bytes: one call receives this many bytes or more if they are sure to come
+_WAITALL_FROM = 80  # if at least this number of bytes is certain to come, one call waits for all these bytes
 _DEFAULT = "default"
 _DONTWAIT = int(socket.MSG_DONTWAIT)
 _NOOP = b"list-tube-used\r\n"  # a command without effect, whose reply is one line
@@ -44,7 +44,7 @@ _WITH_BODY = (b"RESERVED ", b"FOUND ", b"OK ")
 
 
 class ProtocolError(Exception):
-    """The data received is not a reply of beanstalkd's."""
+    """The received data is not a reply of beanstalkd."""
 
 
 class Connection:
@@ -55,18 +55,21 @@ class Connection:
         self.used = _DEFAULT
         self.watched: tuple[str, ...] = (_DEFAULT,)
         self.held: set[str] = set()
-        """The tokens of this connection's leases, which end with the connection."""
+        """The tokens of this connection's leases. These leases end when the connection ends."""
         self.server_info: ServerInfo | None = None
         """The server info, or None before this connection has asked for it."""
         self.last_acquired_at = -math.inf
-        """The deadline of the last call that borrowed the connection, in place of the time of borrowing."""
+        """The deadline of the last call that took the connection from the pool.
+
+        All calls of a pool have the same timeout, so this deadline shows for how long the connection was idle.
+        """
         self._buffer = b""
         self._at = 0  # index of the next unread byte in the buffer
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         self._wait = poll.poll
         self._received = 0  # bytes since the last send
-        self._receive_timeout = 0.0  # seconds: the socket's SO_RCVTIMEO as it is set now
+        self._receive_timeout = 0.0  # seconds: the present value of the socket's SO_RCVTIMEO
         self._spin = SpinReader(sock)
         self._noops_pending = 0  # no-ops with unread replies
 
@@ -75,7 +78,7 @@ class Connection:
         return self.sock.fileno() < 0
 
     def is_alive(self) -> bool:
-        """Whether the connection is open and has no unread data except replies to no-ops.
+        """Whether the connection is open and has no unread data. Unread replies to no-ops are allowed.
 
         All data that has arrived is read, because the end of the connection may come after unread replies.
         """
@@ -160,7 +163,7 @@ class Connection:
     def read(self, deadline: float) -> Reply:
         """Return the next reply.
 
-        Any exception closes the connection, because a later call would take this reply for its own.
+        Any exception closes the connection. If it stayed open, a later call would read this reply as its own.
         """
         if self._noops_pending:
             self.read_noop_replies(deadline)
@@ -183,8 +186,8 @@ class Connection:
     def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
         """Return the next *count* replies.
 
-        The first *lines* replies answer slow commands and have no body. After an error, the exception's ``partly_read``
-        has the replies that arrived before the error.
+        *lines*: how many replies at the beginning have no body and answer slow commands. After an error, the
+        exception's ``partly_read`` has the replies that arrived before the error.
         """
         replies: list[Reply] = []
         if self._noops_pending:
@@ -208,7 +211,7 @@ class Connection:
                 if sure >= _WAITALL_FROM:
                     self._receive(deadline, sure)
                 elif len(replies) < count:
-                    replies.append(self._read(deadline))  # the reply has not arrived as a whole
+                    replies.append(self._read(deadline))  # the whole reply has not arrived yet
         except BaseException as exc:
             self.abort()
             exc.partly_read = replies  # type: ignore[attr-defined]
@@ -216,7 +219,8 @@ class Connection:
         return replies
 
     def read_lines(self, count: int, deadline: float) -> list[bytes]:
-        """Return the lines of the next *count* replies, which must have no bodies. Errors as in ``read_many``."""
+        """Return the lines of the next *count* replies, which must have no bodies. Raises the same errors as
+        ``read_many``."""
         lines: list[bytes] = []
         try:
             while len(lines) < count:
@@ -235,7 +239,7 @@ class Connection:
         return lines
 
     def send_nowait(self, rest: memoryview) -> memoryview:
-        """Send what the kernel takes at once, and return the rest. Raises ``OSError``."""
+        """Send as much as the kernel accepts without waiting, and return the rest. Raises ``OSError``."""
         try:
             return rest[self.sock.send(rest, _DONTWAIT) :]
         except BlockingIOError:
@@ -279,7 +283,7 @@ class Connection:
         self.sock.close()
 
     def hang_up(self) -> None:
-        """End the connection from another thread. A thread that waits for data sees the end of the stream."""
+        """End the connection. Another thread may call this. A thread that waits for data sees the end of the stream."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -289,7 +293,7 @@ class Connection:
     # --- helpers ---
 
     def _send_and_receive(self, rest: memoryview, deadline: float) -> None:
-        """Send a packet that is larger than what the kernel takes at once.
+        """Send a packet that is too large for the kernel to accept without waiting.
 
         The server stops reading when the client does not read the replies. So sending and receiving alternate.
         """
@@ -356,9 +360,9 @@ class Connection:
     def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
         """Wait for data and receive what has arrived.
 
-        At least *sure* bytes will come, and one call receives all of them. The server sends each reply separately.
-        A server that syncs its log for each reply is slow. Waking up for every reply costs more than all other work
-        for a job.
+        *sure*: the number of bytes that are certain to come. If this number is at least ``_WAITALL_FROM``, one call
+        waits for all these bytes. A server that syncs its log for each job sends each reply separately, and waking up
+        for each reply would cost more than all other work for a job.
         """
         left = time_left(deadline)
         data = b"" if sure >= _WAITALL_FROM else self._spin.receive(_RECEIVED_AT_ONCE)
@@ -385,10 +389,11 @@ class Connection:
         return data
 
     def _set_receive_timeout(self, left: float) -> None:
-        """Set the timeout of the next receive to *left* seconds, unless the current timeout is within a sixteenth.
+        """Set the timeout of the next receive to *left* seconds. The timeout is not changed if it differs from *left*
+        by at most a sixteenth.
 
-        Call this method only when data has arrived. If a signal interrupts a receive before any data, Python repeats
-        the receive, and the kernel allows the whole time again.
+        Call this method only after data has arrived. If a signal interrupts a receive before any data has arrived,
+        Python repeats the receive, and the kernel then waits for up to the whole timeout again.
         """
         if abs(left - self._receive_timeout) <= left / 16:
             return

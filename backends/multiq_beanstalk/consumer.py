@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.beanstalk")
 
-_SLICE = 500  # jobs asked for in one packet
-_TOUCH_BELOW = 1.0  # seconds: with less time left, a lease is touched before its job is deleted
+_SLICE = 500  # jobs requested in one packet
+_TOUCH_BELOW = 1.0  # seconds; if a lease has less time left, it is touched before its job is deleted
 _PROBE_FROM = 3  # with this many queues or more, the consumer first asks which queues have jobs
 _PROMPT = 0.05  # seconds: leases need no touch if the reply came within this time
 _PACKETS_PER_TIMEOUT = 8  # one packet's jobs may take this fraction (1/8) of the timeout
@@ -50,14 +50,15 @@ class BeanstalkConsumer(Consumer):
     def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
         self._tubes = self._own_order = tuple(dict.fromkeys(queues))
-        """``_tubes`` has the order of the current call, ``_own_order`` that of the constructor."""
+        """``_tubes`` has the order of the current call. ``_own_order`` has the order of the constructor."""
         self._pool = pool
         self._waiter = Waiter(pool, self._tubes)
-        self._expected: dict[str, int] = {}  # tube -> how many jobs to ask for in one packet
+        self._expected: dict[str, int] = {}  # tube -> the number of jobs to request in one packet
         self._reset()
 
     def _reset(self) -> None:
-        """Forget leases and connections. Also called in a forked child, because they belong to the parent."""
+        """Drop all leases and connections. A forked child also calls this, because the leases and connections belong to
+        the parent."""
         self._generation = forks.generation
         self._main: Connection | None = None
         self._waiter.forget_connections()
@@ -72,7 +73,7 @@ class BeanstalkConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # A wait does not use this order, because it watches all tubes at once.
+        # A wait does not use this order, because it watches all tubes together.
         self._tubes = self._own_order if queues is None else tuple(dict.fromkeys(self.in_order(queues)))
         give_up_at = time.monotonic() + timeout
         answers, leases = self._exchange(verdicts, limit)
@@ -122,7 +123,7 @@ class BeanstalkConsumer(Consumer):
         if not held_leases.acquire(at_most):
             raise BackendTimeout(
                 f"{self._pool.server_name} has not answered another call of this consumer for {at_most:g} s: it is "
-                "stopped, overloaded or cut off; it can be given more time with ?timeout= in the URL"
+                "stopped, overloaded or cut off; ?timeout= in the URL gives it more time"
             )
 
     def _exchange_locked(self, exchange: Exchange, deadline: float) -> tuple[list[LeaseLost | None], list[Lease]]:
@@ -138,7 +139,7 @@ class BeanstalkConsumer(Consumer):
         if exchange.error is not None:
             if not verdicts:
                 raise exchange.error
-            _log.warning("%s; of %d verdicts those without a reply are refused", exchange.error, len(verdicts))
+            _log.warning("%s; of %d verdicts, those without a reply are refused", exchange.error, len(verdicts))
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
     def _exchange_multiplexed(
@@ -146,7 +147,7 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         """Settle on several connections at the same time, and reserve on the main connection.
 
-        Reserving gets at least half of the time. So a connection that does not answer cannot use up all the time.
+        At least half of the time is for the reserve. So a connection that does not answer cannot use up all the time.
         """
         multiplexer = Multiplexer()
         try:
@@ -182,7 +183,7 @@ class BeanstalkConsumer(Consumer):
             self._record_error(exchange, exc)
 
     def _by_connection(self, exchange: Exchange) -> dict[Connection, list[PendingVerdict]]:
-        """Group the verdicts by connection. A verdict on a lost lease is answered with ``LeaseLost`` at once."""
+        """Group the verdicts by connection. This method itself answers a verdict on a lost lease with ``LeaseLost``."""
         pending: dict[Connection, list[PendingVerdict]] = {}
         settled: set[str] = set()
         moment = now()
@@ -227,8 +228,8 @@ class BeanstalkConsumer(Consumer):
     def _touch_steps(self, exchange: Exchange, pending: list[PendingVerdict]) -> Steps:
         """Touch leases that might end before their acks arrive. Drop verdicts on lost leases from *pending*.
 
-        After the end of a lease, the server refuses a touch, but not a delete. A round of touches takes time, and other
-        leases come near their ends meanwhile. So there are more rounds, until no lease is near its end.
+        After the end of a lease, the server refuses a touch, but not a delete. A round of touches takes time. During
+        this time, other leases come near their ends. So rounds are repeated until no lease is near its end.
         """
         while expiring := self._expiring(pending):
             touched_at = now()
@@ -300,7 +301,7 @@ class BeanstalkConsumer(Consumer):
         except CONNECTION_ERRORS as exc:
             self._apply_partial_replies(exchange, connection, pending, getattr(exc, "partly_read", ()), sent_at)
             raise
-        except BaseException:  # raised by a signal handler; the replies would stay unread
+        except BaseException:  # a signal handler has raised it; the replies would stay unread
             connection.abort()
             raise
         if not pending:
@@ -309,7 +310,8 @@ class BeanstalkConsumer(Consumer):
         return replies[len(pending) :]
 
     def _verdict_packet(self, pending: Sequence[PendingVerdict]) -> bytes:
-        """Return the commands of these verdicts. Ends the leases, except those that are only touched."""
+        """Return the commands of these verdicts. Also ends the leases of the verdicts. A lease that is only touched
+        does not end."""
         for _, verdict, held in pending:
             if not isinstance(verdict, Touch):
                 self._held_leases.end(verdict.lease.token, held)
@@ -325,8 +327,8 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         """Apply the replies that arrived before the connection ended, and refuse the other verdicts.
 
-        Nobody can know whether the server has carried out the other verdicts. A job that is gone or ready proves
-        nothing, because another consumer may have acked or released the job afterwards.
+        It is unknown whether the server has carried out the other verdicts. The driver cannot find this out: if the job
+        is gone or ready, another consumer may have acked or released it.
         """
         self._apply_replies(exchange, connection, pending, replies, sent_at)
         for at, _, _ in pending[len(replies) :]:
@@ -416,7 +418,8 @@ class BeanstalkConsumer(Consumer):
                     continue
             is_empty = False
             while not is_empty and exchange.wanted > 0 and not (exchange.found and time.monotonic() > enough_at):
-                # If the first tube had too few jobs the last time, the packet also asks for the other tubes' stats.
+                # If the last reserve from the first tube found too few jobs, the packet also requests the stats of the
+                # other tubes.
                 is_short = others and not position and not probed and self._expected.get(tube, 1) == 1
                 is_empty, replies = self._reserve_from(
                     exchange, connection, pending, tube, others if is_short else (), deadline
@@ -471,7 +474,7 @@ class BeanstalkConsumer(Consumer):
     def _collect_reserved(
         self, exchange: Exchange, connection: Connection, replies: Sequence[Reply], asked_at: float
     ) -> int:
-        """Add the jobs in the replies to reserves to *exchange*. Returns the number of these jobs."""
+        """Add to *exchange* the jobs that are in the replies to reserves. Returns the number of these jobs."""
         before = len(exchange.found)
         for line, body in replies:
             if line.startswith(b"RESERVED "):
@@ -482,14 +485,16 @@ class BeanstalkConsumer(Consumer):
         return len(exchange.found) - before
 
     def _tubes_with_jobs(self, replies: Sequence[Reply]) -> dict[str, bool]:
-        """Return whether each tube after the first has ready jobs, by the replies to ``_probes``."""
+        """Return, for each tube except the first one, whether it has ready jobs. *replies*: the replies to
+        ``_probes``."""
         return {name: _has_ready_jobs(reply) for name, reply in zip(self._tubes[1:], replies, strict=True)}
 
     def _begin_leases(self, connection: Connection, found: Sequence[Reserved], deadline: float) -> list[Lease]:
         """Return the leases of reserved jobs.
 
         Jobs whose reserve was sent some time ago are touched first, because the server may have ended their
-        reservations. ``stats-job`` would not show that, because another consumer's job is *reserved*, too.
+        reservations. ``stats-job`` would not show this: if another consumer has the job now, its state is also
+        *reserved*.
         """
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):

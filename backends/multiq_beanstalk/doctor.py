@@ -1,7 +1,7 @@
 """The doctor checks whether a beanstalkd's log, limits, access and tubes suit jobs.
 
-The doctor sends only commands that read, and puts no job. The server's replies do not show most of its options. The
-options of a server on this machine are read from the server's command line. Otherwise the options are reported as
+The doctor sends only commands that read, and puts no job. The server's replies do not show most of its options. If the
+server runs on this machine, its options are read from its command line. If not, the options are reported as
 ``unknown``, never as ``ok``.
 """
 
@@ -27,11 +27,11 @@ Ask: TypeAlias = Callable[[bytes], bytes | None]
 
 _OLDEST = (1, 8)  # the first version with kick-job
 _TRIED = (1, 12)  # the version that multiq is tested with, and the first that syncs its log by default
-_CRASHES_UP_TO = (1, 13)  # the newest release; all releases have the bug
+_CRASHES_UP_TO = (1, 13)  # the newest release; all releases have a bug that crashes the server
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
-_TUBES = 1000  # the most tubes that are examined
-_NAMED = 5  # the most tubes that a finding names
+_TUBES = 1000  # the largest number of tubes that are examined
+_NAMED = 5  # the largest number of tubes that a finding names
 _LARGE_LOG = 100  # files of a log; more files give a warning
 
 _ASK_OPERATOR = "ask the operator of the server"
@@ -42,9 +42,10 @@ class Server(NamedTuple):
 
     stats: Mapping[str, str]
     later: Mapping[str, str]
-    """The server's stats some round trips later."""
+    """The server's stats, read some round trips after the first stats."""
     options: Mapping[str, str] | None
-    """The options of the command line, ``{"b": "/var/lib/beanstalkd", "F": ""}``, or None if it cannot be read."""
+    """The options of the command line, ``{"b": "/var/lib/beanstalkd", "F": ""}``. None: the command line cannot be
+    read."""
     address: tuple[str, int] | str
 
     @property
@@ -100,7 +101,9 @@ def _latency(ask: Ask) -> Finding:
     median = statistics.median(times)
     found = f"a round trip takes {median * 1000:.2f} ms, the slowest of {_PINGS} took {max(times) * 1000:.2f} ms"
     if median > _SLOW:
-        return Finding("warn", "latency", found, "bring workers and server closer together: each batch costs one")
+        return Finding(
+            "warn", "latency", found, "bring workers and server closer together: each batch costs a round trip"
+        )
     return Finding("ok", "latency", found)
 
 
@@ -127,14 +130,14 @@ def _version(stats: Mapping[str, str]) -> Finding:
 
 
 def _restart(stats: Mapping[str, str]) -> Iterator[Finding]:
-    """Whether a service manager restarts the server after a crash. No reply of the server shows that."""
+    """Check whether a service manager restarts the server after a crash. No reply of the server shows this."""
     version = _version_of(stats)
     if version is None or version > _CRASHES_UP_TO:
         return
     yield Finding(
         "unknown",
         "restart",
-        f"a fault of beanstalkd up to {_dotted(_CRASHES_UP_TO)} ends it by SIGSEGV now and then (docs/beanstalk.md, "
+        f"a bug of beanstalkd up to {_dotted(_CRASHES_UP_TO)} crashes it now and then (docs/beanstalk.md, "
         '"The server can crash"); whether a service manager restarts it is unknown',
         "run it under a service manager with restarts: Restart=always for systemd, which Debian's unit lacks",
     )
@@ -151,9 +154,9 @@ def _draining(stats: Mapping[str, str]) -> Finding:
 def _largest_body(server: Server) -> Finding:
     limit = _number(server.stats, "max-job-size")
     if server.has_log:
-        found = f"{limit:,} bytes, of which multiq uses all but two: the server cannot read more from its log again"
+        found = f"{limit:,} bytes; multiq uses all but two, as the server cannot read a larger body from its log"
     else:
-        found = f"{limit:,} bytes: a larger body is refused, unless it is started with -z"
+        found = f"{limit:,} bytes: it refuses larger bodies, unless it is started with a larger -z"
     return Finding("ok", "max-job-size", found)
 
 
@@ -161,7 +164,7 @@ def _largest_body(server: Server) -> Finding:
 
 
 def _sync(server: Server) -> Finding:
-    """How often the server syncs its log (``-f``). No reply of the server shows that."""
+    """Check how often the server syncs its log (``-f``). No reply of the server shows this."""
     if server.options is None:
         return Finding(
             "unknown",
@@ -182,7 +185,10 @@ def _sync(server: Server) -> Finding:
 
 
 def _sync_ms(server: Server) -> int | None:
-    """Return the milliseconds between two syncs of the log, or None without syncs. The last option counts."""
+    """Return the milliseconds between two syncs of the log, or None if it is never synced.
+
+    If the command line has several ``-f`` and ``-F``, the last one applies.
+    """
     options = server.options or {}
     last = next((name for name in reversed(list(options)) if name in "fF"), None)
     if last == "f" and options["f"].isdigit():
@@ -193,12 +199,13 @@ def _sync_ms(server: Server) -> int | None:
 
 
 def _log(server: Server) -> Finding:
-    """Whether the server still writes its log. After one failed write, no record is written until a restart.
+    """Check whether the server still writes its log. After a failed write, the server writes no records until it is
+    restarted.
 
-    The server counts the records of its log. Each put and each delete of a job makes one record. So a log with fewer
-    records than puts and deletes is off, or lacks jobs that were buried by their puts. Delayed releases, burials and
-    kicks make records, too, but the server has no exact counts of these events. After N such events, a failed log is
-    noticed only when N more records are missing.
+    The server counts the records of its log. Each put and each delete of a job makes one record. If the log has fewer
+    records than there were puts and deletes, the log is off, or puts have buried jobs that are not in the log. Delayed
+    releases, burials and kicks make records, too, but the server has no exact counts of these events. After N such
+    events, a failed log is noticed only when N more records are missing.
     """
     missing = max(_missing(server.stats), _missing(server.later), _missing_since(server.stats, server.later))
     if missing > 0:
@@ -206,22 +213,22 @@ def _log(server: Server) -> Finding:
             "bad",
             "binlog-records-written",
             f"at least {missing:,} changes are not in the log: it is off since a write to it failed, and a restart "
-            "loses all later jobs",
+            "loses all jobs put since then",
             "look at its disk, let workers empty its queues, and restart it",
         )
     count = _number(server.later, "binlog-records-written")
-    return Finding("ok", "binlog-records-written", f"{count:,} since it started, no fewer than there must be")
+    return Finding("ok", "binlog-records-written", f"{count:,} since it started, enough for its puts and deletes")
 
 
 def _missing(stats: Mapping[str, str]) -> int:
-    """Return how many puts and deletes since the server's start are certainly missing from the log."""
+    """Return the number of puts and deletes since the server's start that are certainly missing from the log."""
     put = _number(stats, "total-jobs")
     deleted = max(0, put - sum(_number(stats, f"current-jobs-{state}") for state in _STATES))
     return put + deleted - _records(stats)
 
 
 def _missing_since(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    """Return how many puts between two reads of the stats are certainly missing from the log."""
+    """Return the number of puts between two reads of the stats that are certainly missing from the log."""
     put = _number(after, "total-jobs") - _number(before, "total-jobs")
     return put - (_records(after) - _records(before))
 
@@ -251,10 +258,11 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
 
 
 def _access(server: Server) -> Finding:
-    """Who can reach the server. beanstalkd has no passwords, so any client can read, change and delete all jobs."""
+    """Check who can reach the server. beanstalkd has no passwords, so any client can read, change and delete all
+    jobs."""
     open_to_all = "any client can read, change and delete all jobs, as beanstalkd has no passwords"
     if isinstance(server.address, str):
-        return Finding("ok", "address", "this machine only, as far as this URL goes")
+        return Finding("ok", "address", "this URL reaches the server only from this machine")
     host, port = server.address
     if not is_loopback(host):
         return Finding(
@@ -294,11 +302,11 @@ def _tubes(ask: Ask, stats: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "current-watching",
-            f"in {len(forgotten):,} of {looked_at} jobs are ready and no consumer watches: {shown}",
+            f"ready jobs but no consumer in {len(forgotten):,} of {looked_at}: {shown}",
             "start a worker for them, or purge them",
         )
     else:
-        yield Finding("ok", "current-watching", f"consumers watch all tubes with ready jobs, of {looked_at}")
+        yield Finding("ok", "current-watching", f"all tubes with ready jobs have a consumer; examined {looked_at}")
 
 
 def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
@@ -323,7 +331,7 @@ def survives(server: Server) -> Survives:
 
 
 def _promise(server: Server) -> Finding:
-    """The column of ``docs/durability.md`` that applies to the server's options."""
+    """Return a finding with the column of ``docs/durability.md`` that applies to the server's options."""
     if not server.has_log:
         return Finding("warn", "durability", "acknowledged jobs survive killed workers only")
     outlived = survives(server)
@@ -341,7 +349,7 @@ def _promise(server: Server) -> Finding:
     return Finding(
         "warn",
         "durability",
-        "acknowledged jobs survive a killed server, and a power failure but for its last moments",
+        "acknowledged jobs survive a killed server, and a power failure except for its last moments",
     )
 
 

@@ -1,4 +1,5 @@
-"""Enqueues jobs, many in one packet. Reports which jobs were stored, refused, or are uncertain."""
+"""Enqueues jobs, many in one packet. Reports the jobs that were stored, the jobs that were refused, and the uncertain
+jobs."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from .server_info import ServerInfo
 
 _MOST_JOBS = 1000  # jobs in one packet
-_MOST_BYTES = 4_000_000  # bytes of the bodies in one packet, without the last body
+_MOST_BYTES = 4_000_000  # a packet ends with the job that brings its bodies to this number of bytes
 
 
-#: replies to a refused put (after any other reply, the next replies may belong to other commands)
+#: replies to a refused put. If any other reply arrives, the next replies may belong to other commands
 _REFUSALS = (b"BURIED ", b"DRAINING", b"JOB_TOO_BIG", b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
 def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
-    """Put *jobs* in their order, and return their ids. Raises as ``Backend.enqueue`` does."""
+    """Put *jobs* in their order, and return their ids. Raises the errors of ``Backend.enqueue``."""
     deadline = pool.deadline()
     connection = pool.take(deadline)
     try:
@@ -42,7 +43,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
         return _Batch(pool, queue, jobs, server_info).put(connection, deadline)
     except MultiqError:
         raise
-    except BaseException:  # raised by a signal handler; a reply may be unread
+    except BaseException:  # a signal handler has raised it; a reply may be unread
         connection.abort()
         raise
     finally:
@@ -75,7 +76,7 @@ class _Batch:
         self._refused: dict[int, bytes] = {}
 
     def put(self, connection: Connection, deadline: float) -> list[str]:
-        """Put the jobs in packets. Each packet has its own deadline; that of the first is *deadline*."""
+        """Put the jobs in packets. Each packet has its own deadline. *deadline*: the deadline of the first packet."""
         self._use(connection, deadline)
         for at, count in _packets(self._jobs):
             self._put(connection, at, list(map(put, self._jobs[at : at + count])), deadline)
@@ -85,7 +86,7 @@ class _Batch:
         return list(self._accepted.values())
 
     def refuse(self, connection: Connection, refused: dict[int, bytes]) -> NoReturn:
-        """Raise the error for refused jobs. *refused* has the reply lines by the job's index."""
+        """Raise the error for refused jobs. *refused* maps each job's index to the server's reply."""
         self._refused = refused
         if all(line.startswith(_REFUSALS) for line in refused.values()):
             self._delete_buried(connection)
@@ -94,7 +95,8 @@ class _Batch:
         raise self._refusal()
 
     def _use(self, connection: Connection, deadline: float) -> None:
-        """Send ``use`` alone. After a refused ``use``, puts in the same packet would go to the previous tube."""
+        """Send ``use`` in a separate packet. If the server refused a ``use``, puts in the same packet would go to the
+        previous tube."""
         if connection.used == self._queue:
             return
         try:
@@ -123,10 +125,10 @@ class _Batch:
                 self._refused[index] = line
 
     def _error(self, exc: Exception, unsent: int) -> BackendError:
-        """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
+        """Return the error after a connection error. The job at index *unsent* and all later jobs were not sent.
 
-        Other jobs without a reply are uncertain, because they may be stored. Jobs that the server buried are uncertain,
-        too. This call could not delete them, and the server may have lost them in a restart.
+        Earlier jobs without a reply are uncertain, because they may be stored. Jobs that the server buried are
+        uncertain, too, because this call could not delete them, and the server may have lost them in a restart.
         """
         error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
@@ -149,8 +151,8 @@ class _Batch:
     def _delete_buried(self, connection: Connection) -> None:
         """Delete jobs that the server buried when they were put, because the call reports these jobs as refused.
 
-        A server with a log must not delete these jobs. The log would have their deletion but not their put. The next
-        start would stop reading the log at that deletion, and lose all later jobs.
+        On a server with a log, these jobs are not deleted. The log would have their deletion but not their put. At its
+        next start, the server would stop reading the log at this deletion, and would lose all later jobs.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._server_info.has_log:
@@ -172,8 +174,8 @@ class _Batch:
         elif line.startswith(b"BURIED ") and self._server_info.has_log:
             cause = error.__cause__
             error = BackendFull(
-                f"{error}: it stays buried, as {self._shown_buried()}; when there is memory again, kick it, or kick it "
-                "and then delete it"
+                f"{error}: buried jobs of this call: {self._shown_buried()}; when the server has memory again, kick "
+                "them, or kick and then delete them"
             )
             error.__cause__ = cause
         if self._accepted:
@@ -183,7 +185,8 @@ class _Batch:
         return error
 
     def _uncertain(self, unexpected: Sequence[int]) -> EnqueueUncertain:
-        """Return the error for replies that no put has. Such a reply does not show whether the job was stored."""
+        """Return the error for replies that do not belong to a put. Such a reply does not show whether the job was
+        stored."""
         error = reply_error(self._refused[unexpected[0]], self._pool.address)
         received = len(self._accepted) + len(self._refused)
         certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]
@@ -206,12 +209,13 @@ def _is_inserted(line: bytes) -> bool:
 
 
 def _too_large(size: int, limit: int) -> PayloadTooLarge:
-    advice = "start beanstalkd with a larger -z, or store it elsewhere, and enqueue its address"
+    advice = "start beanstalkd with a larger -z, or store the data elsewhere and enqueue its address"
     return PayloadTooLarge(size, limit, advice)
 
 
 def _sent(commands: Sequence[bytes], unsent: int) -> int:
-    """Return how many commands were sent as a whole. The last *unsent* bytes were not sent."""
+    """Return the number of commands that were sent completely. *unsent*: this number of bytes at the end was not
+    sent."""
     count = len(commands)
     while unsent > 0:
         count -= 1

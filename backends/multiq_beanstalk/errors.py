@@ -21,13 +21,13 @@ CONNECTION_ERRORS = (OSError, ProtocolError)
 _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
     b"DRAINING": (
         BackendUnavailable,
-        "is draining: it takes no new jobs until it is restarted, and works off those that it has",
+        "is draining: it takes no new jobs until it is restarted, and still hands out the jobs that it has",
     ),
     b"OUT_OF_MEMORY": (
         BackendFull,
-        "has no memory, or no room in its log, for another job: let workers go on, or give it more",
+        "has no memory, or no room in its log, for another job: let workers finish jobs, or give the server more",
     ),
-    b"BURIED": (BackendFull, "has no memory to put the job into its order, and has buried it"),
+    b"BURIED": (BackendFull, "has no memory to make the job ready, and has buried it"),
     b"JOB_TOO_BIG": (BackendError, "finds the body too large: start it with a larger -z"),
     b"INTERNAL_ERROR": (BackendError, "reports an internal error: look at its log"),
     b"UNKNOWN_COMMAND": (
@@ -41,7 +41,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 def classify(exc: Exception) -> Failure:
     """Return the kind of a connection error, for a command that may be repeated.
 
-    Only commands that may be carried out twice are repeated. These are reads and ``pause-tube``.
+    A command is repeated only if a second execution does no harm. These commands are reads and ``pause-tube``.
     """
     return Failure.REPLY_LOST if isinstance(exc, ConnectionError) else Failure.FINAL
 
@@ -55,8 +55,8 @@ def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
         )
     if isinstance(exc, TimeoutError):
         return BackendTimeout(
-            f"{server} did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more "
-            "time with ?timeout= in the URL"
+            f"{server} did not answer within {timeout:g} s: it is stopped, overloaded or cut off; ?timeout= "
+            "in the URL gives it more time"
         )
     if isinstance(exc, ProtocolError):
         return BackendUnavailable(f"{server} does not speak beanstalkd's protocol: {exc}")

@@ -33,11 +33,11 @@ STRANDED = (b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
 class OutOfReach(LeaseLost):
-    """The server had no room in its log for the verdict. The job has no state until the server restarts."""
+    """The server had no room in its log for the verdict. The job is in no queue until the server restarts."""
 
     sentence = (
-        "job {job_id} of queue {queue!r} is out of reach until the server restarts: it had no room in its log for this "
-        "verdict; give its disk room, then restart it, and the job is run again"
+        "job {job_id} of queue {queue!r} is out of reach until the server restarts: the server had no room in its log "
+        "for this verdict; make room on its disk, then restart it, and the job is run again"
     )
 
 
@@ -62,7 +62,7 @@ class Exchange:
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to reserve."""
+        """The number of jobs that are still to be reserved."""
         return self.limit - len(self.found)
 
     def refuse(self, at: int, kind: type[LeaseLost] = LeaseLost) -> None:

@@ -1,11 +1,11 @@
-"""The leases that a consumer holds, and the timer that watches the ends of the leases.
+"""The leases that a consumer holds, and the timer for the ends of these leases.
 
 The server lets a client delete a job whose lease has ended, even if another consumer has the job now. So the driver
-sends no verdict on a lease that has ended by the client's clock. The client counts a lease from the moment before the
-reserve was sent. So a lease never ends later for the client than for the server.
+sends no verdict on a lease that has ended by the client's clock. For the client, a lease begins at the moment before
+the reserve was sent. So the lease ends for the client at the same time as for the server, or earlier.
 
 beanstalkd may miss the end of a lease. The server's timer for a connection fires at the microsecond of a reservation's
-end. If the reservation is not quite over at that moment, the server sets the timer again only when the client sends
+end. If the reservation is not quite over at that moment, the server does not set the timer again until the client sends
 something on the connection. An idle server misses most ends in this way (issues 262 and 380, pull request 334 of
 beanstalkd; seen with 1.12). So a thread, the lease timer, sends no-ops on the connection of a lease that has ended.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .records import Reserved
     from .server_info import JobStats
 
-#: seconds after the end of a lease, by the client's clock, at which no-ops are sent
+#: the times at which no-ops are sent: seconds after the end of a lease, by the client's clock
 NOOP_DELAYS = (0.01, 0.1, 0.4, 0.9)
 
 _RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked again
@@ -40,7 +40,7 @@ _RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked agai
 
 @dataclass(slots=True)
 class HeldLease:
-    """One lease. The job's stats are those from the beginning of the lease."""
+    """One lease, with the job's stats from the beginning of the lease."""
 
     connection: Connection
     ends_at: float
@@ -72,8 +72,8 @@ class HeldLeases:
     def release(self) -> None:
         """Release the lock, if this thread holds the lock.
 
-        A signal handler may raise just after ``acquire``. So ``acquire`` belongs inside a ``try``, whose ``finally``
-        calls ``release`` in any case.
+        A signal handler may raise an exception just after ``acquire``. So call ``acquire`` inside a ``try``, and call
+        ``release`` in the ``finally``, even if ``acquire`` has failed.
         """
         try:  # noqa: SIM105 - suppress would double the time of this method
             self._lock.release()
@@ -81,9 +81,10 @@ class HeldLeases:
             pass
 
     def live(self, lease: Lease, moment: float) -> HeldLease | None:
-        """Return the held lease, or None if the lease has ended or belongs to another consumer.
+        """Return the held lease. None: the lease has ended, or the lease belongs to another consumer.
 
-        A lease whose time is over stays in the list, because the lease timer has to send no-ops for the lease.
+        When the time of a lease is over, the lease stays in the list, because the lease timer has to send no-ops for
+        it.
         """
         held = self._held.get(lease.token)
         if held is None or held.ends_at <= moment:
@@ -108,13 +109,13 @@ class HeldLeases:
     ) -> list[Lease]:
         """Return the leases of reserved jobs.
 
-        A job whose reservation has ended, on the server or by the client's clock, gets no lease. Another consumer may
+        If a reservation has ended, on the server or by the client's clock, its job gets no lease. Another consumer may
         have the job.
 
         Parameters:
             replies: the replies to the ``stats-job`` commands.
-            asked_at: when these commands were sent.
-            touched: for each job that was touched at that time, whether the server accepted the touch.
+            asked_at: the time at which the ``stats-job`` commands were sent.
+            touched: for each job that was touched in the same packet, whether the server accepted the touch.
         """
         leases = []
         first_end, moment = math.inf, now()
@@ -132,7 +133,7 @@ class HeldLeases:
             self._held[token] = HeldLease(connection, ends_at, stats)
             connection.held.add(token)
             if ends_at <= moment:
-                continue  # the lease timer sends no-ops, as the server may miss the lease's end
+                continue  # the lease timer sends no-ops, because the server may miss the end
             leases.append(
                 Lease(
                     queue=stats.tube.decode(),
@@ -152,7 +153,7 @@ class HeldLeases:
         return leases
 
     def send_noops(self) -> float:
-        """Send a no-op on each connection with an ended lease. Returns when the next no-op is due."""
+        """Send a no-op on each connection with an ended lease. Returns the time at which the next no-op is due."""
         moment = now()
         due = [
             (token, held) for token, held in self._held.items() if held.ends_at + NOOP_DELAYS[held.noops_sent] <= moment
@@ -162,8 +163,8 @@ class HeldLeases:
         for token, held in due:
             held.noops_sent += 1
             if held.noops_sent == len(NOOP_DELAYS):
-                # No verdict came in all that time. Forget the lease, and send no more no-ops, because a wait may use
-                # the connection from now on.
+                # All no-ops were sent, and no verdict came. Forget the lease, so that no more no-ops are sent. From now
+                # on, a wait may use the connection.
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)
 
@@ -183,7 +184,7 @@ class LeaseTimer:
         self._is_running = False
 
     def schedule(self, held_leases: HeldLeases, ends_at: float) -> None:
-        """Check this consumer's leases at *ends_at*, or before."""
+        """Check this consumer's leases at *ends_at* or earlier."""
         if held_leases in self._consumers and ends_at >= self._next_at and self._is_running:
             return
         with self._changed:
@@ -191,7 +192,7 @@ class LeaseTimer:
             self._next_at = min(self._next_at, ends_at)
             if not self._is_running:
                 threading.Thread(target=self._run, name="multiq-beanstalk-lease-timer", daemon=True).start()
-                self._is_running = True  # not before the start, because the system may refuse a thread
+                self._is_running = True  # set after the start, because the system may refuse a thread
             self._changed.notify()
 
     def _run(self) -> None:
@@ -209,7 +210,7 @@ class LeaseTimer:
                 self._next_at = min(self._next_at, next_at)
 
     def _check(self, held_leases: HeldLeases) -> float:
-        """Send no-ops for leases that have ended. Returns when to check again."""
+        """Send no-ops for leases that have ended. Returns the time of the next check."""
         if not held_leases.acquire(0):
             return now() + _RETRY_BUSY
         try:

@@ -1,4 +1,4 @@
-"""Reads a local server's command-line options and the addresses on which it listens from ``/proc``."""
+"""Reads from ``/proc`` a local server's command-line options, and the addresses on which the server listens."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _LISTENS = "0A"  # the state of a socket that listens, as /proc/net/tcp writes i
 
 
 def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
-    """Return the options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``, or None.
+    """Return the options of a beanstalkd's command line, like ``{"b": "/var/lib/b", "F": ""}``. None: the options
+    cannot be read.
 
     *hostname* is the name that the server reports for its machine. If this machine has another name, the server runs
-    elsewhere, for instance in a container. Its process id is not valid on this machine.
+    elsewhere, for instance in a container. The server's process id is then not valid on this machine.
     """
     if hostname not in {None, socket.gethostname()}:
         return None
@@ -32,7 +33,8 @@ def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """Parse options like ``-Vf0 -b /var/lib``, as beanstalkd does. The result is in the order of last occurrence."""
+    """Parse options like ``-Vf0 -b /var/lib``, in the same way as beanstalkd. The options are in the order of their
+    last occurrences."""
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -72,7 +74,7 @@ def listening_on(port: int) -> list[str]:
 
 
 def _address(text: str) -> str:
-    """Decode an address of /proc/net/tcp, which has words of four bytes in the machine's byte order."""
+    """Decode an address of /proc/net/tcp. The address has words of four bytes in the machine's byte order."""
     words = (bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     address = ipaddress.ip_address(b"".join(words))
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

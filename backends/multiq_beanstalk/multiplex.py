@@ -1,4 +1,4 @@
-"""Reads the replies of several connections as they arrive, so that no connection waits for another."""
+"""Reads each reply of several connections when it arrives, so that no connection waits for another connection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
 
     Steps: TypeAlias = Generator[tuple[bytes, int], list[Reply], None]
-    """The exchange on one connection. Yields a packet and the number of its one-line replies, and gets the replies.
+    """A generator that runs the exchange on one connection.
 
-    ``CONNECTION_ERRORS`` are raised in the generator. Their ``partly_read`` has the replies that arrived before.
+    It yields packets, each with the number of its one-line replies, and receives these replies. If the connection
+    fails, one of ``CONNECTION_ERRORS`` is raised in the generator. The exception's ``partly_read`` has the replies that
+    arrived before the failure.
     """
 
 _NO_ANSWER = "the server did not answer in time"
@@ -28,13 +30,13 @@ class _Channel:
         self.connection = connection
         self.steps = steps
         self.rest = memoryview(b"")
-        """The unsent rest of the packet."""
+        """The part of the packet that is not sent yet."""
         self.count = 0
         self.replies: list[Reply] = []
 
 
 class Multiplexer:
-    """Carries out steps on several connections.
+    """Runs the ``Steps`` of several connections at the same time.
 
     After an exception, call ``abort`` to close the connections that wait for a reply.
     """
@@ -44,7 +46,7 @@ class Multiplexer:
         self._poll = select.poll()
 
     def add(self, connection: Connection, steps: Steps) -> None:
-        """Begin the steps of a connection. Their first packet is sent at once."""
+        """Begin the steps of a connection, and send their first packet."""
         channel = _Channel(connection, steps)
         number = connection.sock.fileno()
         self._channels[number] = channel
@@ -56,9 +58,9 @@ class Multiplexer:
         return all(channel.connection is not connection for channel in self._channels.values())
 
     def run(self, until: float) -> None:
-        """Run until all steps are done, or until the time *until*.
+        """Run until all steps are done, at most until the time *until*.
 
-        Always reads the replies that have arrived already.
+        Replies that have already arrived are read even if this time is over.
         """
         left = 1.0
         while self._channels and left > 0:

@@ -1,6 +1,6 @@
-"""Pauses tubes. A connection watches the paused tubes.
+"""Pauses tubes. A separate connection watches the paused tubes.
 
-The server deletes a tube without jobs and watchers, and the tube's pause with the tube.
+The server deletes a tube that has neither jobs nor watchers. The pause of the tube is then lost.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class PausedTubes:
-    """The tubes that this process paused, watched by a connection that never reserves."""
+    """The tubes that this process has paused. A connection that never reserves watches them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._connection: Connection | None = None
-        self._until: dict[str, float] = {}  # tube -> when its pause is over; monotonic
+        self._until: dict[str, float] = {}  # tube -> the monotonic time at which its pause ends
         self._lock = threading.Lock()
         forks.watch(self)
 
@@ -71,6 +71,7 @@ class PausedTubes:
         return self._connection
 
     def start_over_in_child(self) -> None:
-        """In a forked child, the connection is the parent's. A thread of the parent may have held the lock."""
+        """Drop the connection, because it belongs to the parent. Make a new lock, because a thread of the parent may
+        have held the old one."""
         self._lock = threading.Lock()
         self._connection, self._until = None, {}

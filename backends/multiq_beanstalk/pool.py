@@ -71,7 +71,8 @@ class Pool:
             connection.close()
 
     def open(self, deadline: float, *, close_with_pool: bool = False) -> Connection:
-        """Open a connection. With *close_with_pool*, the pool's ``close`` closes it. Raises ``BackendError``."""
+        """Open a connection. With *close_with_pool*, the pool's ``close`` closes this connection. Raises
+        ``BackendError``."""
         try:
             connection = open_connection(self.address, deadline)
         except CONNECTION_ERRORS as exc:
@@ -83,7 +84,7 @@ class Pool:
     def fetch_server_info(self, connection: Connection, deadline: float) -> tuple[Connection, ServerInfo]:
         """Ask the server for its ``stats``. Returns the connection and the server info. Raises ``BackendError``.
 
-        If the connection breaks, a new connection is returned in its place.
+        If the connection breaks, a new connection is returned instead.
         """
         attempts: Attempts | None = None
         while True:
@@ -104,7 +105,7 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Session]:
-        """Lend a connection for a call of several round trips within one deadline.
+        """Lend a connection for a call that has several round trips and one deadline.
 
         Raises ``BackendError`` for connection errors.
         """
@@ -135,7 +136,7 @@ class Pool:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for reference in self._kept.keyrefs():  # a copy, as other threads may open connections meanwhile
+        for reference in self._kept.keyrefs():  # a copy: other threads may open connections meanwhile
             connection = reference()
             if connection is not None:
                 connection.hang_up()
@@ -163,7 +164,7 @@ class Session:
         return self._connection
 
     def ask(self, *commands: bytes, tube: str | None = None, is_safe: bool = False) -> list[Reply]:
-        """Send *commands* in one packet, with *tube* as the tube in use, and return their replies.
+        """Send *commands* in one packet, and return their replies. *tube*: the tube that is in use for these commands.
 
         With *is_safe*, the commands are sent again if the connection breaks. Raises ``OSError``, ``ProtocolError``,
         ``BackendError``.
@@ -193,7 +194,7 @@ class Session:
             self._connection.close()
 
     def use(self, tube: str) -> None:
-        """Put *tube* in use, in a round trip of its own. After a refused ``use``, the previous tube is still in use.
+        """Put *tube* in use, in a separate round trip. If the server refuses a ``use``, the previous tube stays in use.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """
@@ -205,9 +206,9 @@ class Session:
         self.deadline = self.pool.deadline()
 
     def server_info(self, *, is_safe: bool = False) -> ServerInfo:
-        """Return the server info, which is asked for once per connection.
+        """Return the server info. It is requested once per connection.
 
-        With *is_safe*, the question is repeated on a new connection if the connection breaks. Raises ``OSError``,
+        With *is_safe*, the request is repeated on a new connection if the connection breaks. Raises ``OSError``,
         ``ProtocolError``, ``BackendError``.
         """
         server_info = self.connection.server_info

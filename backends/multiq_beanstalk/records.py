@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .server_info import JobStats
 
-MIN_TTR = 3  # seconds: in a lease's last second, a waiting reserve on the same connection gets DEADLINE_SOON
+MIN_TTR = 3  # seconds; during the last second of a lease, a reserve on the same connection gets DEADLINE_SOON
 _MOST_SECONDS = 2**32 - 1
 _MOST_ID = 2**64 - 1
 
@@ -35,7 +35,7 @@ class Reserved(NamedTuple):
 
 
 def whole_seconds(seconds: float) -> int:
-    """Round *seconds* up, so that a delay is never shorter than asked for."""
+    """Round *seconds* up, so that a delay is never shorter than the requested one."""
     return min(math.ceil(seconds), _MOST_SECONDS)
 
 
@@ -53,7 +53,7 @@ def put(job: NewJob) -> bytes:
 
 
 def id_of(job_id: str) -> bytes | None:
-    """Return an id as the server writes it, or None if no server gives out such an id."""
+    """Return an id as the server writes it. None: no server gives out such an id."""
     if job_id.isdecimal() and job_id.isascii() and job_id[0] != "0" and len(job_id) <= 20 and int(job_id) <= _MOST_ID:
         return job_id.encode()
     return None

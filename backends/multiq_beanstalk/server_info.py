@@ -13,7 +13,7 @@ class ServerInfo(NamedTuple):
     """A server's limits and log, from ``stats``."""
 
     max_body: int
-    """The largest body in bytes. With a log, two bytes less than the server accepts.
+    """The largest body in bytes. If the server has a log, this is two bytes less than the server accepts.
 
     When the server reads its log again, the server counts the end of the line as part of the body. A body that is then
     too large makes the server stop reading. All later jobs of the file are lost (seen with 1.12).
@@ -38,9 +38,10 @@ class JobStats(NamedTuple):
     timeouts: int
     releases: int
     buries: int
-    """How often the job was buried. A restart of the server counts once more for each buried job."""
+    """The number of times that the job was buried. If the job is buried when the server restarts, the restart adds one
+    to this number."""
     server_kicks: int
-    """How often the job was kicked, also while the job was delayed."""
+    """The number of times that the job was kicked. Kicks of the delayed job are counted, too."""
 
     def is_unchanged_since(self, before: JobStats) -> bool:
         """Whether only times and the log file differ from the job's earlier stats *before*."""
@@ -53,14 +54,15 @@ class JobStats(NamedTuple):
 
     @property
     def burials(self) -> int:
-        """How often the job was buried, as the lower of the two upper bounds that the server's counts give."""
+        """An estimate of the number of times that the job was buried. There are two numbers for this, and both may be
+        too high. So the lower one is used."""
         return min(self.buries, self.server_kicks + (self.state == b"buried"))
 
     @property
     def crashes(self) -> int:
         """The number of earlier reservations that ended without a verdict.
 
-        The server does not count them. The number is computed from the reservations minus the releases and burials.
+        The server does not count such reservations. All other earlier reservations ended by a release or a burial.
         """
         if self.reserves <= 1 and self.state == b"reserved":  # the common case
             return 0
@@ -68,7 +70,7 @@ class JobStats(NamedTuple):
 
     @property
     def kicks(self) -> int:
-        """How often the job was kicked while the job was buried."""
+        """The number of times that the job was kicked while it was buried."""
         if not self.buries:
             return 0
         return max(0, self.burials - (self.state == b"buried"))
@@ -92,7 +94,7 @@ class TubeStats(NamedTuple):
 
 
 _LINE_END = 2  # bytes
-_LONGEST_STATS = 65536  # bytes; a server's stats have about 1,500
+_LONGEST_STATS = 65536  # bytes; a server's stats have about 1,500 bytes
 _LONGEST_LIST = 32_000_000  # bytes: about a million names
 _STRANGE_JOB = "a job's stats have an unexpected form"
 

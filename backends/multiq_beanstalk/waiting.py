@@ -1,8 +1,8 @@
 """Waits for a job, on a connection that holds no lease. Another thread can interrupt the wait.
 
-A waiting reserve cannot be cancelled, and the server answers no other command on the same connection. So the driver
-closes the connection to end a wait early. If the server reserves a job at that moment, the server makes the job ready
-again.
+A waiting reserve cannot be cancelled. While it waits, the server answers no other command on the same connection. So to
+end a wait early, the driver closes the connection. If the server reserves a job at that moment, the server makes the
+job ready again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _LONGEST = 60  # seconds that one reserve waits
-_ABOUT = 0.2  # seconds by which a wait may be too long, because the server counts whole seconds
+_ABOUT = 0.2  # a wait may be too long by this number of seconds, because the server counts whole seconds
 
 
 class Waiter:
@@ -35,7 +35,8 @@ class Waiter:
         self._tubes = tubes
         self._wakeup = Wakeup()
         self.is_interrupted = False
-        """Whether a thread has asked to end the current wait. Without a current wait, the next wait ends."""
+        """Whether a thread has requested the end of the current wait. If there is no current wait, the request is for
+        the next one."""
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
@@ -63,7 +64,7 @@ class Waiter:
         return None
 
     def interrupt(self) -> None:
-        """End the current wait. Without a current wait, the next wait ends."""
+        """End the current wait. If there is no current wait, end the next one."""
         self.is_interrupted = True
         self._wakeup.notify()
 
@@ -73,7 +74,7 @@ class Waiter:
         self._wakeup.drain()
 
     def forget_connections(self) -> None:
-        """Forget all connections. In a forked child they belong to the parent."""
+        """Forget all connections. In a forked child, the connections belong to the parent."""
         self._spares = []
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ class Waiter:
         return connection
 
     def _wait_on(self, connection: Connection, wakeup_fd: int, left: float, give_up_at: float) -> Reserved | None:
-        """Wait with one reserve. Returns None if no job arrived or another thread ended the wait."""
+        """Wait with one reserve. Returns None if no job arrived, or if another thread ended the wait."""
         seconds = min(math.floor(left + _ABOUT), _LONGEST)
         drop_at = give_up_at if seconds == 0 else math.inf  # the server cannot wait for less than a second
         asked_at, deadline = now(), time.monotonic() + max(1, seconds) + self._pool.timeout
