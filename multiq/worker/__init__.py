@@ -1,4 +1,4 @@
-"""The worker: reserves jobs, runs their tasks, settles their outcomes, and renews their leases meanwhile."""
+"""The worker: reserves jobs, runs their tasks, renews their leases while they run, and settles them."""
 
 from .worker import Worker
 

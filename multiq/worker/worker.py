@@ -16,6 +16,7 @@ import msgspec
 from multiq.control.flags import Control
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.logging import log_events
+from multiq.settings.process_range import ProcessRange, read_process_range
 from multiq.settings.queue_order import check_policy, read_queues, shares
 from multiq.validation import check_count, check_timeout
 
@@ -26,8 +27,11 @@ from .monitoring.status import Status
 from .processes import fork
 from .processes.exits import EXIT_CUT_SHORT, EXIT_OK
 from .processes.inflight import InflightWriter
+from .processes.outboxes import relay_on_thread
 from .processes.process import ProcessSettings, WorkerProcess
 from .processes.reload import PreviousGeneration, noted_signals, taking_over, was_reloaded
+from .processes.scaling import Scaling
+from .processes.scheduling import schedule_on_thread
 from .processes.shared_state import SharedState
 from .processes.sidecar import Sidecar
 from .processes.signals import SignalInbox
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 
 
 _SPARE_SLOTS = 8
+_SHORTEST_SCALE = 0.1  # seconds; the smallest value of scale_up_after and scale_down_after
 _FLUSH_WAIT = 1.0  # seconds to flush the log and the standard streams before the process exits
 
 
@@ -60,22 +65,27 @@ class Worker:
       ``"round-robin"`` shares equally. Default: strict if queues are named, else round-robin.
     - *processes*: the number of worker processes under a supervisor. The supervisor replaces processes that die, and
       ends processes whose job runs on after its timeout. 0, the default, means that jobs run in this process, without a
-      supervisor.
+      supervisor. ``"MIN:MAX"``: the worker scales between these numbers.
+    - *scale_up_after*: seconds for which jobs wait before a worker that scales starts more processes. Default 1.
+    - *scale_down_after*: seconds for which a worker that scales keeps processes that it does not need. Default 30.
     - *threads*: the number of jobs that each process runs at a time, on threads. Default 1.
-    - *concurrency*: the number of coroutine jobs that each process runs at a time on one event loop. Plain functions
-      then run on a pool of threads. 0, the default, means no shared event loop.
+    - *concurrency*: the number of coroutine jobs that each process runs at a time on one event loop. With
+      *concurrency*, plain functions run on a pool of threads. 0, the default, means no shared event loop.
     - *prefetch*: the number of short jobs that a process may hold in addition to its running jobs. Default 100.
     - *grace*: seconds that running jobs get after SIGTERM. Default 25.
     - *kill_after*: seconds that a job gets after its ``timeout`` before its process is ended. Default 2.
-    - *max_jobs*: end each process after this many jobs.
-    - *max_time*: end the worker after this many seconds.
-    - *stop_when_empty*: end the worker when no job is due.
+    - *max_jobs*: each process ends after this many jobs.
+    - *max_time*: the worker ends after this many seconds.
+    - *stop_when_empty*: the worker ends when no job is due. While the backend or a part of it is down, the worker does
+      not end.
     - *recycle_jobs*, *recycle_time*: replace a process after about this many jobs, or seconds.
     - *memory*: replace a process that uses more than this many MiB. Without a supervisor, ``run`` returns 12 instead.
     - *force*: work even if the connection is down (``multiq down``).
     - *health_file*: the file that gets the worker's status every few seconds, for ``multiq health``.
     - *http*: the address of the pages for probes and Prometheus, such as ``"localhost:9000"``.
     - *log_jobs*: log a line for each job that is done.
+    - *schedule*: whether the worker also makes the jobs of schedules. Default True. If *processes* is 0, the worker
+      makes these jobs only if the app's code has schedules.
 
     Raises ``OptionInvalid``, ``NameInvalid`` or ``ExtraNotInstalled``. Raises ``Unsupported`` if *processes* is not 0
     and the backend cannot be shared between processes.
@@ -87,7 +97,9 @@ class Worker:
         queues: Sequence[str] | Mapping[str, int] | None = None,
         *,
         policy: str | None = None,
-        processes: int | None = None,
+        processes: int | str | None = None,
+        scale_up_after: float | None = None,
+        scale_down_after: float | None = None,
         threads: int | None = None,
         concurrency: int | None = None,
         prefetch: int | None = None,
@@ -103,7 +115,9 @@ class Worker:
         health_file: str | Path | None = None,
         http: str | None = None,
         log_jobs: bool | None = None,
+        schedule: bool = True,
     ) -> None:
+        app.load_included()  # before the processes are started, so that the error is raised here
         default = app.settings.worker
         self._app = app
         self._queues = default.queues if queues is None else queues
@@ -111,7 +125,10 @@ class Worker:
         weights, policy = self._weights()
         if processes is None:
             processes = default.processes or 0
-        self._processes = check_count(processes, "processes", least=0)
+        self._limits = _process_range(processes)
+        self._processes = self._limits.most
+        self._up_after = _scale_time(scale_up_after, default.scale_up_after, "scale_up_after")
+        self._down_after = _scale_time(scale_down_after, default.scale_down_after, "scale_down_after")
         if threads is not None:
             if concurrency and check_count(threads, "threads") > 1:
                 raise OptionInvalid(
@@ -137,9 +154,11 @@ class Worker:
         )
         self._log_jobs = app.settings.log.jobs if log_jobs is None else log_jobs
         self._force = force
+        self._schedules = schedule
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.owns_process = False
-        """Whether the worker may exit the process if a job keeps ``run`` from returning. The command line sets it."""
+        """Whether the worker may exit the process if a job keeps ``run`` from returning. The command line sets this
+        flag."""
         self.check: Sequence[str] | None = None
         """A command that exits with 0 if the current code starts. A reload (SIGHUP) runs the command first."""
         if not self._processes and (recycle_jobs or recycle_time):
@@ -156,6 +175,8 @@ class Worker:
             check_libraries()
         if self._processes and not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
+        if self._limits.scales and not (app.backend.declared.exact_counts or app.backend.declared.inspection):
+            raise app.backend.unsupported("exact_counts")  # without exact counts, it is unknown whether jobs wait
         self._running: WorkerProcess | Supervisor | None = None
         self._stop_early = False
         self._has_ended = False
@@ -171,7 +192,8 @@ class Worker:
         Returns the exit code: 0, or 130 if running jobs were given back.
 
         In the main thread, ``run`` handles signals. The first SIGTERM or SIGINT lets running jobs finish and gives back
-        the other jobs. A second signal gives back all jobs at once. SIGUSR2 pauses the worker, and SIGCONT resumes it.
+        the other jobs. A second signal gives back all jobs immediately. SIGUSR2 pauses the worker, and SIGCONT resumes
+        it.
         """
         self._has_ended = False
         try:
@@ -199,10 +221,19 @@ class Worker:
         self._settings = msgspec.structs.replace(self._settings, queues=tuple(weights), shares=shares(policy, weights))
         if self._max_time is not None:
             self._settings = msgspec.structs.replace(self._settings, end_at=time.monotonic() + self._max_time)
+        if self._settings.stop_when_empty:
+            for outbox in self._app.outboxes:  # before a worker can find its queues empty
+                outbox.relay_or_log()
         if self._processes == 0:
             return self._run_alone()
         settings = self._settings
-        self._shared_state = SharedState(self._processes, _SPARE_SLOTS + 2 * settings.most_held)
+        try:
+            self._shared_state = SharedState(self._processes, _SPARE_SLOTS + 2 * settings.most_held)
+        except (OSError, OverflowError, MemoryError) as exc:
+            raise OptionInvalid(
+                f"a worker must fit into memory, got processes={self._processes}, {settings.at_a_time} jobs at a time "
+                f"and prefetch={settings.prefetch}: lower one of them ({exc})"
+            ) from exc
         if self._http is not None:
             self._listener = listen(self._http)
             self._metrics = Metrics(self._app.tasks, self._processes + 1)
@@ -213,6 +244,7 @@ class Worker:
             grace=settings.grace,
             once=settings.stop_when_empty or settings.max_jobs is not None or self._max_time is not None,
             check=self.check,
+            least=self._limits.least,
             reaps_all=self.owns_process and os.getpid() == 1,
         )
         self._running = supervisor
@@ -232,6 +264,16 @@ class Worker:
         return weights, check_policy(self._policy or "round-robin", weights)
 
     def _run_alone(self) -> int:
+        ends = [relay_on_thread(self._app)]
+        if self._schedules and self._app.code_schedules:
+            ends.append(schedule_on_thread(self._app))
+        try:
+            return self._run_in_this_process()
+        finally:
+            for end in ends:
+                end()
+
+    def _run_in_this_process(self) -> int:
         """After a reload, the children of a former supervisor may belong to this process."""
         if not (self.owns_process and was_reloaded()):
             return self._run_process(None)
@@ -247,11 +289,14 @@ class Worker:
         previous: PreviousGeneration | None = None,
         all_ended: threading.Event | None = None,
     ) -> int:
-        """A process without an *assignment* has no supervisor, and waits for the end of the *previous* generation."""
+        """Run one process. A process without an *assignment* has no supervisor, so it waits for the end of the
+        *previous* generation."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if assignment is None:
-            # A command ends when its terminal closes. A user's program handles SIGHUP itself.
-            inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if self.owns_process else [])])
+            # A command ends when its terminal closes, unless ``nohup`` has started the command. In other programs, the
+            # user's code handles SIGHUP.
+            hangs_up = self.owns_process and not fork.was_ignored(signal.SIGHUP)
+            inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])])
         else:
             if self._http is not None:
                 self._listener.close()
@@ -269,6 +314,8 @@ class Worker:
                 for number in noted_signals():
                     inbox.put(number)
             inbox.serve(_actions(process, previous, is_supervised=assignment is not None))
+            if not self._force:  # signals are served before, because a silent backend delays this call
+                process.obey_down(lambda: _is_down(self._app))
             with process.interrupting() if inbox.installed else contextlib.nullcontext():
                 code = process.run()
             if (
@@ -288,7 +335,7 @@ class Worker:
                 assignment.table.note_exit(code)
             os._exit(code)
 
-        process = WorkerProcess(
+        return WorkerProcess(
             self._app,
             self._settings,
             inflight=None if assignment is None else InflightWriter(assignment.table),
@@ -299,13 +346,10 @@ class Worker:
             reclaim_signals=inbox.reclaim_signals,
             owns_process=assignment is not None or self.owns_process,
         )
-        if not self._force:
-            process.obey_down(lambda: _is_down(self._app))
-        return process
 
     def _run_sidecar(self, notifications: socket.socket, lifeline: int) -> int:
         """The main function of the sidecar's process. The sidecar ignores signals to the process group."""
-        status = Status(self._shared_state, self._settings)
+        status = Status(self._shared_state, self._settings, self._limits)
         sidecar = Sidecar(
             self._app,
             self._shared_state,
@@ -314,6 +358,9 @@ class Worker:
             self._settings.grace + KILL_MARGIN,
             force=self._force,
             shares_loop=self._settings.concurrency > 0,
+            schedules=self._schedules,
+            queues=self._settings.queues,
+            scaling=self._scaling() if self._limits.scales else None,
             status=status,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(status),
@@ -321,7 +368,19 @@ class Worker:
         # The handlers inherited from the supervisor stay installed, but have no effect in the sidecar.
         fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED})
+        relay_on_thread(self._app)  # after the mask is set, which threads inherit
         return sidecar.run()
+
+    def _scaling(self) -> Scaling:
+        return Scaling(
+            self._app.backend,
+            self._settings.queues,
+            self._shared_state,
+            self._limits,
+            at_a_time=self._settings.at_a_time,
+            up_after=self._up_after,
+            down_after=self._down_after,
+        )
 
     def _serve(self, status: Status) -> Server:
         from .monitoring.prometheus import WorkerCollector  # needs the extra ``metrics``
@@ -330,6 +389,23 @@ class Worker:
         collector = WorkerCollector(self._metrics, status, self._app.backend, self._settings.queues)
         names = () if self._http is None else (self._http.host,)
         return Server(self._listener, Pages(status, collector.text, names))
+
+
+def _process_range(processes: int | str) -> ProcessRange:
+    if not isinstance(processes, str):
+        number = check_count(processes, "processes", least=0)
+        return ProcessRange(number, number)
+    try:
+        return read_process_range(processes)
+    except ValueError as exc:
+        raise OptionInvalid(f"processes {exc}, got {processes!r}") from exc
+
+
+def _scale_time(given: float | None, default: float, name: str) -> float:
+    seconds = default if given is None else check_timeout(given, name)
+    if seconds < _SHORTEST_SCALE:
+        raise OptionInvalid(f"{name} must be {_SHORTEST_SCALE:g} seconds or more, got {seconds:g}")
+    return seconds
 
 
 def _is_down(app: App) -> bool:
@@ -358,7 +434,7 @@ def _actions(
 ) -> Mapping[signal.Signals, Callable[[], None]]:
     """The action for each signal.
 
-    A supervised process reads from the shared state whether it is paused. SIGUSR2 and SIGCONT only wake it.
+    A supervised process reads from the shared state whether it is paused. SIGUSR2 and SIGCONT only wake the process.
     """
     if is_supervised:
         return {
@@ -384,7 +460,7 @@ def _stop(process: WorkerProcess, previous: PreviousGeneration | None = None, *,
         return
     if by_signal:
         running = process.running
-        # In a thread, because writing the log may hang, and the next signal must still be handled.
+        # This runs in a thread, because writing the log may hang, and the next signal must still be handled.
         run_in_thread(lambda: log_waiting(running, process.grace))
     process.stop()
 

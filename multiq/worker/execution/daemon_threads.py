@@ -1,6 +1,6 @@
 """A pool of daemon threads.
 
-The process joins the threads of ``concurrent.futures`` at its exit, so a hung job would block the exit.
+Python joins the threads of ``concurrent.futures`` when it exits, so a hung job would block the exit.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class DaemonThreads(ThreadPoolExecutor):
     def write_off(self) -> None:
         """Handle the end of a job.
 
-        If other calls wait, one more thread is allowed for each thread that ended jobs still occupy.
+        If other calls wait, one more thread is allowed for each thread that is still occupied by an ended job.
         """
         if self._unfinished <= self._most:
             return
         with self._lock:
             dropped = self._write_off()
-            with contextlib.suppress(RuntimeError):  # the system refuses a thread, and the next call tries again
+            with contextlib.suppress(RuntimeError):  # after a refusal, the next call makes another attempt
                 self._begin_threads(None)
         _cancel(dropped)
 
@@ -87,8 +87,8 @@ class DaemonThreads(ThreadPoolExecutor):
         _cancel(waiting)
 
     def _write_off(self) -> list[_Call]:
-        """Stop counting threads that ended jobs occupy. Returns the waiting calls of those jobs, which the caller
-        cancels.
+        """Stop counting threads that are occupied by ended jobs. Returns the waiting calls of those jobs, which the
+        caller cancels.
         """
         if self._unfinished <= self._most or self._count < self._most or self._is_shut:
             return []
@@ -105,7 +105,7 @@ class DaemonThreads(ThreadPoolExecutor):
         self._unfinished -= len(left) + len(dropped)
         if left:
             _log.warning(
-                "%s that jobs have left behind still run, and other calls wait for a thread: as many more may begin",
+                "%s of ended jobs still run while other calls wait for a thread: the pool may start as many more",
                 many(len(left), "thread"),
             )
         return dropped
@@ -138,7 +138,7 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs, job = call
-            with self._lock:  # locked as in write_off, so a call of an ended job is in _running or is never made
+            with self._lock:  # an ended job's call is dropped here, or write_off finds it in _running
                 is_left = job is not None and job.is_over and self._unfinished > self._most
                 if not is_left:
                     self._running[future] = job
@@ -147,12 +147,12 @@ class DaemonThreads(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*args, **kwargs))
-                except BaseException as exc:  # noqa: BLE001 - the caller's
+                except BaseException as exc:  # noqa: BLE001 - passed on to the caller
                     future.set_exception(exc)
             with self._lock:
                 is_written_off = not is_left and self._running.pop(future, self) is self
             if is_written_off:
-                break  # other threads have replaced this one
+                break  # other threads have replaced this thread
             del call, future, function, args, kwargs, job  # otherwise the objects would live until the next call
             with self._lock:
                 self._unfinished -= 1

@@ -27,7 +27,7 @@ def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
     """Create a loop for one thread. The caller closes the loop. The loop's executor is *threads*, or a new pool of
     daemon threads.
 
-    The loop is asyncio's own, whatever the event loop policy is. The timeouts read the handles of the loop
+    The loop is asyncio's own, whatever the event loop policy is, because the timeouts read the loop's handles
     (``CoroutineExecutor``).
     """
     loop = asyncio.SelectorEventLoop()
@@ -52,7 +52,7 @@ class JobLoop:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run *work* to its end, in the current context. Raises the exceptions of *work*."""
         loop = self._loop = self._loop or new_event_loop()
-        job = JobTasks()  # for calls in threads; all tasks on this loop belong to the job
+        job = JobTasks()  # ``DaemonThreads`` reads it; the loop does not, because all its tasks are this job's
         job_tasks.set(job)
         task = loop.create_task(work)
         try:
@@ -73,8 +73,8 @@ class JobLoop:
         forgotten = [each for each in left if each is not task and not is_closing(each)]
         if forgotten:
             _log.warning("a job left %d tasks behind on its event loop; they are cancelled", len(forgotten))
-        if stuck:  # without a running loop, no stuck task can run on
-            _log.error("%d tasks that a job left behind swallow their cancellation; their loop is dropped", stuck)
+        if stuck:  # a stuck task does not continue, because nothing runs its loop
+            _log.error("%d tasks that a job left behind ignore their cancellation; their loop is abandoned", stuck)
             self._loop = None
 
 
@@ -82,7 +82,7 @@ def close_loop(loop: AbstractEventLoop) -> None:
     """Close the loop. The loop's asynchronous generators first get a second to end."""
     try:
         loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
-    except BaseException as exc:  # noqa: BLE001 - the user's code: it must not prevent the end
+    except BaseException as exc:  # noqa: BLE001 - an error of the user's code must not keep the loop open
         _log.warning("asynchronous generators that jobs left behind do not end: %r", exc)
     loop.close()
 
@@ -119,4 +119,4 @@ def _run_until_done(loop: AbstractEventLoop, tasks: list[asyncio.Task[Any]]) -> 
         try:
             loop.run_until_complete(asyncio.wait(tasks, timeout=max(0.0, give_up_at - loop.time())))
         except BaseException:  # noqa: BLE001 - SystemExit of a task, or loop.stop()
-            _log.debug("a cancelled task has ended its loop's run", exc_info=True)
+            _log.debug("a cancelled task stopped its event loop", exc_info=True)

@@ -57,12 +57,13 @@ class Executor(ABC):
         self._finished: deque[Held] = deque()
         self._running: dict[Held, None] = {}  # ordered by their beginning
         self.is_aborted = False
-        """Whether the process aborts. No job may begin then."""
+        """Whether the process aborts. In that case, no job may begin."""
         self._held = 0
         self._counting = threading.Lock()
 
     def start(self, jobs: Sequence[Held]) -> None:
-        """Run these jobs. An inline executor returns after the jobs have run. The other executors return at once."""
+        """Run these jobs. An inline executor returns after the jobs have run. The other executors return
+        immediately."""
         self._count(len(jobs))
         self._start(jobs)
 
@@ -102,7 +103,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def is_held_up(self) -> bool:
-        """Whether a long job makes other jobs wait, or would make them wait."""
+        """Whether a long job makes other jobs wait, or would make newly started jobs wait."""
 
     @property
     @abstractmethod
@@ -141,21 +142,21 @@ class Executor(ABC):
         process was suspended.
         """
         held.began_at = now = time.monotonic()
-        self._running[held] = None  # first, so that either an abort sees the job or this thread sees the abort
+        self._running[held] = None  # comes first: an abort finds the job, or this thread sees ``is_aborted``
         if now >= held.ends_at or self.is_aborted:
             del self._running[held]
             self._skip(held)
             return False
         if self._inflight is not None:
             self._inflight.begin(held)
-            if time.monotonic() >= held.ends_at:  # this thread was suspended in between, and the job may be given back
+            if time.monotonic() >= held.ends_at:  # the thread was suspended; the sidecar may give the job back
                 del self._running[held]
                 self._skip(held)
                 return False
         return True
 
     def _skip(self, held: Held) -> None:
-        _log.debug("[%s] %s does not begin: its lease is over, or its worker ends", held.lease.queue, held.lease.id)
+        _log.debug("[%s] %s does not begin: its lease has ended, or the worker stops", held.lease.queue, held.lease.id)
         held.began_at = 0.0
         held.verdict = GiveBack(held.lease)
         if self._inflight is not None:
@@ -173,8 +174,8 @@ class Executor(ABC):
 class InlineExecutor(Executor):
     """Runs one job after the other in the thread of the worker's loop.
 
-    This executor has the lowest cost per job, because no job changes threads. *after_job* is called between two jobs in
-    the same thread, at most fifty times a second.
+    This executor has the lowest cost per job, because a job stays in one thread. *after_job* is called in the same
+    thread between two jobs, at most fifty times a second.
     """
 
     def __init__(
@@ -196,12 +197,12 @@ class InlineExecutor(Executor):
         # costs 5 % more CPU for each no-op job (docs/decisions/0047).
         take, run, running, finished = self._waiting.popleft, self._runner.run, self._running, self._finished
         inflight, note_job, clock = self._inflight, self._prefetch.note_job, time.monotonic
-        marks: Any = None if inflight is None else inflight.marks  # without a table, no job has a slot
+        marks: Any = None if inflight is None else inflight.marks  # without an in-flight table, no job has a slot
         look_at = clock() + _AFTER_JOB_EVERY
         while True:
             try:
                 held = take()
-            except IndexError:  # all jobs have run, or the heartbeat has taken them back
+            except IndexError:  # all jobs have run, or the heartbeat has taken the rest back
                 return
             held.began_at = now = clock()
             running[held] = None
@@ -213,7 +214,7 @@ class InlineExecutor(Executor):
             if slot is not None:
                 marks[slot] = now
             verdict = held.verdict = run(held)
-            if slot is not None and type(verdict) is Ack:
+            if slot is not None and type(verdict) is Ack and verdict.after is None:
                 marks[slot] = ACKED
             elif inflight is not None:
                 inflight.end(held)
@@ -393,7 +394,7 @@ class CoroutineExecutor(Executor):
         return None
 
     def holder(self) -> Held | None:
-        """Return the job whose code the loop runs now, if another thread can find out."""
+        """Return the job whose code the loop runs now. None: another thread cannot find out which job it is."""
         current = asyncio.current_task(self._loop)
         of_callback = self._tasks_of_callback()
         for task, (held, tasks) in list(self._tasks.items()):
@@ -416,12 +417,12 @@ class CoroutineExecutor(Executor):
     def _tasks_of_callback(self) -> JobTasks | None:
         """Return the tasks of the job to which the loop's current callback or task step belongs.
 
-        The context of the callback has the job. None means that no callback runs, or that the callback has no job's
-        context. A thread may have created such a callback, or the job may have passed another context.
+        The callback's context names the job. None: no callback runs, or its context names no job. The callback may have
+        been created in a thread, or with another context.
         """
         frame = frame_of(self._thread.ident)
         while frame is not None:
-            if frame.f_code is asyncio.Handle._run.__code__:  # noqa: SLF001 - there is no other way to ask
+            if frame.f_code is asyncio.Handle._run.__code__:  # noqa: SLF001 - Python has no public way
                 context: Context = frame.f_locals["self"]._context  # noqa: SLF001
                 return context.get(job_tasks)
             frame = frame.f_back
@@ -439,10 +440,10 @@ class CoroutineExecutor(Executor):
             try:
                 self._loop.run_forever()
             except BaseException:  # noqa: BLE001 - SystemExit of a job's own task: the other jobs go on
-                _log.exception("a task of a job has ended the event loop's run; the loop goes on")
+                _log.exception("a task of a job stopped the event loop; the loop runs again")
         stuck = end_tasks(self._loop, asyncio.all_tasks(self._loop))
         if stuck:
-            _log.error("%d tasks swallow their cancellation and were left", stuck)
+            _log.error("%d tasks ignore their cancellation; the worker ends without them", stuck)
         close_loop(self._loop)
 
     def _fill(self) -> None:
@@ -545,7 +546,7 @@ def _make_task(
 
 
 def _drained(waiting: deque[Held]) -> list[Held]:
-    """Return all items in order. Pops them from the right, because another thread pops from the left."""
+    """Return all items in order. Items are popped from the right, because another thread pops from the left."""
     taken: list[Held] = []
     with contextlib.suppress(IndexError):
         while True:

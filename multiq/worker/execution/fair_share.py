@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def fair_share(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer:
-    """Return a consumer that reserves by *shares*. Without shares, returns *consumer*, which uses strict order."""
+    """Return a consumer that reserves by *shares*. Without shares, it returns *consumer*, which uses strict order."""
     return consumer if shares is None else FairShareConsumer(consumer, FairShare(shares))
 
 
 class FairShare:
     """Orders the queues so that each queue with jobs delivers jobs in proportion to its weight.
 
-    Each job is charged to its queue as 1 / weight. The queue with the lowest charge is asked first. The shares are thus
-    shares of jobs, with an error of at most one batch. An empty queue leaves its share to the other queues, and does
-    not get it back later.
+    Each job is charged to its queue as 1 / weight. The queue with the lowest charge is asked first. So the weights
+    divide the number of jobs, and not the time that the jobs take. The error of a share is at most one batch. While a
+    queue is empty, the other queues get its share. The queue does not get this share back later.
 
     The charges begin with random values (*rng*). Without random values, many workers that take one job each would never
     take a job of the last queue.
@@ -51,12 +51,12 @@ class FairShare:
             self._charged[queue] += count / self._weights[queue]
         last = max(order.index(queue) for queue in given)
         least = min(self._charged[queue] for queue in order[last:])
-        for queue in order[:last]:  # these queues had no more jobs
+        for queue in order[:last]:  # these queues had no jobs left
             self._charged[queue] = max(self._charged[queue], least)
 
     def _reset(self) -> None:
-        # Start as at a random moment of a long run. Each queue is next with a probability proportional to its weight.
-        # Every other queue is at a random point between two of its jobs.
+        # Start in the state that a long run has at a random moment. Each queue is next with a probability proportional
+        # to its weight. Every other queue is at a random point between two of its jobs.
         (first,) = self._rng.choices(list(self._weights), list(self._weights.values()))
         self._charged = {queue: self._rng.uniform(0, 1 / weight) for queue, weight in self._weights.items()}
         self._charged[first] = 0.0
@@ -71,6 +71,18 @@ class FairShareConsumer(Consumer):
     @property
     def asked_at(self) -> float:  # type: ignore[override]
         return self._inner.asked_at
+
+    @property
+    def most_gated(self) -> int | None:
+        return self._inner.most_gated
+
+    @most_gated.setter
+    def most_gated(self, value: int | None) -> None:
+        self._inner.most_gated = value
+
+    @property
+    def sees_all(self) -> bool:  # type: ignore[override]
+        return self._inner.sees_all
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return self.exchange((), limit, timeout, queues)[1]

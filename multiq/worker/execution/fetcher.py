@@ -6,6 +6,7 @@ The fetcher reserves and settles jobs in batches, renews leases, and handles out
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import threading
 import time
@@ -13,11 +14,15 @@ from collections import Counter, deque
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from multiq.backend import Touch
+import msgspec
+
+from multiq import timeout_notices
+from multiq.backend import Ack, After, Bury, GiveBack, Release, Touch
 from multiq.envelope import decode_json
-from multiq.errors import BackendError
+from multiq.errors import BackendError, LeaseLost, MultiqError, PayloadTooLarge
 from multiq.events import BackendDown, BackendUp, JobLost
 from multiq.job import task_of
+from multiq.outcome import without_value
 from multiq.worker.processes.inflight import Held
 from multiq.worker.processes.watchdog import run_in_thread
 
@@ -25,12 +30,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.backend import Consumer, Lease, Verdict
-    from multiq.errors import LeaseLost
     from multiq.events import Event, Events
     from multiq.worker.processes.inflight import InflightWriter
 
+_log = logging.getLogger("multiq.worker")
+
 _FIRST_PAUSE = 0.1  # seconds between two attempts to reach a backend that is down; doubles with each failure
 _LONGEST_PAUSE = 0.5  # the maximum of this pause, so that work continues within a second after an outage
+
+_INTERRUPT_EVERY = 0.002  # seconds between two interrupts of the worker's loop by a job's thread that needs the lock
+_YIELD_EVERY = 0.0005  # seconds between two checks whether waiting threads of jobs have got the lock
+_LEAST_PAUSE = 0.01  # seconds between two attempts to store a memo
 
 _EMIT_WAIT = 0.25  # seconds that a call waits for subscribers of its events
 _MAX_PENDING_EVENTS = 1000  # maximum number of events that wait while a subscriber hangs; the oldest ones are dropped
@@ -44,7 +54,7 @@ _TOUCH_SHARE = 1 / 3
 class Fetcher:
     """Reserves and settles jobs for one worker process. A lock admits one thread at a time.
 
-    *inflight* shows the supervisor and the sidecar the held leases and the time of the next touch.
+    *inflight*: the table in which the supervisor and the sidecar see the held leases and the time of the next touch.
     """
 
     def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InflightWriter | None = None) -> None:
@@ -54,25 +64,39 @@ class Fetcher:
         self._inflight = inflight
         self.settled: Counter[type[Verdict]] = Counter()
         """The number of verdicts that the backend has accepted, by type."""
+        self.on_settled: Callable[[Sequence[Held]], None] | None = None
+        """Called with all jobs that are settled, under the lock."""
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # verdicts that wait for the end of an outage
+        self._claims: set[object] = set()  # one for each job's thread that waits for the lock in order to store a memo
         self._is_partial = False  # whether only a part of the backend is down
         self._held: dict[Held, None] = {}  # ordered by the time of their reservation
         self._next_touch = float("inf")
+        self._next_memo = float("inf")  # when to store memos that have changed since ``_next_touch`` was computed
         self._failures = 0
         self._retry_at = 0.0
+        self._last_failure: BackendError | None = None
         self._interrupted = threading.Event()
+        self._hides_errors = False  # whether the last exchange has settled verdicts
         self._pending_events: deque[Event] = deque(maxlen=_MAX_PENDING_EVENTS)
         self._emitting = threading.Lock()
 
-    def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
-        """Settle *finished*, and reserve up to *limit* jobs.
+    def exchange(
+        self, finished: Sequence[Held], limit: int, timeout: float, most_gated: int | None = None
+    ) -> list[Held]:
+        """Settle *finished*, and reserve up to *limit* jobs, of which at most *most_gated* have gates.
 
-        While the backend is down, this method waits a little and returns no jobs. While only a part of the backend is
-        down, the verdicts for that part wait, and the other parts deliver jobs.
+        While the backend is down, this method waits a little and returns no jobs. If one part of the backend is down,
+        the verdicts for this part wait, and the other parts still deliver jobs.
         """
         with self._lock:
+            self._consumer.most_gated = most_gated
+            if self.on_settled is not None and any(held.has_permit for held in finished):
+                self._settle(finished)  # the reserve may wait long, and the permits must be free for other jobs
+                finished = []
             jobs, pause = self._exchange(finished, limit, timeout)
+        if self._claims:
+            self._yield_lock()
         self._emit_events()
         if pause:  # wait for the next attempt, unless interrupted
             self._interrupted.wait(pause)
@@ -87,15 +111,19 @@ class Fetcher:
             waiting, self._unsettled = self._unsettled, waiting
             timeout = min(timeout, pause)
         to_settle = self._collect(finished)
+        self._hides_errors = bool(to_settle)
         if pause and not self._is_partial:
             self._unsettled = to_settle
             return [], pause
         if self._failures and not waiting:
-            timeout = 0.0  # report at once that the backend is up, instead of with the next job
+            timeout = 0.0  # without a wait, the answer comes immediately and shows that the backend is up
         try:
             lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
+        except PayloadTooLarge as exc:
+            self._unsettled = waiting + _leaner(to_settle, exc)
+            return [], 0.0
         except BackendError as exc:
-            self._unsettled = waiting + to_settle
+            self._note_unsettled(waiting, to_settle, exc)
             jobs = self._reserve_elsewhere(limit) if exc.is_partial else []
             pause = self._note_failure(exc)
             return jobs, 0.0 if jobs else pause
@@ -106,7 +134,8 @@ class Fetcher:
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
-        """Settle *finished* now. Returns False if the backend is down. The next call then settles these jobs."""
+        """Settle *finished* now. Returns False if the backend is down. In this case the next call settles these
+        jobs."""
         with self._lock:
             is_settled = self._settle(finished)
         self._emit_events()
@@ -129,7 +158,7 @@ class Fetcher:
 
         Does nothing while another thread makes a call. The other thread's call ends in time for the next touch.
         """
-        if time.monotonic() < self._next_touch or not self._lock.acquire(blocking=False):
+        if time.monotonic() < self._touch_at or not self._lock.acquire(blocking=False):
             return
         try:
             self._touch(time.monotonic())
@@ -137,13 +166,50 @@ class Fetcher:
             self._lock.release()
         self._emit_events()
 
+    def touch_at(self, held: Held, moment: float) -> None:
+        """Let the heartbeat touch a lease and store its memo at *moment* or earlier. Raises ``LeaseLost``."""
+        if held.touch_at == float("inf") or held not in self._held:
+            raise LeaseLost(held.lease.queue, held.lease.id)
+        self._next_memo = min(self._next_memo, moment)
+
+    def store_memo(self, held: Held) -> None:
+        """Touch a lease now, and store its memo. Called in the job's thread.
+
+        This method repeats the call until the backend answers. Raises ``SoftTimeout`` at the job's timeout, and
+        ``BackendError`` after the lease's end. Also raises ``LeaseLost``, ``PayloadTooLarge``.
+        """
+        while True:
+            self._claim()
+            try:
+                error = self._touch_now(held)
+                if time.monotonic() >= self._touch_at:  # with many steps, the heartbeat may never get the lock
+                    self._touch(time.monotonic())
+            finally:
+                self._lock.release()
+            self._emit_events()
+            if error is None:
+                return
+            if isinstance(error, LeaseLost) or time.monotonic() >= held.ends_at:
+                raise error
+            time.sleep(max(_LEAST_PAUSE, self._pause_left()))
+            if timeout_notices.pending:
+                timeout_notices.raise_if_pending()
+
+    def held_of(self, lease: Lease) -> Held | None:
+        """Return the held job of this lease. None: it is settled. Thread-safe."""
+        return next((held for held in list(self._held) if held.lease is lease), None)
+
     def next_touch_in(self) -> float:
-        return max(0.0, self._next_touch - time.monotonic())
+        return max(0.0, self._touch_at - time.monotonic())
 
     def interrupt(self) -> None:
         """End the current wait, or skip the next one."""
         self._interrupted.set()
         self._consumer.interrupt()
+
+    @property
+    def _touch_at(self) -> float:
+        return min(self._next_touch, self._next_memo)
 
     @property
     def has_unsettled(self) -> bool:
@@ -162,6 +228,19 @@ class Fetcher:
     def is_down(self) -> bool:
         """Whether the last call did not reach the backend."""
         return self._failures > 0
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether ``exchange`` looks at all due jobs. False: the backend or a part of it does not answer."""
+        return not self.is_down and self._consumer.sees_all
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether an empty result of the last exchange means that no job was due. False: its reserve may have failed.
+
+        If an exchange has settled verdicts, an error of its reserve is raised by the next exchange.
+        """
+        return self.sees_all and not self._hides_errors
 
     def close(self) -> None:
         self._consumer.close()
@@ -184,20 +263,38 @@ class Fetcher:
                 self._emitting.release()
 
     def _settle(self, finished: Sequence[Held]) -> bool:
+        waiting: list[Held] = []
+        pause = self._pause_left()
+        if pause and self._is_partial:
+            waiting, self._unsettled = self._unsettled, waiting
         to_settle = self._collect(finished)
         if not to_settle:
-            return True
-        if self._pause_left():
+            self._unsettled = waiting
+            return not waiting
+        if pause and not self._is_partial:
             self._unsettled = to_settle
             return False
         try:
             lost = self._consumer.settle(_verdicts(to_settle))
+        except PayloadTooLarge as exc:
+            self._unsettled = waiting + _leaner(to_settle, exc)
+            return False
         except BackendError as exc:
-            self._unsettled = to_settle
+            self._note_unsettled(waiting, to_settle, exc)
             self._note_failure(exc)
             return False
+        self._unsettled = waiting
         self._settled(to_settle, lost)
-        return True
+        return not waiting
+
+    def _note_unsettled(self, waiting: list[Held], to_settle: list[Held], error: BackendError) -> None:
+        """Keep the verdicts of a failed call for the next call. Verdicts that the failed call has settled are not
+        kept."""
+        answers = error.settled
+        self._unsettled = waiting + [held for held in to_settle if held.lease.token not in answers]
+        settled = [held for held in to_settle if held.lease.token in answers]
+        if settled:
+            self._settled(settled, [answers[held.lease.token] for held in settled])
 
     def _reserve_elsewhere(self, limit: int) -> list[Held]:
         """Reserve from the other servers while one server does not accept verdicts."""
@@ -208,13 +305,14 @@ class Fetcher:
         return self._hold(leases) if leases else []
 
     def _touch(self, now: float) -> None:
+        self._next_memo = float("inf")  # reset first: each memo that changes after this line sets it again
         pause = self._pause_left()
         if pause and not self._is_partial:
             self._set_next_touch(now + pause)
             return
         due = []
         for held in self._held:
-            if held.touch_at > now or held.verdict is not None:
+            if _touch_at(held) > now or held.verdict is not None:
                 continue
             if held.ends_at <= now and not held.began_at:
                 held.touch_at = float("inf")  # this job never begins here, and the sidecar may give it back at any time
@@ -223,19 +321,106 @@ class Fetcher:
             if self._inflight is not None:  # before the call, because the sidecar relies on the new end
                 self._inflight.touch(held, now + held.lease.ttr)
         try:
-            lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
+            lost = self._touch_safely(due, now) if due else []
         except BackendError as exc:
+            if exc.is_partial and self._touch_without_memos(due, now):
+                return
             self._set_next_touch(now + self._note_failure(exc))
             return
-        for held, error in zip(due, lost, strict=True):
-            if error is None:
-                held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
-                held.ends_at = now + held.lease.ttr
-            else:
-                held.touch_at = float("inf")  # its verdict will be refused, and the refusal is reported
-        self._set_next_touch(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
+        times = (_touch_at(held) for held in self._held if held.verdict is None)
+        self._set_next_touch(min(times, default=float("inf")))
         if None in lost:
             self._note_answer()
+
+    def _touch_now(self, held: Held) -> MultiqError | None:
+        """Touch one lease under the lock. Returns ``LeaseLost`` if the lease has ended, or a ``BackendError`` if a
+        later call may succeed."""
+        now = time.monotonic()
+        if held not in self._held or held.verdict is not None:
+            return LeaseLost(held.lease.queue, held.lease.id)
+        if self._pause_left() and not self._is_partial:
+            return self._last_failure
+        if self._inflight is not None:  # before the call, as in _touch
+            self._inflight.touch(held, now + held.lease.ttr)
+        try:
+            (error,) = self._send_touches([held], now)
+        except BackendError as exc:
+            self._note_failure(exc)
+            return exc
+        if error is None:
+            self._note_answer()
+        return error
+
+    def _touch_safely(self, due: Sequence[Held], now: float) -> list[LeaseLost | None]:
+        """Touch these leases. If the backend refuses a memo as too large, the memos are left out."""
+        try:
+            return self._send_touches(due, now)
+        except PayloadTooLarge as exc:
+            _log.error("the memos of running jobs are not stored: %s", exc)
+            return self._send_touches(due, now, with_memos=False)
+
+    def _touch_without_memos(self, due: Sequence[Held], now: float) -> bool:
+        """If memos are pending, touch these leases without the memos. This may succeed while the backend cannot store
+        memos. Returns whether the leases were touched. If the leases were touched, the memos are sent later."""
+        if all(held.memo is None or not held.memo.is_pending for held in due):
+            return False
+        try:
+            self._send_touches(due, now, with_memos=False, are_memos_done=False)
+        except BackendError:
+            return False
+        self._set_next_touch(now + _LONGEST_PAUSE)
+        return True
+
+    def _send_touches(
+        self, due: Sequence[Held], now: float, *, with_memos: bool = True, are_memos_done: bool = True
+    ) -> list[LeaseLost | None]:
+        """Touch these leases, and store the memos that have changed.
+
+        *are_memos_done*: True: a memo that is left out now is not sent later, unless it changes.
+        """
+        taken = [None if held.memo is None else held.memo.take() for held in due]
+        lost = self._consumer.settle(
+            [
+                Touch(held.lease, After(memo=memo[1]))
+                if with_memos and memo is not None and memo[1] is not None
+                else Touch(held.lease)
+                for held, memo in zip(due, taken, strict=True)
+            ]
+        )
+        for held, memo, error in zip(due, taken, lost, strict=True):
+            if error is None:
+                held.reserved = held.reserved_at
+                held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
+                held.ends_at = now + held.lease.ttr
+                if memo is not None and held.memo is not None and are_memos_done:
+                    held.memo.sent(memo[0])  # a memo that was left out counts as sent, too
+            else:
+                # the backend will refuse the verdict on this job, and this refusal is reported
+                held.touch_at = float("inf")
+        return lost
+
+    def _claim(self) -> None:
+        """Acquire the lock, and interrupt the worker's loop if it holds the lock while it waits for jobs."""
+        if self._lock.acquire(blocking=False):
+            return
+        claim = object()
+        self._claims.add(claim)
+        try:
+            while not self._lock.acquire(timeout=_INTERRUPT_EVERY):
+                self._consumer.interrupt()
+        finally:
+            self._claims.discard(claim)
+
+    def _yield_lock(self) -> None:
+        """Wait until the waiting threads have had the lock. Without this wait, the worker's loop would take the lock
+        again immediately.
+
+        The wait ignores claims that are made after its beginning. Jobs with many steps make claims again and again. If
+        the wait did not ignore these claims, the loop would hardly settle and reserve jobs.
+        """
+        waiting = set(self._claims)
+        while not waiting.isdisjoint(self._claims):
+            time.sleep(_YIELD_EVERY)
 
     def _collect(self, finished: Sequence[Held]) -> list[Held]:
         """Return the jobs to settle now, without jobs that an abort has already settled."""
@@ -270,15 +455,17 @@ class Fetcher:
         all_held = self._held
         for held in settled:
             del all_held[held]
+        if self.on_settled is not None:
+            self.on_settled(settled)
         counted = settled
         if any(lost):
             refused = [held for held, error in zip(settled, lost, strict=True) if error is not None]
             counted = [held for held, error in zip(settled, lost, strict=True) if error is None]
             self._note_lost(refused)
-        self.settled.update(map(type, _verdicts(counted)))
+        self.settled.update(map(type, map(_verdict_of, counted)))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
-        if None in lost:  # a driver may know without a reply that leases are lost
+        if None in lost:  # a driver may report lost leases without asking the backend
             self._note_answer()
 
     def _note_lost(self, refused: Sequence[Held]) -> None:
@@ -290,8 +477,8 @@ class Fetcher:
                 self._pending_events.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
 
     def _note_answer(self) -> None:
-        """Record that the backend has answered. The backend counts as up, unless verdicts still wait for another part
-        of the backend.
+        """Record that the backend has answered. If no verdicts wait for another part of the backend, the backend counts
+        as up.
         """
         if self._failures and not self._unsettled:
             self._failures = 0
@@ -311,8 +498,34 @@ class Fetcher:
         pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
         self._failures = min(self._failures + 1, 20)
         self._retry_at = time.monotonic() + pause
+        self._last_failure = failure
         self._pending_events.append(BackendDown(worker=self._worker, error=failure, retry_in=pause))
         return pause
+
+
+def _leaner(refused: Sequence[Held], error: PayloadTooLarge) -> list[Held]:
+    """Remove values, memos and details from these refused verdicts, but not their steps.
+
+    The backend has refused the call, because a body is larger than the backend accepts. So the backend has carried out
+    none of the verdicts.
+    """
+    _log.error("the verdicts on %d jobs are sent again, without values, memos and details: %s", len(refused), error)
+    for held in refused:
+        verdict = held.verdict
+        if isinstance(verdict, Ack) and verdict.after is not None and verdict.after.outcome:
+            short = without_value(verdict.after.outcome, str(error), with_errors=False)
+            held.verdict = Ack(verdict.lease, msgspec.structs.replace(verdict.after, outcome=short))
+        elif isinstance(verdict, Release | Bury | GiveBack) and verdict.after is not None:
+            steps = verdict.after.steps  # without these steps a flow would stop
+            held.verdict = msgspec.structs.replace(verdict, after=After(steps=steps) if steps else None)
+    return list(refused)
+
+
+def _touch_at(held: Held) -> float:
+    """Return the time of the lease's next touch. If the memo has changed and the lease is not lost, this time is
+    earlier."""
+    memo, at = held.memo, held.touch_at
+    return at if memo is None or at == float("inf") else min(at, memo.next_touch)
 
 
 def _verdicts(finished: Sequence[Held]) -> list[Verdict]:

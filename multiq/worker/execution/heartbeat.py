@@ -42,7 +42,7 @@ class Heartbeat:
                 self.holding.wait()
                 self._tick()
                 self._pause.wait(TICK)
-        except BaseException:  # noqa: BLE001 - reported, and fatal
+        except BaseException:  # noqa: BLE001 - logged; the worker stops
             # Without the heartbeat, leases would end while their jobs run, so the worker must stop.
             _log.exception("the heartbeat died; the worker stops")
             self._on_death()

@@ -1,6 +1,6 @@
 """Computes the number of jobs to hold.
 
-A process holds more jobs than it can run only while its jobs are short compared with a round trip to the backend.
+A process holds more jobs than it can run, but only while the jobs are short compared with a round trip to the backend.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ _WEIGHT = 0.2  # weight of the newest job in the running mean
 
 class Prefetch:
     """The number of jobs to hold. The number doubles while batches are full and jobs are short. A long job reduces the
-    number at once.
+    number immediately.
 
-    Up to *slots* jobs run at a time, and up to *most* more jobs wait. The last of n held jobs waits (n - slots + 1) /
-    slots times the duration of a job. ``BUDGET`` limits this time.
+    Up to *slots* jobs run at the same time, and up to *most* more jobs wait. The last of n held jobs waits (n - slots +
+    1) / slots times the duration of a job. ``BUDGET`` limits this time.
     """
 
     def __init__(self, slots: int, most: int) -> None:
@@ -27,7 +27,7 @@ class Prefetch:
 
     @property
     def size(self) -> int:
-        """The maximum number of jobs to hold, running and waiting."""
+        """The maximum number of jobs to hold: the sum of running and waiting jobs."""
         return self._size
 
     def note_job(self, seconds: float) -> None:

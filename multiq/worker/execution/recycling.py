@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-_JITTER = 0.1  # random share subtracted from a limit, so that children that started together do not end together
+_JITTER = 0.1  # a random share is subtracted from each limit, so children that started together do not end together
 _LOOK = 0.02  # seconds between two measurements of the memory; each takes some microseconds
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()
@@ -73,7 +73,8 @@ class Recycling:
         return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())
 
     def _warn_of_little(self, memory: float) -> None:
-        """Log an error if the process already uses more than the limit. The process will then end after each job."""
+        """Log an error if the process already uses more than the limit. If it does, the process will end after each
+        job."""
         used = resident_mib()
         if used > memory:
             _log.error(

@@ -1,11 +1,13 @@
 """Safe points: positions in a job's own code where an exception may be raised, found by tracing.
 
-A signal handler mostly runs when a thread returns from waiting. If a job often logs or waits for a queue, the handler
-always finds the thread inside these libraries, and could never interrupt the job. Tracing calls this module as soon as
-the job is back in its own code.
+A signal handler mostly runs when a thread returns from waiting. In a job that often logs or waits for a
+``queue.Queue``, the handler may always find the thread inside the library ``logging`` or ``queue``, and must not
+interrupt this library. Without tracing, the handler could then never interrupt the job. Tracing calls this module as
+soon as the job is back in its own code.
 
-Safe points are backward jumps and function calls. The interpreter itself handles signals there, so an exception cannot
-come between a lock and its ``with`` block. Tracing slows down a job, so only jobs that must end are traced.
+Safe points are backward jumps and function calls. The interpreter itself handles signals at these points, so an
+exception cannot come between a lock and its ``with`` block. Tracing slows down a job, so only jobs that must end are
+traced.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _TURNS = frozenset(
 
 
 class Steps:
-    """Calls *look* with the frame at each safe point of the traced thread. An exception of *look* is raised there."""
+    """Calls *look* with the frame at each safe point of the traced thread. If *look* raises an exception, it is raised
+    at the safe point."""
 
     def __init__(self, look: Callable[[FrameType], None]) -> None:
         self._look = look

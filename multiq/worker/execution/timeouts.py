@@ -1,12 +1,14 @@
 """Timeouts: a job that runs longer than its ``timeout`` is notified. If the job runs on, its process must end.
 
+A job that is cancelled is notified in the same way, with ``JobCancelled`` in the place of ``SoftTimeout``.
+
 The notification must not break other code than the task's own. The kind of notification depends on where the job runs:
 
 - A coroutine is cancelled by its event loop (``Runner``).
 - A plain function in the main thread is interrupted by a signal. The handler runs in that thread, and raises
-  ``SoftTimeout`` if the thread is in the task's own code or in an unprotected library. Protected packages are locks of
-  the standard library, logging and drivers. In a protected package, ``SoftTimeout`` is raised later, when the job is
-  back in its own code (``safe_points``).
+  ``SoftTimeout`` if the thread is in the task's own code or in an unprotected library. Protected packages have locks
+  or connections, or swallow exceptions. Examples are ``threading``, ``logging`` and ``redis``. In a protected package,
+  ``SoftTimeout`` is raised later, when the job is back in its own code (``safe_points``).
 - A plain function on another thread must poll: ``current_job().check()`` raises ``SoftTimeout``. An exception raised
   from outside could arrive anywhere, even between a lock and its ``with`` block.
 - A call of multiq itself (``enqueue``) raises before it returns (``multiq.timeout_notices``).
@@ -23,21 +25,23 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from multiq import timeout_notices
+from multiq.job import JobContext
 from multiq.retry import SoftTimeout
 from multiq.worker.processes import fork
 
 from .safe_points import Steps
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
-    from collections.abc import Iterable, Iterator, Sequence
+    from asyncio import AbstractEventLoop, Task
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
     from multiq.worker.processes.inflight import Held, InflightWriter
 
+    from .cancels import Cancel
     from .runner import TaskCall
 
 _log = logging.getLogger("multiq.worker")
@@ -48,7 +52,7 @@ INTERRUPT = signal.SIGURG
 _LOOP_IS_BLOCKED = 0.1  # seconds without a callback of the loop; the heartbeat requests one every 25 ms
 _RUNNER = "multiq.worker.execution.runner"
 
-#: Packages that hold locks or connections, or that swallow exceptions. ``SoftTimeout`` is never raised in their code,
+#: Packages that hold locks or connections, or that swallow exceptions. ``SoftTimeout`` is raised neither in their code
 #: nor in code that they call.
 _PROTECTED = frozenset(
     [
@@ -75,6 +79,8 @@ _PROTECTED = frozenset(
 #: Packages that call the task's own code. Nothing is raised in their code, but the code that they call is not
 #: protected.
 _PROTECTED_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
+#: Code of multiq that calls the task's own code. Nothing is raised in this code, but the task's code is not protected.
+_CALLS_THE_TASK = frozenset({JobContext.step.__code__})
 _PROTECTED_FUNCTIONS = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"})
 
 
@@ -85,6 +91,7 @@ class TimedJob:
         "blocked",
         "call",
         "counted_at",
+        "error",
         "has_notice",
         "held",
         "is_in_main_thread",
@@ -101,9 +108,10 @@ class TimedJob:
         self.kill_at = deadline + kill_after
         self.thread = thread  # None: a coroutine on a shared loop
         self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
+        self.error: Callable[[], Exception] = SoftTimeout
         self.notice = call.job.notice or timeout_notices.Notice()
         self.has_notice = False
-        self.blocked = 0.0  # seconds in which other jobs blocked the loop, and which do not extend the job's time yet
+        self.blocked = 0.0  # seconds in which other jobs blocked the loop, not yet added to the job's time
         self.counted_at = time.monotonic()
 
     @property
@@ -135,8 +143,8 @@ class Timeouts:
     """The timeouts of all running jobs. The heartbeat calls ``check``, and the threads of jobs call the other methods.
 
     - *kill_after*: seconds between a job's notification and the end of its process.
-    - *protected*: more top-level packages in which nothing is raised.
-    - *inflight*: tells the supervisor when this process must end.
+    - *protected*: additional top-level packages in which nothing is raised.
+    - *inflight*: shows the supervisor when this process must end.
     """
 
     def __init__(
@@ -153,7 +161,7 @@ class Timeouts:
         self._loop: AbstractEventLoop | None = None
         self._shared: SharedLoop | None = None
         self._loop_answered_at = float("inf")
-        self._logged_stall = 0.0  # the beginning of the stall that was logged last
+        self._logged_stall = 0.0  # the beginning of the last stall that was logged
         self._checked_at = 0.0
 
     @contextlib.contextmanager
@@ -189,6 +197,41 @@ class Timeouts:
         if timed.is_in_main_thread:
             self._steps.end()
 
+    def cancel(self, held: Held, cancel: Cancel) -> bool:
+        """Notify a running job that it is cancelled. Returns False if the job's call does not run yet, or has ended."""
+        now = time.monotonic()
+        with self._lock:
+            call, task = held.call, held.task
+            if call is None or (call.task.is_coroutine and task is None):
+                return False
+            timed = next((timed for timed in self._running if timed.held is held), None)
+            if timed is None:
+                timed = TimedJob(call, held, now, self._kill_after, held.thread)
+                self._running[timed] = None
+            elif timed.is_notified:  # the job's time is over, so the job is ending
+                return True
+            timed.error = cancel.error
+            timed.notify_at = now if task is None else now + _LOOP_IS_BLOCKED  # the loop may cancel the task earlier
+            timed.is_notified = cancel.is_raised
+            self._set_kill_at(timed, timed.notify_at + self._kill_after)
+        if task is not None and not cancel.is_raised:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, because the job has ended
+                task.get_loop().call_soon_threadsafe(self._cancel_task, timed, task)
+        return True
+
+    def end_cancel(self, held: Held) -> None:
+        """Record that a cancelled job has ended. Call it after ``held.call`` was set to None, in the job's thread."""
+        with self._lock:
+            timed = next((timed for timed in self._running if timed.held is held), None)
+        if timed is not None:
+            self.end(timed)
+
+    def _cancel_task(self, timed: TimedJob, task: Task[Any]) -> None:
+        """Runs in the loop's thread."""
+        if not timed.is_notified and not task.done() and timed in self._running:
+            self.mark_notified(timed)
+            task.cancel()
+
     def mark_notified(self, timed: TimedJob) -> None:
         """Record that the job's event loop has just cancelled it."""
         with self._lock:
@@ -199,7 +242,7 @@ class Timeouts:
             self._take_back_notice(timed)
 
     def lost_time(self, timed: TimedJob, since: float) -> float:
-        """Return the seconds in which other jobs blocked the loop, and which do not extend the coroutine's time yet.
+        """Return the seconds in which other jobs blocked the loop, and which are not yet added to the job's time.
 
         *since* is the end of the job's time. If the heartbeat has not run since then, one call into C has held the GIL,
         and the job that made this call is unknown. In this case, all time after *since* counts as blocked by other
@@ -209,7 +252,7 @@ class Timeouts:
         return lost_time if self._checked_at >= since else max(lost_time, time.monotonic() - since)
 
     def postpone(self, timed: TimedJob, seconds: float) -> None:
-        """Notify the job only after *seconds* seconds from now. Also moves ``kill_at``."""
+        """Do not notify the job before *seconds* seconds have passed. Also moves ``kill_at``."""
         timed.notify_at = time.monotonic() + seconds
         with self._lock:
             self._set_kill_at(timed, timed.notify_at + self._kill_after)
@@ -233,10 +276,12 @@ class Timeouts:
         return [timed for timed in running if self._is_overdue(timed, now, holder)]
 
     def is_loop_stuck(self) -> bool:
-        """Whether code of no running job blocks the shared loop for too long. Call it after ``check``.
+        """Whether the shared loop is blocked for too long, by code that belongs to no running job. Call it after
+        ``check``.
 
         The limit is the longest timeout of the running jobs plus ``kill_after``. A job without a timeout may block the
-        loop forever. While such a job runs, the loop counts as stuck only if the code belongs to an ended job.
+        loop forever. While a job without a timeout runs, the loop counts as stuck only if the code belongs to an ended
+        job.
         """
         shared = self._shared
         if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:
@@ -248,12 +293,12 @@ class Timeouts:
         return shared.holder() is None and (shared.is_held_by_leftover() or len(longest) == shared.jobs())
 
     def is_held_by_leftover(self) -> bool:
-        """Whether code of an ended job blocks the shared loop. No running job is to blame then."""
+        """Whether code of an ended job blocks the shared loop. In this case, no running job is responsible."""
         return self._shared is not None and self._shared.is_held_by_leftover()
 
     def _is_overdue(self, timed: TimedJob, now: float, holder: Held | bool | None) -> bool:
-        """*holder* is False while the loop makes progress. Otherwise, *holder* is the job that blocks the loop, or None
-        if that job is unknown.
+        """*holder*: False: the loop makes progress. None: an unknown job blocks the loop. Else the job that blocks the
+        loop.
         """
         if now < timed.notify_at:
             return False
@@ -276,8 +321,8 @@ class Timeouts:
         if not any(timed.thread is None and now >= timed.notify_at for timed in running):
             return
         self._logged_stall = since
-        whose = "a job that has ended" if shared.is_held_by_leftover() else "a callback of no job that is known"
-        _log.error("the event loop is held by %s, for %.1f s now:\n%s", whose, now - since, shared.stack())
+        whose = "a job that has ended" if shared.is_held_by_leftover() else "a callback of an unknown job"
+        _log.error("the event loop has been blocked by %s for %.1f s:\n%s", whose, now - since, shared.stack())
 
     def _notify(self, timed: TimedJob, thread: int, now: float) -> None:
         with self._lock:
@@ -288,17 +333,17 @@ class Timeouts:
                 return
             if (
                 timed.has_notice and thread not in timeout_notices.pending
-            ):  # a call of multiq has raised before it returned
+            ):  # a call of multiq has already raised ``SoftTimeout``
                 timed.is_notified = True
                 return
-            timeout_notices.pending.add(thread)
-            timed.has_notice = True  # last, because a notice that is set and no longer pending counts as raised
+            timeout_notices.pending[thread] = timed.error
+            timed.has_notice = True  # this line is last, because a notice that is set but not pending counts as raised
         if timed.is_in_main_thread and self._can_interrupt:
             signal.pthread_kill(thread, INTERRUPT)
 
     def _take_back_notice(self, timed: TimedJob) -> None:
         if timed.thread is not None:
-            timeout_notices.pending.discard(timed.thread)
+            timeout_notices.pending.pop(timed.thread, None)
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
         """The signal handler. The handler runs in the main thread, and may interrupt any code there."""
@@ -316,29 +361,31 @@ class Timeouts:
                 continue
             if (
                 timed.has_notice and thread not in timeout_notices.pending
-            ):  # a call of multiq has raised before it returned
+            ):  # a call of multiq has already raised ``SoftTimeout``
                 timed.is_notified = True
             elif self._may_raise(frame):
                 timed.is_notified = True
-                timeout_notices.pending.discard(thread)
-                raise SoftTimeout
+                timeout_notices.pending.pop(thread, None)
+                raise timed.error()
 
     def _may_raise(self, frame: FrameType | None) -> bool:
         """Whether the code is the task's own or an unprotected library, so that ``SoftTimeout`` may be raised."""
-        if frame is None or _package(frame) in _PROTECTED_AT_THE_TOP:
+        if frame is None or _package(frame) in _PROTECTED_AT_THE_TOP or frame.f_code in _CALLS_THE_TASK:
             return False
         if frame.f_globals.get("__name__") == _RUNNER:  # the runner may be in the middle of its own bookkeeping
             return False
         for each in _down_to_the_runner(frame):
             if each is None:
                 return False
+            if each.f_code in _CALLS_THE_TASK:
+                continue
             if _package(each) in self._protected or each.f_code.co_name in _PROTECTED_FUNCTIONS:
                 return False
         return True
 
     def _blocks_the_loop(self, now: float) -> Held | bool | None:
-        """False while the shared loop makes progress. Otherwise, the job whose code the loop runs, or None if that job
-        is unknown.
+        """Return False if the shared loop makes progress. Otherwise return the job whose code blocks the loop, or None
+        if this job is unknown.
         """
         loop = self._loop
         if loop is None or loop.is_closed():
@@ -356,8 +403,8 @@ class Timeouts:
     def _set_kill_at(self, timed: TimedJob, kill_at: float) -> None:
         """Set ``kill_at``. If the job still runs, also write it to the in-flight table. Call it under the lock.
 
-        The slot of an ended job may belong to another lease. The supervisor would then kill this process for the wrong
-        job.
+        The slot of an ended job may belong to another lease. If the time were written to that slot, the supervisor
+        would kill this process for the wrong job.
         """
         timed.kill_at = kill_at
         if timed in self._running:
@@ -377,11 +424,12 @@ def stack_of(frame: FrameType | None) -> str | None:
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    return sys._current_frames().get(thread or 0)  # noqa: SLF001 - there is no other way to ask
+    return sys._current_frames().get(thread or 0)  # noqa: SLF001 - Python has no public way
 
 
 def _down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
-    """Yield the frames of the task's call, innermost first, and then None if the runner is not below them."""
+    """Yield the frames of the task's call, innermost first. If the runner is not below these frames, yield None at the
+    end."""
     while frame is not None:
         if frame.f_globals.get("__name__") == _RUNNER:
             return

@@ -22,7 +22,8 @@ _log = logging.getLogger("multiq.sidecar")
 class HealthFile:
     """A worker's health report as a JSON file.
 
-    The file's modification time is the moment at which the worker was last healthy. 1970 means that it never was.
+    The file's modification time is the last time at which the worker was healthy. The time 1970-01-01 means that the
+    worker was never healthy.
     """
 
     def __init__(self, path: Path) -> None:

@@ -4,9 +4,9 @@ The sidecar's process serves the pages, so tasks cannot delay them. Only the met
 a request are used. There is no login, because the pages contain no arguments of jobs. The default address is reachable
 only from this host.
 
-One thread serves all connections, and other clients must not keep a probe from being answered. Each connection must
-therefore complete its request and reply within a few seconds. At the limit of connections, a new connection replaces
-the oldest. A second thread makes the metrics, because they need calls to the backend. See decision 35 in
+One thread serves all connections, and other clients must not keep a probe from being answered. So the request and the
+reply of each connection must be complete within a few seconds. At the limit of connections, a new connection replaces
+the oldest one. A second thread makes the metrics, because they need calls to the backend. See decision 35 in
 ``docs/decisions``.
 """
 
@@ -112,9 +112,12 @@ class Request(NamedTuple):
 
 
 class Pages:
-    """The three pages. *names* are accepted as names of this server, in addition to its addresses."""
+    """The three pages. *names* are accepted as names of this server, in addition to its addresses.
 
-    def __init__(self, status: Status, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
+    *status* None: there is no worker, so the pages for probes only show that this process answers.
+    """
+
+    def __init__(self, status: Status | None, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
         self._status = status
         self._metrics = metrics
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
@@ -130,6 +133,8 @@ class Pages:
         return None
 
     def health(self, path: str) -> Reply:
+        if self._status is None:
+            return Reply("200 OK", _TEXT, b"ok\n")
         report = self._status.report()
         is_fine = report.is_well if path == "/healthz" else report.is_ready
         status = "200 OK" if is_fine else "503 Service Unavailable"
@@ -139,7 +144,8 @@ class Pages:
         return Reply("200 OK", _TEXT, self._metrics())
 
     def _is_own(self, host: str) -> bool:
-        """Reject the name of an attacker's web page, which DNS rebinding puts into ``Host``."""
+        """Whether *host* is a name of this server. With DNS rebinding, ``Host`` has the name of an attacker's web
+        page."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower().removesuffix(".")
         except ValueError:
@@ -153,25 +159,30 @@ class Pages:
 
 
 class _Connection:
-    def __init__(self, sock: socket.socket, *, is_local: bool) -> None:
+    def __init__(self, sock: socket.socket, *, is_local: bool, seconds: float) -> None:
         self.sock = sock
         self.is_local = is_local
-        self.ends_at = time.monotonic() + _CONNECTION_SECONDS
+        self.ends_at = time.monotonic() + seconds
         self.received = b""
         self.reply = memoryview(b"")
         self.is_request_complete = False
-        """Bytes that follow the request are discarded."""
+        """If True, all further bytes from the client are discarded."""
         self.is_reply_sent = False
-        """The connection stays open until the client closes it, because an early close could lose the reply."""
+        """If True, the connection stays open until the client closes it, because an early close could lose the
+        reply."""
 
 
 class Server:
-    """Serves *pages* on *listener*, in its own threads."""
+    """Serves *pages* on *listener*, in its own threads.
 
-    def __init__(self, listener: socket.socket, pages: Pages) -> None:
+    *seconds*: the time of each connection, from its start to the last byte of the reply. Default: 3.
+    """
+
+    def __init__(self, listener: socket.socket, pages: Pages, *, seconds: float | None = None) -> None:
         host, port, *_ = listener.getsockname()
         self._listener = listener
         self._pages = pages
+        self._seconds = _CONNECTION_SECONDS if seconds is None else seconds
         self._connections: dict[socket.socket, _Connection] = {}  # ordered by age, the oldest first
         self._metrics_requests: deque[tuple[_Connection, bool]] = deque()  # connections that wait for metrics
         self._metrics_requested = threading.Semaphore(0)
@@ -189,10 +200,10 @@ class Server:
         _log.info("health and metrics are on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def close(self) -> None:
-        """Release the address at once.
+        """Release the address immediately.
 
-        Closing the listener would release the address only when the polling thread wakes up, so this method shuts it
-        down.
+        If this method only closed the listener, the address would stay in use until the polling thread wakes up. So the
+        method shuts the listener down.
         """
         self._is_closed = True
         with contextlib.suppress(OSError):
@@ -253,9 +264,8 @@ class Server:
                     return
                 continue
             sock.setblocking(False)
-            connection = _Connection(
-                sock, is_local=address == sock.getsockname()[0] or address.startswith(("127.", "::1"))
-            )
+            is_local = address == sock.getsockname()[0] or address.startswith(("127.", "::1"))
+            connection = _Connection(sock, is_local=is_local, seconds=self._seconds)
             if not self._make_room(connection):
                 sock.close()
                 continue
@@ -264,7 +274,8 @@ class Server:
             self._proceed(connection, selectors.EVENT_READ)  # most requests have arrived already
 
     def _make_room(self, newcomer: _Connection) -> bool:
-        """Close the oldest connection if there are too many. A remote newcomer cannot replace a local connection."""
+        """Close the oldest connection if there are too many. A new remote connection cannot replace a local
+        connection."""
         return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 
     def _close_oldest(self, *, even_local: bool) -> bool:
@@ -390,7 +401,7 @@ class Server:
 
 
 def _connection_limit() -> int:
-    """Return the maximum number of connections. The process also needs files for other things."""
+    """Return the maximum number of connections. The process also needs files for other purposes."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _CONNECTIONS

@@ -11,25 +11,51 @@ import threading
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from multiq.events import BackendDown, JobBuried, JobCrashed, JobDone, JobFailed, JobLost, JobRetried, JobTimedOut
+from multiq.events import (
+    BackendDown,
+    JobBuried,
+    JobCancelled,
+    JobCrashed,
+    JobDone,
+    JobEvent,
+    JobExpired,
+    JobFailed,
+    JobLost,
+    JobRetried,
+    JobSnoozed,
+    JobStarted,
+    JobTimedOut,
+)
+from multiq.job import HEADER_DELAY, first_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from multiq.events import Event, Events, JobEvent
+    from multiq.events import Event, Events
 
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-"""The inclusive upper bounds of the histogram, in seconds. Longer runs have their own bucket."""
-OUTCOMES = ("done", "retried", "buried")
+"""The inclusive upper bounds of the histogram, in seconds. One more bucket counts longer runs."""
+OUTCOMES = ("done", "retried", "buried", "snoozed", "expired", "cancelled")
 OTHER = "other"
 """The label of unknown tasks and of jobs without a task. A task named "other" shares this label."""
 
 _CELL = 8  # bytes
-_LOST, _CRASHED, _BACKEND_ERRORS, _COMMON = range(4)  # indexes of a process's cells
+_LOST, _CRASHED, _BACKEND_ERRORS, _LATE_SECONDS, _LATE = range(5)  # indexes of a process's cells
+_COMMON = _LATE + len(BOUNDS) + 1
 _TIMED_OUT = len(OUTCOMES)  # indexes of a task's cells; the outcomes come first
+_PLACES: dict[type[JobEvent], int] = {
+    JobRetried: OUTCOMES.index("retried"),
+    JobBuried: OUTCOMES.index("buried"),
+    JobSnoozed: OUTCOMES.index("snoozed"),
+    JobExpired: OUTCOMES.index("expired"),
+    JobCancelled: OUTCOMES.index("cancelled"),
+    JobTimedOut: _TIMED_OUT,
+}
 _SECONDS = _TIMED_OUT + 1
 _BUCKETS = _SECONDS + 1
-_TASK_ROOM = _BUCKETS + len(BOUNDS) + 1
+_WAIT_SECONDS = _BUCKETS + len(BOUNDS) + 1
+_WAITS = _WAIT_SECONDS + 1
+_TASK_ROOM = _WAITS + len(BOUNDS) + 1
 
 
 class TaskCounts:
@@ -39,13 +65,19 @@ class TaskCounts:
         self.timed_out = cells[_TIMED_OUT]
         self.seconds = cells[_SECONDS]
         """The sum over all runs of the task, in seconds."""
-        self.buckets = cells[_BUCKETS:]
-        """``buckets[i]`` counts runs of at most ``BOUNDS[i]`` seconds, except runs that a lower bucket counts."""
+        self.buckets = cells[_BUCKETS:_WAIT_SECONDS]
+        """``buckets[i]`` counts the runs of at most ``BOUNDS[i]`` seconds that no lower bucket counts."""
+        self.wait_seconds = cells[_WAIT_SECONDS]
+        self.wait_buckets = cells[_WAITS:]
+        """Like ``buckets``, but for the time that jobs have waited for their first start."""
 
 
 class Counts:
     def __init__(self, tasks: list[TaskCounts], cells: list[float]) -> None:
         self.tasks = tasks
+        self.late_seconds = cells[_LATE_SECONDS]
+        self.late_buckets = cells[_LATE:_COMMON]
+        """Like ``TaskCounts.buckets``, but for the time between the due time and the start of schedules' jobs."""
         self.lost = cells[_LOST]
         self.crashed = cells[_CRASHED]
         self.backend_errors = cells[_BACKEND_ERRORS]
@@ -78,15 +110,30 @@ class _ProcessMetrics:
         self._cells = cells
         self._places = places
         self._other = places[OTHER]
-        self._lock = threading.Lock()  # jobs run on threads, and an addition is a read and a write
+        self._lock = threading.Lock()  # jobs run on threads, and an addition is not atomic: it is a read and a write
 
     def listen(self, events: Events) -> None:
         events.subscribe(JobDone, self._ended)
         events.subscribe(JobFailed, self._ended)
-        for place, kind in ((1, JobRetried), (2, JobBuried), (_TIMED_OUT, JobTimedOut)):
+        events.subscribe(JobStarted, self._started)
+        for kind, place in _PLACES.items():
             self._count_tasks(events, kind, place)
         for place, event in ((_LOST, JobLost), (_CRASHED, JobCrashed), (_BACKEND_ERRORS, BackendDown)):
             self._count(events, event, place)
+
+    def _started(self, event: JobStarted) -> None:
+        job = event.job
+        wait = first_wait(job)
+        if wait is None:
+            return
+        bucket = bisect_left(BOUNDS, wait)
+        at = self._places.get(job.task or OTHER, self._other)
+        with self._lock:
+            self._cells[at + _WAIT_SECONDS] += wait
+            self._cells[at + _WAITS + bucket] += 1
+            if HEADER_DELAY in job.headers:
+                self._cells[_LATE_SECONDS] += wait
+                self._cells[_LATE + bucket] += 1
 
     def _ended(self, event: JobDone | JobFailed) -> None:
         at = self._places.get(event.job.task or OTHER, self._other)

@@ -12,15 +12,16 @@ import msgspec
 from multiq.control.presence import Answer, Process, Run
 
 if TYPE_CHECKING:
+    from multiq.settings.process_range import ProcessRange
     from multiq.worker.processes.inflight import Entry
     from multiq.worker.processes.process import ProcessSettings
     from multiq.worker.processes.shared_state import ProcessRow, SharedState
 
 _BACKEND_LIMIT = 60.0  # seconds without an answer; a restart of the server takes less
 _BACKEND_PATIENCE = 15.0  # seconds without an answer; the sidecar calls the backend every five seconds
-_CHILD_LIMIT = 30.0  # seconds; the loop of an idle child makes a turn every five seconds
-_SUPERVISOR_LIMIT = 10.0  # seconds; the supervisor makes two rounds per second
-_LISTED = 100  # jobs in an answer, which must fit into the smallest maximum body of any backend
+_CHILD_LIMIT = 30.0  # seconds between two passes of a child's loop; an idle child makes one every five seconds
+_SUPERVISOR_LIMIT = 10.0  # seconds between two passes of the supervisor's loop, which makes two per second
+_LISTED = 100  # jobs in an answer; the answer must fit into the smallest ``max_body`` of all backends
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +41,15 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """The reasons why the worker is not ready."""
     up_for: float
     backend_answered: float | None
-    """Seconds since the backend's last answer. None before the first answer."""
+    """Seconds since the backend's last answer. None: the backend has not answered yet."""
     children: list[int]
     """The pids of the children."""
+    wanted: int
+    """The number of children that the worker needs now. It differs from the number of ``children`` while some of them
+    start or end.
+    """
+    processes: str
+    """The number of children as the user has set it: ``4``, or ``1:8`` for a worker that scales."""
     jobs: int
     """The number of jobs run so far."""
     running: int
@@ -55,9 +62,10 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
 class Status:
     """Reads the status of the worker whose supervisor is this process's parent. Thread-safe."""
 
-    def __init__(self, shared_state: SharedState, settings: ProcessSettings) -> None:
+    def __init__(self, shared_state: SharedState, settings: ProcessSettings, limits: ProcessRange) -> None:
         self._shared_state = shared_state
         self._settings = settings
+        self.limits = limits
         self._pid = os.getppid()
         self._name = f"{socket.gethostname()}:{self._pid}"
 
@@ -105,6 +113,8 @@ class Status:
             up_for=now - worker.started_at,
             backend_answered=now - worker.contact if worker.contact else None,
             children=[int(row.pid) for row in rows],
+            wanted=int(worker.wanted),
+            processes=str(self.limits),
             jobs=max(0, int(sum(row.taken for row in self._shared_state.children)) - sum(map(_count_held, entries))),
             running=sum(entry.is_running for each in entries for entry in each),
             crashed=int(worker.crashed),
@@ -126,14 +136,13 @@ class Status:
         worker = self._shared_state.worker
         faults = []
         if now - worker.supervisor_beat > _SUPERVISOR_LIMIT:
-            faults.append(f"the supervisor has made no round for {now - worker.supervisor_beat:.0f} s")
+            faults.append(f"the supervisor has been stuck for {now - worker.supervisor_beat:.0f} s")
         if not rows and not worker.stops:
             faults.append("no process works: each died soon after its start and waits to be replaced")
         for row, held in zip(rows, entries, strict=True):
-            # While a child runs an inline job, its loop makes no turn (``WorkerProcess``). The job's timeout limits
-            # this time.
+            # While a child runs an inline job, its loop does nothing else. The job's timeout limits this time.
             if now - row.beat > _CHILD_LIMIT and not any(entry.is_running for entry in held):
-                faults.append(f"process {int(row.pid)} has made no turn for {now - row.beat:.0f} s")
+                faults.append(f"process {int(row.pid)} has been stuck for {now - row.beat:.0f} s")
         silence = now - (worker.contact or worker.started_at)
         if silence > _BACKEND_LIMIT:
             faults.append(f"the backend has not answered for {silence:.0f} s")

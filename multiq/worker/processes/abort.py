@@ -1,4 +1,5 @@
-"""Settles the jobs of a worker process that must end at once, after a second signal or for an overdue job."""
+"""Settles the jobs of a worker process that must end immediately, after a second signal or because of an overdue
+job."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ class ForcedSettlement:
     """Settles jobs that have ended, jobs that have not begun, and overdue jobs.
 
     - *take_back* takes the jobs that have not begun. These jobs are given back.
-    - *has_sidecar*: whether the sidecar gives back the running jobs after this process has ended. A running job that
-      was given back earlier could run in two processes at a time. Without a sidecar, this class gives back the running
-      jobs, and their results do not count.
+    - *has_sidecar*: whether the sidecar gives back the running jobs after this process has ended. If this class gave
+      back the running jobs earlier, they could run in two processes at a time. Without a sidecar, this class gives back
+      the running jobs, and their results are ignored.
     """
 
     def __init__(
@@ -68,9 +69,9 @@ class ForcedSettlement:
             settled = [*self._take_back(), *executor.take_finished()]
             emitters = []
             for held, stack in overdue:
-                if held.verdict is None:  # else the job has just ended
+                if held.verdict is None:  # if there is a verdict, the job has just ended
                     held.is_aborted = True
-                    held.verdict, emit = self._runner.timed_out(held.lease, stack)
+                    held.verdict, emit = self._runner.overdue(held, stack)
                     settled.append(held)
                     emitters.append((held, held.verdict, emit))
             if not self._has_sidecar:  # all held jobs, including those that a thread has taken but not begun

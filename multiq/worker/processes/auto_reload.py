@@ -73,7 +73,8 @@ def wait_if_reloaded(problem: Exception) -> None:
     """If a reload has loaded code that does not start, wait until the code changes, and execute it again.
 
     The old children continue to work. A reload checks the code first, but the code may change between the check and the
-    ``exec``. Returns at once if this is not a reload. Also returns when a signal asks the worker to stop.
+    ``exec``. If no reload has started this program, this function returns immediately. It also returns when a signal
+    asks the worker to stop.
     """
     if not was_reloaded():
         return
@@ -91,12 +92,12 @@ def wait_if_reloaded(problem: Exception) -> None:
 
 
 def watch(supervisor: int, folders: Sequence[str]) -> None:
-    """The main function of the watcher. Returns when the supervisor has ended."""
+    """The main function of the watcher. It runs until the supervisor has ended."""
     import watchfiles
 
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends both signals to the whole group
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a reloaded program starts it with SIGTERM blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked by a reloaded program
     changes = watchfiles.watch(
         *folders,
         watch_filter=watchfiles.PythonFilter(extra_extensions=(".toml",)),

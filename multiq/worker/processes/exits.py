@@ -13,7 +13,10 @@ EXIT_OVERDUE = 13
 EXIT_RECYCLED = 14
 """The process has reached ``recycle_jobs`` or ``recycle_time``, and must be replaced."""
 EXIT_STUCK = 15
-"""The event loop was held for longer than any of its jobs may run, and the job that held it is unknown."""
+"""The event loop was blocked for longer than the longest timeout of its jobs, and the job that blocked it is
+unknown."""
+EXIT_SUPERFLUOUS = 16
+"""A worker that scales has too little work for this process."""
 EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, ended jobs early. The jobs were given back."""
 
@@ -23,8 +26,8 @@ _NAMED = frozenset(map(int, signal.Signals))
 def describe_exit(status: int, exit_code: int | None) -> str:
     """Describe how a child died.
 
-    *status* is the child's exit code, or the negative number of the signal. *exit_code* is the code that the child
-    wrote.
+    *status* is the child's exit code, or the negative number of the signal that killed it. *exit_code* is the code that
+    the child wrote into its in-flight table, or None.
     """
     if status < 0:
         return (

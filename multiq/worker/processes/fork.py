@@ -1,8 +1,8 @@
 """Restores the previous signal handling in processes that a job forks.
 
-A forked process inherits handlers, blocked signals and the wake-up socket. With those of a worker,
-``Process.terminate()`` would stop the worker instead of the process. The hooks in this module run after every fork that
-is not the worker's own:
+A forked process inherits handlers, blocked signals and the wake-up socket. If a job's child process kept what it
+inherits, ``Process.terminate()`` would stop the worker, and not the child. The hooks in this module run after every
+fork except the forks of the worker itself:
 
 - The hooks restore the handler that each signal had before the worker started.
 - The hooks unblock the signals that the worker takes.
@@ -65,6 +65,11 @@ def restore_signal(number: int, token: Any) -> None:
     signal.signal(number, signal.SIG_DFL if old is None else old)
     if not known:
         _previous_handlers.pop(number, None)
+
+
+def was_ignored(number: int) -> bool:
+    """Return whether the signal was ignored before the worker took it. ``nohup`` starts programs that ignore SIGHUP."""
+    return bool(_previous_handlers.get(number, signal.getsignal(number)) == signal.SIG_IGN)
 
 
 def fork_worker_process() -> int:

@@ -1,4 +1,4 @@
-"""Emits the events of a worker process's start and end. A subscriber that hangs does not prevent the end."""
+"""Emits the events of a worker process's start and end. If a subscriber hangs, the process still ends."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class LifecycleEvents:
         self._stopped_emitted.wait(patience)
 
     def finish(self, patience: float) -> None:
-        """Wait up to *patience* seconds for coroutine subscribers, and cancel the remaining ones on this loop."""
+        """Wait up to *patience* seconds for coroutine subscribers, and cancel the subscribers that still run on this
+        loop."""
         if self._session is not None:  # None: the process was stopped before it started
             self._session.finish(patience)
 

@@ -1,4 +1,4 @@
-"""One worker process: a loop that reserves jobs, starts them, and settles them.
+"""One worker process: a loop that reserves jobs, starts them, and settles them. One pass of the loop is a *turn*.
 
 Three threads call into a ``WorkerProcess``:
 
@@ -13,7 +13,7 @@ A process ends in these steps:
 3. ``abort`` ends that wait, after a second signal or at the end of the grace.
 4. ``_exit_for`` exits for an overdue job or a stuck event loop. ``_exit_hung`` exits if the end itself hangs.
 
-Steps 3 and 4 settle jobs without waiting for running ones (``ForcedSettlement``).
+Steps 3 and 4 settle jobs without waiting for running jobs (``ForcedSettlement``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import socket
 import threading
 import time
@@ -30,16 +31,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq.backend import GiveBack
+from multiq.errors import BackendError
 from multiq.events import (
     JobOverdue,
     WorkerLooping,
     WorkerPaused,
     WorkerResumed,
 )
+from multiq.worker.execution.cancels import Cancels
 from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from multiq.worker.execution.fair_share import fair_share
 from multiq.worker.execution.fetcher import Fetcher
 from multiq.worker.execution.heartbeat import TICK, Heartbeat
+from multiq.worker.execution.memos import JobMemos
 from multiq.worker.execution.prefetch import Prefetch
 from multiq.worker.execution.recycling import Recycling
 from multiq.worker.execution.runner import Runner
@@ -47,9 +51,11 @@ from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
 from .abort import ForcedSettlement
-from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
+from .code_limits import CodeLimits
+from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK, EXIT_SUPERFLUOUS
 from .inflight import NEVER
 from .lifecycle_events import LifecycleEvents
+from .relaying import Relaying
 from .shared_state import SharedState
 from .watchdog import Watchdog, run_in_thread
 
@@ -68,13 +74,14 @@ _log = logging.getLogger("multiq.worker")
 
 _IDLE = 5.0  # seconds between two turns of an idle worker
 _VETOED = 1.0  # seconds between two calls of a before_fetch hook that refuses
+_FORGET_EVERY = 60.0  # seconds between two deletions of expired outcomes
 _BUSY = 1.0  # seconds between two turns while jobs run on other threads
-_LAST_EVENTS = 2.0  # seconds that coroutine subscribers get, once or twice at the end
+_LAST_EVENTS = 2.0  # seconds of each wait for coroutine subscribers at the end; there are two waits
 _CUT_EVENTS = 0.25  # seconds that coroutine subscribers get in an abort; the supervisor kills a late process
 _STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get in an abort
 _ABORT_WAIT = 2.0  # maximum number of seconds that an abort waits for the loop
 
-# Seconds until a process that multiq owns exits, if its end hangs (in a subscriber, for example).
+# If the process hangs while it ends (in a subscriber, for example), ``Watchdog`` ends it after this time.
 _EXIT_AFTER_GRACE = 4.5  # seconds after the end of the grace; the supervisor kills the process later
 _EXIT_AFTER_ABORT = 4.0  # seconds after a second signal
 _EXIT_AFTER_JOBS = 1.0  # seconds after a second signal, if no job is left to give back
@@ -117,13 +124,13 @@ class WorkerProcess:
       could replace this process, so an overdue job runs on.
     - *row*: the part of the shared state that this process writes.
     - *worker*: the part of the shared state that the supervisor and the sidecar write.
-    - *is_handing_on*: returns whether the sidecar still has to settle jobs of a dead process. These jobs may return to
-      the queues, so the process does not end for empty queues.
-    - *exit_process*: exits the process at once, with a code. None: the process must not exit, because ``run`` was not
-      called in its main thread.
+    - *is_handing_on*: a function that returns whether the sidecar still has to settle jobs of a dead process. These
+      jobs may return to the queues, so the process does not end even if the queues are empty.
+    - *exit_process*: a function that exits the process immediately, with a code. None: the process must not exit,
+      because ``run`` was not called in its main thread.
     - *owns_process*: whether the process belongs to the worker. If True, the process exits even if a job or a
-      subscriber hangs at the end. If False, only a second signal exits the process. A job that hangs then runs to its
-      end, and its result does not count.
+      subscriber hangs at the end. If False, only a second signal exits the process. Until that signal comes, a
+      job that hangs at the end of the grace continues to run. Its result is ignored.
     - *reclaim_signals*: takes back signals that a job may have taken.
     """
 
@@ -158,11 +165,14 @@ class WorkerProcess:
         self._aborted = False
         self._exit_code = EXIT_OK
         self._recycling = Recycling(settings)
-        self._unsettled: Held | None = None  # the oldest unsettled job that had ended at the last heartbeat
+        self._unsettled: Held | None = None  # the oldest job that had ended, but was not settled, at the last heartbeat
         self._paused = False
+        self._relaying = Relaying(app, settings.queues)
+        self._code_limits = CodeLimits(app)
         self._asks_down: Callable[[], bool] | None = None
         self._was_down_at: float | None = None  # time of the last ``is_down`` call, if it returned True
         self._was_paused = False
+        self._forget_at = time.monotonic() + _FORGET_EVERY
         self._taken = 0
         self._taken_before = int(self._process_row.taken)  # jobs taken by earlier processes of this slot
         self._stop_requested = False
@@ -172,10 +182,12 @@ class WorkerProcess:
         self._counting = threading.Lock()
         self._changed = threading.Event()
         consumer = fair_share(app.backend.consumer(settings.queues), settings.shares)
-        self._fetcher = Fetcher(consumer, app.events, self.name, inflight)
-        self._summary = Summary(self.name, self._fetcher.settled, app.settings.log.summary)
+        self._fetcher = Fetcher(app.chain.around_consumer(consumer, self.name), app.events, self.name, inflight)
         self._timeouts = Timeouts(settings.kill_after, protected=(_package_of(app.backend),), inflight=inflight)
-        self._runner = Runner(app, self._timeouts)
+        is_asked = None if inflight is None else self._has_cancels
+        self._cancels = Cancels(app.backend, self._fetcher, self._timeouts, is_asked)
+        self._runner = Runner(app, self._timeouts, JobMemos(app, self._fetcher), self._cancels, self._fetcher)
+        self._summary = Summary(self.name, self._fetcher.settled, app.settings.log.summary, self._runner.not_runs)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
         self._forced = ForcedSettlement(
@@ -205,10 +217,10 @@ class WorkerProcess:
         self._end("asked to", EXIT_OK)  # the reason in WorkerStopping
 
     def abort(self, *, by_signal: bool = False) -> None:
-        """Settle all jobs now. Running jobs are not awaited, and their results do not count.
+        """Settle all jobs now. Running jobs are not awaited, and their results are ignored.
 
-        A job or hook may occupy the main thread. The process then exits if the worker owns it, or if an operator has
-        sent a second signal (*by_signal*). Otherwise the job or hook runs on.
+        A job or hook may occupy the main thread. In this case, the process exits if the worker owns it, or if an
+        operator has sent a second signal (*by_signal*). Otherwise the job or hook runs on.
         """
         self._aborted = self._stop_requested = True
         late = _EXIT_AFTER_JOBS if self._is_finished.is_set() else _EXIT_AFTER_ABORT
@@ -253,8 +265,8 @@ class WorkerProcess:
     def obey_down(self, is_down: Callable[[], bool]) -> None:
         """Check now whether the connection is down (``multiq down``). Take no jobs from a connection that is down.
 
-        With a sidecar, the process waits until the sidecar has read the flag again. Without a sidecar, the process
-        waits until *is_down* returns False.
+        With a sidecar, the process takes no jobs until the sidecar has read the flag again. Without a sidecar, the
+        process takes no jobs until *is_down* returns False.
         """
         self._asks_down = is_down
         self._check_down()
@@ -280,13 +292,14 @@ class WorkerProcess:
             self._heartbeat.close()
             self._lifecycle.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
             self._executor.close()
+            self._runner.close_permits()
             if self._reclaim_signals is not None:
                 self._reclaim_signals(also_wakeups=True)  # closing a job's event loop has reset its signal handlers
             self._fetcher.close()
         return self._stopped()
 
     def _goes_on(self) -> bool:
-        """Whether to make another turn. Any change from now on ends the wait in that turn."""
+        """Whether to make another turn. A change after this call ends the wait in that turn."""
         self._changed.clear()
         return self._stopping is None
 
@@ -299,30 +312,40 @@ class WorkerProcess:
             return
         finished = executor.take_finished()
         room = self._room()
+        most_gated = max(0, executor.capacity - executor.busy)  # a job that waits here would use a slot of its limits
+        self._note_room(most_gated)
         if room <= 0:
             self._wait(finished, self._patience())
             return
-        if finished and (self._app.fetch_hooks or self._events.listeners[WorkerLooping]):
-            self._fetcher.settle(finished)  # before the user's hooks, which may take long
+        if finished and (self._app.chain.before_fetch or self._events.listeners[WorkerLooping]):
+            self._fetcher.settle(finished)  # before the user's code, which may take long
             finished = []
         if self._events.listeners[WorkerLooping]:
             self._events.emit(WorkerLooping(worker=self.name))
-        if self._app.fetch_hooks and not self._may_fetch():
+        if self._app.chain.before_fetch and not self._may_fetch():
             self._wait(finished, _VETOED if executor.busy == 0 else self._patience())
             return
         was_handing_on = self._is_handing_on()
-        jobs = self._fetcher.exchange(finished, room, self._patience())
+        jobs = self._fetcher.exchange(finished, room, self._patience(), most_gated)
         self._prefetch.note_batch(room, len(jobs))
         self._count(len(jobs))
         if jobs and self._stopping is not None:
             self._give_back(jobs)  # a stop came during the call, so none of these jobs begins
         elif jobs:
+            self._process_row.waits_since = 0
             self._hold(True)
             executor.start(jobs)
         elif (
             executor.busy == 0 and not self._changed.is_set()
-        ):  # else the call was interrupted, and may have missed jobs
+        ):  # if not, the call was interrupted, and may have missed jobs
             self._found_nothing(was_handing_on=was_handing_on)
+
+    def _note_room(self, room: int) -> None:
+        row = self._process_row
+        if not room:
+            row.waits_since = 0
+        elif not row.waits_since:
+            row.waits_since = time.monotonic()
 
     def _begin_turn(self) -> None:
         self._process_row.beat = now = time.monotonic()
@@ -331,16 +354,34 @@ class WorkerProcess:
             self._reclaim_signals(also_wakeups=True)
         self._fetcher.touch_due()
         self._follow_shared_state()
+        if now >= self._forget_at:
+            self._forget(now)
         if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
             self._check_down()
+        if self._inflight is None:  # there is no sidecar
+            self._relaying.relay_if_due()
+            self._relaying.tidy_if_due()
+            self._code_limits.store_if_due()
         if self._executor.waiting and self._executor.is_held_up:
             self._give_back_waiting()
         self._emit_pause_change()
 
+    def _forget(self, now: float) -> None:
+        """Delete expired outcomes. Without this call, expired outcomes would stay in a queue in which no more jobs end.
+
+        Only a process that has kept an outcome does this.
+        """
+        self._forget_at = now + _FORGET_EVERY * (1 + random.random())  # noqa: S311 - so that processes do not go in step
+        if self._runner.has_kept_outcomes:
+            with contextlib.suppress(BackendError):  # the fetcher reports the outage
+                for queue in self._settings.queues:
+                    self._app.backend.forget(queue)
+
     def _end(self, reason: str, code: int) -> None:
         """Take no more jobs, and finish running jobs. There is no deadline unless ``stop`` has set one.
 
-        The reason and the code of the first call count. Neither the loop nor the next signal waits for subscribers.
+        Later calls do not change the reason and the code. Subscribers of ``WorkerStopping`` run in another thread, so
+        that neither the loop nor the next signal waits for them.
         """
         with self._ending:
             is_first = self._stopping is None
@@ -358,23 +399,29 @@ class WorkerProcess:
 
     @property
     def _is_down(self) -> bool:
-        """Whether the connection is down, according to the sidecar. This process's own check counts until the sidecar
-        has read the flag.
+        """Whether the connection is down, according to the sidecar. Until the sidecar has read the flag, the result of
+        this process's own check is used.
         """
         if self._was_down_at is not None and self._worker_row.asked_at < self._was_down_at:
             return True
         return bool(self._worker_row.is_down)
+
+    def _has_cancels(self) -> bool:
+        """Whether there may be requests to cancel jobs, according to the sidecar."""
+        return bool(self._worker_row.has_cancels)
 
     def _check_down(self) -> None:
         asked_at = time.monotonic()
         self._was_down_at = asked_at if self._asks_down is not None and self._asks_down() else None
 
     def _follow_shared_state(self) -> None:
-        """Stop or abort if the shared state requests it, because a job may have replaced the signal handlers."""
+        """Stop, abort or end if the shared state requests it. A job may have replaced the signal handlers."""
         if self._worker_row.stops > 1 and not self._aborted:
             self.abort()
         elif self._worker_row.stops and not self._stop_requested:
             self.stop()
+        elif self._process_row.is_superfluous and self._stopping is None:
+            self._end("there is too little work for it", EXIT_SUPERFLUOUS)
 
     def _emit_pause_change(self) -> None:
         """Emit ``WorkerPaused`` or ``WorkerResumed`` in the turn in which the change takes effect."""
@@ -394,18 +441,18 @@ class WorkerProcess:
 
     @property
     def _jobs_left(self) -> float:
-        """The number of jobs left until ``max_jobs``, which counts all processes of this slot together."""
+        """The number of jobs left until ``max_jobs``, which is a limit for all processes of this slot together."""
         most = self._settings.max_jobs
         return NEVER if most is None else most - self._taken_before - self._taken
 
     def _may_fetch(self) -> bool:
-        """Whether all ``before_fetch`` hooks agree. A hook refuses by returning False."""
-        for hook in self._app.fetch_hooks:
+        """Whether jobs may be reserved. Middleware refuses this if its ``before_fetch`` returns False."""
+        for before_fetch in self._app.chain.before_fetch:
             try:
-                if hook(self.name) is False:
+                if before_fetch(self.name) is False:
                     return False
-            except BaseException:  # noqa: BLE001 - logged; a hook that fails does not veto
-                _log.exception("a before_fetch hook failed; the worker goes on as if it had agreed")
+            except BaseException:  # noqa: BLE001 - logged; middleware that fails does not veto
+                _log.exception("middleware failed in before_fetch(); the worker goes on as if it had agreed")
         return True
 
     def _wait(self, finished: list[Held], patience: float) -> None:
@@ -423,18 +470,22 @@ class WorkerProcess:
         """Seconds that the loop may wait if nothing happens."""
         if self._executor.busy == 0:
             if self._settings.stop_when_empty and not self._is_paused:
-                return TICK if self._is_handing_on() else 0.0
+                return TICK if self._is_handing_on() or not self._fetcher.sees_all else 0.0
             return min(_IDLE, self._recycling.ends_in())
         return min(self._fetcher.next_touch_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self, *, was_handing_on: bool) -> None:
-        """End the process if ``stop_when_empty`` is set, because no job is due or running."""
+        """End the process if ``stop_when_empty`` is set, because no job is due or running.
+
+        Do not end it if there may be due jobs that the backend could not hand out.
+        """
         self._hold(False)
-        if self._settings.stop_when_empty and not self._fetcher.is_down and not was_handing_on:
+        if self._settings.stop_when_empty and self._fetcher.has_seen_all and not was_handing_on:
             self._end("no job is due", EXIT_OK)
 
     def _drain(self) -> None:
         """Give back jobs that have not begun, wait for running jobs, and settle all of them."""
+        self._process_row.waits_since = 0  # this process takes no more jobs, so no job can be meant for it
         self._give_back_waiting()
         while not self._aborted:
             finished = self._executor.take_finished()
@@ -453,11 +504,11 @@ class WorkerProcess:
     # --- beside the jobs ---
 
     def _on_heartbeat(self) -> None:
-        """The heartbeat's round, in a separate thread, so that no job and no hook can delay it.
+        """Renew leases, and check timeouts and the grace. A separate thread calls this, so no job or hook can delay it.
 
-        The round renews leases, and checks timeouts and the grace. If a long job blocks the loop, the round also
-        settles finished jobs and gives back waiting jobs.
+        If a long job blocks the loop, this method also settles finished jobs and gives back waiting jobs.
         """
+        self._cancels.check()
         self._check_timeouts()
         executor = self._executor
         if self._is_inline:
@@ -482,7 +533,7 @@ class WorkerProcess:
         if self._inflight is None or self._exit_process is None:
             return
         if overdue:
-            self._exit_for(overdue, "a job runs on after its timeout", EXIT_OVERDUE)
+            self._exit_for(overdue, "a job runs on after its timeout, or after it was cancelled", EXIT_OVERDUE)
         elif self._timeouts.is_loop_stuck():
             is_known = self._timeouts.is_held_by_leftover()
             self._exit_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
@@ -504,15 +555,19 @@ class WorkerProcess:
 
     def _exit_hung(self) -> None:
         """Exit without waiting for code that hangs. Called by the watchdog, so it makes no call that may hang."""
-        assert self._exit_process is not None, "else there is no watchdog"  # noqa: S101 - for the reader, and mypy
+        assert self._exit_process is not None, "otherwise there is no watchdog"  # noqa: S101 - for the reader, and mypy
         text = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
         run_in_thread(lambda: _log.error(text)).wait(_CUT_EVENTS)
-        if not (self._is_finished.is_set() or self._forced.is_done):  # the heartbeat hangs, too
+        # in this case the heartbeat hangs, too, and has not settled the jobs
+        if not (self._is_finished.is_set() or self._forced.is_done):
             self._forced.settle()
         self._exit_process(EXIT_CUT_SHORT if self._stop_requested else self._exit_code)
 
     def _emit_overdue(self, overdue: Sequence[TimedJob]) -> None:
         for timed in overdue:
+            if timed.held.cancel is not None:
+                _log.error("job %s runs on after it was cancelled", timed.held.lease.id)
+                continue
             self._events.emit(JobOverdue(job=timed.call.job, timeout=timed.call.timeout or 0.0))
 
     def _after_inline_job(self) -> None:
@@ -591,4 +646,5 @@ class WorkerProcess:
 
 
 def _package_of(backend: Backend) -> str:
+    backend = getattr(backend, "inner", backend)  # the driver itself, even if the payloads are sealed
     return type(backend).__module__.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Recovery: the sidecar settles the jobs of dead worker processes, and renews the leases of stuck ones.
+"""Recovery: the sidecar settles the jobs of dead worker processes, and renews the leases of stuck processes.
 
 A child is stuck while one call into C occupies its interpreter, perhaps for minutes. Recovery reads the in-flight
 tables of the children. The verdict on a lease depends on what the child has written about it:
@@ -6,15 +6,15 @@ tables of the children. The verdict on a lease depends on what the child has wri
 =============================  =============================================================================
 the child has written          recovery's verdict
 =============================  =============================================================================
-the job waits                  give back, uncounted, because the job never began
+the job waits                  give back, which does not count as an attempt, because the job never began
 the job has run, and is acked  ack
-the job has run, and is not    the verdict in the table: release, give back or bury
+the job has run, and is not    the verdict in the table: release, give back, bury, or ack with an outcome
 the job runs, and the child
   had a stuck event loop       abandon, because it is unknown which job held the loop
   wrote its exit code          timed out, if the child ended for an overdue job and this job was overdue; else give back
   was killed for a time limit  timed out, if this job was overdue; else give back
-  was killed at the end        give back
-  died                         abandon, so that the job is ready again at once, and a crash is counted
+  was killed in a stop         give back
+  died                         abandon, so that the job is ready again immediately, and a crash is counted
 =============================  =============================================================================
 """
 
@@ -26,7 +26,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
+from multiq.backend import Abandon, Ack, After, Bury, GiveBack, Lease, Release, Touch
+from multiq.cancellation import find_request
 from multiq.errors import BackendError, MultiqError, Unsupported
 from multiq.events import JobCrashed
 from multiq.job import JobInfo
@@ -35,7 +36,7 @@ from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 
 from .exits import EXIT_OVERDUE, EXIT_STUCK, describe_exit
-from .inflight import ACKED, DEAD, ENDED, LIVE, WAITING
+from .inflight import ACKED, DEAD, ENDED, LIVE, WAITING, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,8 @@ _STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this 
 class Recovery:
     """Settles and touches leases for the children of one worker.
 
-    *shares_loop*: whether children run several coroutine jobs on one event loop. A job can then block the others.
+    *shares_loop*: whether children run several coroutine jobs on one event loop. If they do, a job can block the other
+    jobs of its loop.
     """
 
     def __init__(self, app: App, shared_state: SharedState, *, shares_loop: bool) -> None:
@@ -110,7 +112,7 @@ class Recovery:
                 table.free()
             return
         self._settle_outage.reset()
-        table.free()  # before the events, because a subscriber that hangs must not block the table
+        table.free()  # before the events, because a hanging subscriber must not block the table
         for (_, emit), error in zip(verdicts, lost, strict=True):
             if error is None:
                 emit()
@@ -137,7 +139,7 @@ class Recovery:
 
     def _crashed(self, lease: Lease, reason: str) -> tuple[Verdict, Callable[[], None]]:
         task = None
-        with contextlib.suppress(MultiqError):  # the job does not exist, or the verdict will fail with the same error
+        with contextlib.suppress(MultiqError):  # the job is gone, or the backend fails, and then the verdict fails, too
             task = JobInfo.of(self._backend.peek(lease.queue, lease.id)).task
         event = JobCrashed(queue=lease.queue, job_id=lease.id, task=task, reason=reason)
         return Abandon(lease, reason), lambda: self._events.emit(event)
@@ -152,20 +154,21 @@ class Recovery:
             return self._crashed(lease, "it ran longer than its timeout")
         except MultiqError:
             return Abandon(lease), _no_event  # the job does not exist, so the backend refuses any verdict
-        return self._runner.timed_out(
-            Lease(
-                queue=lease.queue,
-                id=lease.id,
-                token=lease.token,
-                body=record.body,
-                priority=record.priority,
-                ttr=record.ttr,
-                attempt=record.attempt or 1,
-                crashes=record.crashes or 0,
-                kicks=record.kicks or 0,
-                age=record.age or 0.0,
-            )
+        found = Lease(
+            queue=lease.queue,
+            id=lease.id,
+            token=lease.token,
+            body=record.body,
+            priority=record.priority,
+            ttr=record.ttr,
+            attempt=record.attempt or 1,
+            crashes=record.crashes or 0,
+            kicks=record.kicks or 0,
+            age=record.age or 0.0,
+            memo=record.memo or b"",
         )
+        cancel = find_request(self._backend, found)
+        return self._runner.timed_out(found) if cancel is None else self._runner.cancelled(found, cancel.request)
 
     # --- stuck children ---
 
@@ -192,8 +195,8 @@ class Recovery:
     def _keep_alive(self, table: InflightTable, entries: list[Entry], now: float) -> None:
         """Touch the leases of jobs that run, have run, or wait.
 
-        When a child can no longer begin a waiting job (``Entry.ends_at``), the job is given back. The waiting job thus
-        does not wait long for a stuck one.
+        If a child can no longer begin a waiting job (``Entry.ends_at``), this method gives the waiting job back. So the
+        job need not wait for the stuck job.
         """
         verdicts: list[Verdict] = []
         for entry in entries:
@@ -204,7 +207,9 @@ class Recovery:
         except MultiqError as exc:
             if self._touch_outage.should_log(str(exc)):
                 # the child may be stuck, or may wait for the backend like this process
-                _log.warning("leases that a worker process has not touched in time cannot be touched for it: %s", exc)
+                _log.warning(
+                    "a worker process has not renewed leases in time, and the sidecar cannot renew them: %s", exc
+                )
             return
         self._touch_outage.reset()
         for entry, verdict, error in zip(entries, verdicts, lost, strict=True):
@@ -225,17 +230,20 @@ def _pending_verdict(lease: Lease, entry: Entry) -> Verdict:
     held = entry.held
     if entry.mark == ACKED:
         return Ack(lease)
+    if entry.mark == ENDED and held.verdict == "ack":
+        return Ack(lease, After(keep=held.keep, outcome=held.outcome, kind=held.kind, steps=steps_of(held)))
     if entry.mark == ENDED and held.verdict == "release":
         return Release(lease, held.delay, held.priority, held.reason)
     if entry.mark == ENDED and held.verdict == "give_back":
         return GiveBack(lease, held.delay)
     if entry.mark == ENDED and held.verdict == "bury":
-        return Bury(lease, held.reason)
+        steps = steps_of(held)
+        return Bury(lease, held.reason, After(steps=steps) if steps else None)
     return GiveBack(lease)
 
 
 def _lease(held: Record) -> Lease:
-    return Lease(held.queue, held.id, held.token, b"", 0, held.ttr, 1, 0, 0, 0.0)
+    return Lease(held.queue, held.id, held.token, b"", 0, held.ttr, held.attempt, 0, 0, 0.0)
 
 
 def _no_event() -> None:
@@ -243,8 +251,8 @@ def _no_event() -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether the child is stopped (SIGSTOP, a debugger). The jobs of a stopped child make no progress, so their leases
-    may end.
+    """Whether the child is stopped, by SIGSTOP or a debugger. The jobs of a stopped child make no progress, so their
+    leases may end.
     """
     try:
         stat = Path("/proc", str(pid), "stat").read_text()

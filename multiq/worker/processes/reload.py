@@ -1,4 +1,4 @@
-"""The data that a reload passes to the re-executed program: the previous children, and their lifeline.
+"""The data that a reload passes to the re-executed program: the previous children and the lifeline of these children.
 
 Signals stay blocked during the ``exec``, because the new program could not handle them yet. Processes that the app
 starts while it is imported would inherit the blocked signals. multiq therefore unblocks the signals as soon as it is
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 #: the children. Negative numbers are pids of sidecars.
 _RELOADED = "MULTIQ_RELOADED"
 
+#: Environment variable: how many processes a worker that scales had. This number is not in the other variable, because
+#: older versions of multiq read that variable.
+_PROCESSES = "MULTIQ_RELOADED_PROCESSES"
+
 _POLL = 0.1  # seconds between two checks of the children by a worker without a supervisor
 
 BLOCKED_SIGNALS = frozenset(
@@ -35,15 +39,21 @@ _tokens: dict[signal.Signals, Any] = {}  # tokens that restore the handlers whic
 
 
 def reload_environment(
-    lifeline: int, children: Iterable[int], sidecars: Iterable[int] = (), *, is_paused: bool = False
+    lifeline: int,
+    children: Iterable[int],
+    sidecars: Iterable[int] = (),
+    *,
+    is_paused: bool = False,
+    processes: int | None = None,
 ) -> dict[str, str]:
     """Return the environment for the re-executed program. The children work until that program takes over."""
     pids = [*children, *(-pid for pid in sidecars)]
-    return {**os.environ, _RELOADED: " ".join(map(str, [os.getpid(), lifeline, int(is_paused), *pids]))}
+    words = " ".join(map(str, [os.getpid(), lifeline, int(is_paused), *pids]))
+    return {**os.environ, _RELOADED: words} | ({} if processes is None else {_PROCESSES: str(processes)})
 
 
 def was_reloaded() -> bool:
-    """Return whether a reload has started this program, and the program has not taken over yet."""
+    """Return whether a reload has started this program. False as soon as the program has taken over."""
     return os.environ.get(_RELOADED, "").split()[:1] == [str(os.getpid())]
 
 
@@ -57,7 +67,8 @@ def note_signals() -> None:
 
 
 def note_signal(number: int, _frame: object = None) -> bool:
-    """Collect a signal. Handlers that replace this handler for a while call it, too.
+    """Collect a signal. If another handler replaces this handler for a while, the other handler calls this function,
+    too.
 
     Returns False if there was no reload.
     """
@@ -75,7 +86,7 @@ def noted_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def taking_over() -> Iterator[None]:
-    """Let the caller handle the signals while the block lasts. The handlers are then restored."""
+    """Let the caller handle the signals while the block lasts. At the end of the block, undo ``note_signals``."""
     try:
         yield
     finally:
@@ -84,23 +95,28 @@ def taking_over() -> Iterator[None]:
 
 
 class PreviousGeneration:
-    """The children and sidecars of the programs that reloads have replaced. These processes are children of this
-    process.
+    """The children and sidecars of the programs that reloads have replaced. They are still children of this process,
+    because a reload keeps the pid.
     """
 
-    def __init__(self, children: set[int], sidecars: set[int], *, is_paused: bool = False) -> None:
+    def __init__(
+        self, children: set[int], sidecars: set[int], *, is_paused: bool = False, processes: int | None = None
+    ) -> None:
         self.children = children
         self.sidecars = sidecars
         self.codes: list[int] = []
         """The exit codes of the children that have ended. A negative number is the signal that killed a child."""
         self.is_paused = is_paused
         """Whether a signal had paused the previous program."""
+        self.processes = processes
+        """How many processes the previous program had, if it scaled."""
 
     @classmethod
     def take(cls) -> PreviousGeneration:
         """Return the previous generation, which is empty without a reload. Closing its lifeline stops its children."""
         is_ours = was_reloaded()
         words = [int(word) for word in os.environ.pop(_RELOADED, "").split()]
+        processes = os.environ.pop(_PROCESSES, None)
         if not is_ours:
             return cls(set(), set())
         os.close(words[1])
@@ -110,7 +126,12 @@ class PreviousGeneration:
             if pid > 0 and is_child(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-        return cls({pid for pid in pids if pid > 0}, {-pid for pid in pids if pid < 0}, is_paused=bool(words[2]))
+        return cls(
+            {pid for pid in pids if pid > 0},
+            {-pid for pid in pids if pid < 0},
+            is_paused=bool(words[2]),
+            processes=None if processes is None else int(processes),
+        )
 
     @property
     def pids(self) -> set[int]:

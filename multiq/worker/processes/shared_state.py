@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .inflight import InflightTable
 
 _CELL = 8  # bytes
-_SPARE = 2  # tables beyond two per child: one for the child, and one for its dead predecessor
+_SPARE = 2  # tables in addition to two for each child; the two are for the child itself and for its dead predecessor
 
 
 class _Cell:
@@ -46,7 +46,7 @@ class WorkerRow(Row):
 
     started_at = _Cell(0)
     supervisor_beat = _Cell(1)
-    """The time of the supervisor's last round. The supervisor makes at least two rounds per second."""
+    """The time of the last pass of the supervisor's loop, which makes at least two passes per second."""
     stops = _Cell(2)
     """The number of requested stops. The supervisor writes this number, and children read it in case they miss a
     signal.
@@ -66,11 +66,13 @@ class WorkerRow(Row):
     restarts = _Cell(9)
     """The number of restart requests that the sidecar has read from the backend."""
     restart_mark = _Cell(10)
-    """The last restart request that the sidecar has read, as a number. 1: none. 0: the sidecar has not asked yet."""
+    """The last restart request that the sidecar has read, as a number: 1 for none, 0 before the first call."""
     sidecar_beat = _Cell(11)
-    """The time of the sidecar's last round. The sidecar makes four rounds per second, unless the backend does not
-    answer.
-    """
+    """The time of the last pass of the sidecar's loop, which makes four passes per second if the backend answers."""
+    has_cancels = _Cell(12)
+    """Whether there may be requests to cancel jobs. The sidecar reads the flag from the backend."""
+    wanted = _Cell(13)
+    """The number of children that a worker that scales needs now. The sidecar writes this number."""
 
 
 class ProcessRow(Row):
@@ -79,11 +81,16 @@ class ProcessRow(Row):
     pid = _Cell(0)
     """0 if there is no child."""
     beat = _Cell(1)
-    """The time of the child's last turn."""
+    """The time of the last pass of the child's loop."""
     taken = _Cell(2)
     """The number of jobs taken and not given back, by all children of this slot so far."""
     table = _Cell(3)
     """The index of the child's in-flight table."""
+    is_superfluous = _Cell(4)
+    """Whether the child must end after its running jobs. The supervisor writes this flag."""
+    waits_since = _Cell(5)
+    """The time since which the child has had room for another job, but has received no job. 0 if the child runs as many
+    jobs as it can."""
 
 
 class SharedState:

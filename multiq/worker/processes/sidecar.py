@@ -1,7 +1,11 @@
 """The sidecar: a process that calls the backend on behalf of the whole worker.
 
-- The sidecar settles the jobs of dead children, and renews the leases of stuck ones (``recovery``).
+- The sidecar settles the jobs of dead children, and renews the leases of stuck children (``recovery``).
 - The sidecar polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
+- The sidecar carries out the steps in other queues that dead processes have left behind (``relaying``).
+- The sidecar makes the occurrences of schedules (``scheduling``).
+- A thread of the sidecar's process enqueues the jobs of outboxes (``outboxes``).
+- The sidecar decides how many processes a worker that scales needs (``scaling``).
 - The sidecar writes the health file, serves the HTTP pages, and answers viewers (``multiq top``).
 - When the supervisor dies, the sidecar declares the tables of ended children dead, kills children that do not end, and
   ends last.
@@ -22,17 +26,23 @@ from multiq.control.flags import Control
 from multiq.control.presence import Responder
 from multiq.errors import MultiqError
 
+from .code_limits import CodeLimits
 from .inflight import FREE, LIVE
 from .recovery import UNKNOWN_EXIT, Recovery
+from .relaying import Relaying
+from .scheduling import Scheduling
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from multiq.app import App
+    from multiq.control.flags import ControlState
     from multiq.worker.monitoring.health_file import HealthFile
     from multiq.worker.monitoring.http import Server
     from multiq.worker.monitoring.status import Status
 
+    from .scaling import Scaling
     from .shared_state import SharedState
 
 _log = logging.getLogger("multiq.sidecar")
@@ -53,6 +63,9 @@ class Sidecar:
     - *patience*: seconds after the lifeline's close until remaining children are killed.
     - *force*: whether the worker works even if the connection is down.
     - *shares_loop*: see ``Recovery``.
+    - *schedules*: whether the sidecar makes the occurrences of schedules.
+    - *queues*: the worker's queues. The sidecar relays the steps that dead processes have left in them.
+    - *scaling*: decides how many processes are needed. None: their number is fixed.
     - *status*: the source of the health file and of the answers to viewers.
     """
 
@@ -66,6 +79,9 @@ class Sidecar:
         *,
         force: bool,
         shares_loop: bool,
+        schedules: bool,
+        queues: Sequence[str],
+        scaling: Scaling | None,
         status: Status,
         health_file: HealthFile | None,
         server: Server | None,
@@ -79,6 +95,10 @@ class Sidecar:
         self._recovery = Recovery(app, shared_state, shares_loop=shares_loop)
         self._children: dict[tuple[int, float], _ProcessHandle] = {}  # (number, life) of a table -> its child
         self._control = Control(app.backend)
+        self._relaying = Relaying(app, queues)
+        self._code_limits = CodeLimits(app)
+        self._scheduling = Scheduling(app) if schedules else None
+        self._scaling = scaling
         self._obeys_down = not force
         self._poll_at = 0.0
         self._status = status
@@ -90,9 +110,13 @@ class Sidecar:
 
     def run(self) -> int:
         is_alone, kill_at = False, float("inf")
+        if self._scaling is not None:
+            self._scaling.start()
         while True:
             if not is_alone and not self._is_supervisor_alive():
                 is_alone = True
+                if self._scaling is not None:
+                    self._scaling.stop()
                 if self._server is not None:
                     self._server.close()  # after a reload, the new program uses the address
             if is_alone and kill_at == float("inf") and self._is_lifeline_closed():
@@ -109,6 +133,11 @@ class Sidecar:
                 time.sleep(_POLL)
             else:
                 self._poll_control(time.monotonic())
+                self._relaying.relay_if_due()
+                if self._scheduling is not None:
+                    self._scheduling.look_if_due()
+                self._relaying.tidy_if_due()
+                self._code_limits.store_if_due()
 
     def kill(self) -> None:
         """Kill the children when the supervisor has ended. Signal handlers may call this method."""
@@ -119,10 +148,15 @@ class Sidecar:
         with contextlib.suppress(MultiqError):  # the children report the outage
             if is_time:
                 self._poll_at = now + _CONTROL_EVERY
-                state, is_down = self._control.read(), self._obeys_down and self._control.is_down()
+                state, down = self._control.read(), self._control.read_down()
                 self._worker_row.contact = time.monotonic()
-                self._publish_control(state.last_restart, is_down=is_down)
-                self._worker_row.asked_at = now  # last, because the row's values were all read after this time
+                self._worker_row.has_cancels = down.are_cancels_asked
+                self._publish_down(is_down=self._obeys_down and down.is_down)
+                self._publish_restart(state, uptime=now - self._worker_row.started_at)
+                # This is written last: a reader who sees this time knows that the other values were read after it.
+                self._worker_row.asked_at = now
+                if state.has_schedules and self._scheduling is not None:
+                    self._scheduling.notice()
                 if state.is_presence_asked:
                     self._responder.find_viewers()
             if now >= self._answer_at and not self._responder.is_idle:
@@ -131,19 +165,26 @@ class Sidecar:
         if is_time and self._health_file is not None:
             self._health_file.write(self._status.report())
 
-    def _publish_control(self, last_restart: str | None, *, is_down: bool) -> None:
+    def _publish_down(self, *, is_down: bool) -> None:
         if is_down != bool(self._worker_row.is_down):
             _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
             self._worker_row.is_down = is_down
-        mark = 1.0 if last_restart is None else 2.0 + zlib.crc32(last_restart.encode())
+
+    def _publish_restart(self, state: ControlState, *, uptime: float) -> None:
+        """Count the request if it is younger than the worker. *uptime* is the worker's age before the call."""
+        mark = 1.0 if state.last_restart is None else 2.0 + zlib.crc32(state.last_restart.encode())
         # the mark survives this sidecar, so its successor knows the last request
         before, self._worker_row.restart_mark = self._worker_row.restart_mark, mark
-        if before not in {0.0, mark} and last_restart is not None:
-            _log.warning("all workers of this connection are to restart: this one ends")
+        # The first reads of the control state can fail. So the first state that is read can already have a request,
+        # which counts if it is younger than the worker. An age of 0 is not trusted: after the backend's clock was set
+        # back, every old request has this age.
+        if mark not in {1.0, before} if before else 0 < state.restart_age < uptime:
+            _log.warning("a restart of all workers of this connection was requested: this worker ends")
             self._worker_row.restarts += 1
 
     def _is_supervisor_alive(self) -> bool:
-        """Wait up to a quarter of a second for a notification. Returns False if the supervisor has ended."""
+        """Wait up to a quarter of a second for a notification of the supervisor. Returns False if the supervisor has
+        ended."""
         poll = select.poll()
         poll.register(self._notifications, select.POLLIN)
         return not poll.poll(_POLL * 1000) or bool(self._notifications.recv(64))
@@ -156,8 +197,8 @@ class Sidecar:
 
     def _watch_children(self) -> None:
         """Open a handle on each living child before its pid can be reused. Close the handles of ended children."""
-        # The pid is read once, and after the life. In between, a new child may get the table, and its pid is 0 at
-        # first.
+        # For each table, ``life`` is read first, and the pid is read once after that. If a new child gets the table
+        # between these two reads, the pid is 0 at that moment.
         pids = {(table.number, table.life): table.pid for table in self._tables if table.state == LIVE}
         living = {key: pid for key, pid in pids.items() if pid}
         for key in self._children.keys() - living.keys():
@@ -167,7 +208,7 @@ class Sidecar:
             self._children[key] = _ProcessHandle(living[key])
 
     def _watch_orphans(self, *, killing: bool) -> None:
-        """Detect ended children, and kill those that do not end. Before its death, the supervisor did this work."""
+        """Detect ended children, and kill those that do not end. The supervisor did this work before it died."""
         for table in self._tables:
             if table.state != LIVE:
                 continue
@@ -181,7 +222,8 @@ class Sidecar:
 class _ProcessHandle:
     """A process that is not a child of this process.
 
-    With a pidfd, a later process with the same pid cannot be mistaken for this process.
+    If the system supports pidfds, the handle has one. Then it does not mistake a later process with the same pid for
+    this process.
     """
 
     def __init__(self, pid: int) -> None:

@@ -1,11 +1,11 @@
-"""Receives signals through a socket, because a Python handler would interrupt the code of the main thread anywhere.
+"""Receives signals through a socket, because a Python handler could interrupt the main thread's code at any point.
 
 The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``). A thread reads the number and
 acts on it. Thus no signal interrupts a driver during a call, and no signal waits for a job's C code to return.
 
-A job may replace the wake-up socket or a handler (``loop.add_signal_handler`` does). While the wake-up socket is
-replaced, the Python handler forwards signals to the inbox. ``reclaim_signals`` restores the socket and the handlers
-when the job is over.
+A job may replace the wake-up socket or a handler (``loop.add_signal_handler`` does). While a job has replaced the
+wake-up socket, the Python handler forwards signals to the inbox. ``reclaim_signals`` restores the socket and the
+handlers when the job is over.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SignalInbox:
             self._fd_before = self._take_wakeups()
             for number in self._numbers:
                 self._previous_handlers[number] = fork.take_signal(number, self._handler)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor blocks them before it forks
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor blocks the signals before it forks
         return self
 
     def __exit__(
@@ -66,7 +66,8 @@ class SignalInbox:
             self._reader.close()
 
     def wait(self, timeout: float | None) -> list[signal.Signals]:
-        """Return the signals that have arrived. Waits up to *timeout* seconds for the first one, or forever if None.
+        """Return the signals that have arrived. Waits up to *timeout* seconds for the first signal. None: waits
+        forever.
 
         Returns an empty list after the timeout. Raises ``EOFError`` after the end of the block.
         """
@@ -83,13 +84,13 @@ class SignalInbox:
         received = self._reader.recv(64)
         if not received:
             raise EOFError
-        # The socket also gets signals that a job handles. Real-time signals among them have no name.
+        # The socket also gets signals that a job handles. Some of them are real-time signals, which have no name.
         return [signal.Signals(number) for number in received if number in self._numbers]
 
     def reclaim_signals(self, *, also_wakeups: bool = False) -> None:
         """Restore the handlers, and with *also_wakeups* the wake-up socket. Call it in the main thread.
 
-        Without the wake-up socket, signals still arrive, but not while C code runs.
+        If the wake-up socket is not restored, signals still arrive, but not while C code runs.
         """
         if not self.installed:
             return
@@ -126,9 +127,9 @@ class SignalInbox:
         Without a Python handler, a signal is not written to the wake-up socket at all.
         """
         if os.getpid() != self._pid:
-            return  # a new child without an inbox, in which forks.generation may not be updated yet
+            return  # a forked child, which has no inbox of its own yet
         current = self._take_wakeups()
         if current != self._wakeup:
             self.put(signal.Signals(number))
             if current >= 0:
-                signal.set_wakeup_fd(current)  # belongs to the event loop of a running job
+                signal.set_wakeup_fd(current)  # the socket belongs to the event loop of a running job

@@ -38,6 +38,10 @@ class ProcessSlot:
         self.started_at = 0.0
         self.start_at = 0.0
         self.early_deaths = 0
+        self.is_needed = True
+        """False: a worker that scales has too little work for this slot. A child in the slot ends after its jobs."""
+        self.is_done = False
+        """Whether the slot is not used any more, because its child has ended for good (``once``)."""
 
     def assign(self, pid: int, table: InflightTable) -> None:
         self.pid = table.pid = pid
@@ -53,4 +57,4 @@ class ProcessSlot:
 
     def clear(self) -> None:
         self.pid, self.table, self.is_timed_out, self.is_cut = None, None, False, False
-        self.row.pid = 0
+        self.row.pid = self.row.is_superfluous = self.row.waits_since = 0

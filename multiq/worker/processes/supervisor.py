@@ -1,11 +1,13 @@
-"""The supervisor: starts worker processes, replaces dead ones, kills overdue ones, reloads the code, and stops.
+"""The supervisor: starts worker processes, replaces dead processes, kills overdue processes, reloads the code, and
+stops.
 
 Children are forked, so the app and its tasks are loaded once. The supervisor opens no connection and starts no thread,
-because a fork would copy both in an undefined state. A separate process, the sidecar, makes all calls to the backend
-for the children's jobs.
+because a fork would copy both in an undefined state. Instead, a separate process, the sidecar, calls the backend, for
+example to settle the jobs of dead children.
 
 A reload (SIGHUP) executes the same command in the same process, with the current code. The previous children continue
-to work until the new program takes over. Then the previous children are stopped, as if their supervisor had died.
+to work until the new program takes over. After that, the previous children are stopped, as if their supervisor had
+died.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from .exits import (
     EXIT_OVERDUE,
     EXIT_RECYCLED,
     EXIT_STUCK,
+    EXIT_SUPERFLUOUS,
     describe_exit,
 )
 from .inflight import DEAD, NEVER, WAITING
@@ -56,41 +59,44 @@ KILL_MARGIN = 5.0  # seconds after the grace until remaining children are killed
 _SIDECAR_WAIT = 5.0  # seconds that the sidecar gets at the end to settle the jobs of the last children
 
 _FORK_RETRY = 1.0  # seconds until a failed fork is tried again
-_SIDECAR_LIMIT = 60.0  # seconds without a round of the sidecar; probably a subscriber hangs
-_TABLE_RETRY = 0.25  # seconds between two searches for a free table
-_SUSPENDED = 1.5  # seconds without a round after which this process counts as suspended
-_RESUME_DELAY = 1.0  # seconds after a suspension until processes are killed, so that children can notify jobs first
+_SIDECAR_LIMIT = 60.0  # seconds without a pass of the sidecar's loop, after which it is killed; a subscriber may hang
+_TABLE_RETRY = 0.25  # seconds between two searches for a free in-flight table
+_SUSPENDED = 1.5  # seconds between two passes of this loop; if the time is longer, the worker was suspended in between
+_RESUME_DELAY = 1.0  # seconds after a suspension; until then no process is killed, so that children can notify jobs
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
 HANDLED = tuple(BLOCKED_SIGNALS)
 ABORT = signal.SIGUSR1
-"""Tells stopping children to end now. A second SIGTERM cannot say this, because service managers send SIGTERM to the
-whole process group. Children may thus receive SIGTERM twice for one stop.
+"""The supervisor sends this signal to children that are stopping, so that they end immediately. A second SIGTERM cannot
+have this meaning, because service managers send SIGTERM to the whole process group. So for one stop, a child may
+receive SIGTERM twice: from the service manager and from the supervisor.
 """
 
 
 _REPLACED = {
-    EXIT_OVERDUE: "had a job that ran on after its timeout",
-    EXIT_STUCK: "had an event loop that was held for longer than any job on it may run",
+    EXIT_OVERDUE: "had a job that ran on after its timeout, or after it was cancelled",
+    EXIT_STUCK: "had an event loop that was blocked for longer than the longest timeout of the jobs on it",
     EXIT_MEMORY: "used more memory than it may",
     EXIT_RECYCLED: "has worked for long enough",
 }
 
 
-_CLEAN_EXITS = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
+_CLEAN_EXITS = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED, EXIT_SUPERFLUOUS})
 
 
 class Supervisor:
-    """Keeps a child running in each slot of the shared state, and one sidecar.
+    """Keeps a child running in each needed slot of the shared state, and one sidecar.
 
     - *run_child*: the main function of a child. The function gets the child's ``Assignment``, and returns an exit code.
     - *run_sidecar*: the main function of the sidecar, which returns an exit code. The arguments are the socket that
       reports dead children, and the pipe that closes when the children must end.
     - *shared_state*: has a row for each process.
     - *grace*: seconds that running jobs get after a stop.
-    - *once*: whether a child that exits with 0 is not replaced.
-    - *check*: a command that exits with 0 if the current code starts. A reload runs the command first, and stops if the
-      command fails. None: reload without a check.
+    - *once*: True: a child that exits with 0 is not replaced.
+    - *check*: a command that exits with 0 if the current code starts. A reload runs the command first, and the old
+      code keeps running if the command fails. None: reload without a check.
+    - *least*: the smallest number of needed slots. The sidecar decides how many slots are needed. None: all slots are
+      needed.
     - *reaps_all*: also reap orphans of jobs. Process 1 of a container must do this.
     """
 
@@ -103,6 +109,7 @@ class Supervisor:
         grace: float,
         once: bool,
         check: Sequence[str] | None = None,
+        least: int | None = None,
         reaps_all: bool = False,
     ) -> None:
         self._run_child = run_child
@@ -110,6 +117,7 @@ class Supervisor:
         self._shared_state = shared_state
         self._worker_row = shared_state.worker
         self._slots = [ProcessSlot(index, row) for index, row in enumerate(shared_state.children)]
+        self._least = len(self._slots) if least is None else least
         self._grace = grace
         self._once = once
         self._check = check
@@ -125,6 +133,7 @@ class Supervisor:
         self._are_sidecars_signaled = False
         self._codes: list[int] = []
         self._inbox = SignalInbox(HANDLED)
+        self._ignores_hangups = fork.was_ignored(signal.SIGHUP)
         self._had_terminal = _has_terminal()
         self._is_waiting_for_table = False
         self._sidecar: int | None = None
@@ -137,6 +146,7 @@ class Supervisor:
         """
         self._previous = PreviousGeneration.take()  # stops the previous children just before the new ones start
         self._worker_row.is_paused = self._previous.is_paused
+        self._need_slots(self._previous.processes or self._least)
         self._lifeline_reader, self._lifeline_writer = os.pipe()
         self._sidecar_notifier, self._sidecar_wakeup = socket.socketpair()
         self._sidecar_notifier.setblocking(False)
@@ -147,6 +157,7 @@ class Supervisor:
                 self._note_round()
                 self._reap()
                 self._follow_sidecar()
+                self._scale()
                 self._start_missing()
                 if self._previous.have_all_ended() and self._is_over():
                     break
@@ -172,7 +183,8 @@ class Supervisor:
             self._worker_row.stops = self._stop_requests
             if self._stop_requests == 1:
                 log_waiting(sum(entry.is_running for slot in self._slots for entry in slot.entries()), self._grace)
-            self._kill_at = time.monotonic() + KILL_MARGIN + (self._grace if self._stop_requests == 1 else 0)
+            kill_at = time.monotonic() + KILL_MARGIN + (self._grace if self._stop_requests == 1 else 0)
+            self._kill_at = min(self._kill_at, kill_at)  # further signals do not postpone the end
             self._signal_all(signal.SIGTERM if self._stop_requests == 1 else ABORT)
         elif number in FORWARDED:
             self._worker_row.is_paused = number == signal.SIGUSR2
@@ -180,15 +192,15 @@ class Supervisor:
         elif number == signal.SIGQUIT:
             self._log_running()
             self._signal_all(number)
-        elif number == signal.SIGHUP and self._had_terminal and not _has_terminal():
+        elif number == signal.SIGHUP and self._had_terminal and not self._ignores_hangups and not _has_terminal():
             self._handle(signal.SIGTERM)  # the terminal was closed
         elif number == signal.SIGHUP and not self._stop_requests:
             self._begin_reload()
 
     def _note_round(self) -> None:
-        """Record the time of this round. If the worker was suspended before this round, kill no process yet.
+        """Record the time of this pass of the loop. If the worker was suspended before this pass, kill no process yet.
 
-        Many timeouts may have ended during the suspension, and the children must notify their jobs first.
+        Many jobs may have exceeded their timeouts during the suspension, and the children must first notify these jobs.
         """
         now = time.monotonic()
         if now - self._round_at > _SUSPENDED:
@@ -206,9 +218,7 @@ class Supervisor:
                 self._handle(signal.SIGTERM)
 
     def _log_running(self) -> None:
-        """Log a line for each running job. The children themselves write the stacks of their threads
-        (``faulthandler``).
-        """
+        """Log a line for each running job. The children write the stacks of their own threads (``faulthandler``)."""
         now = time.monotonic()
         for slot in self._slots:
             running = [entry for entry in slot.entries() if entry.is_running]
@@ -225,7 +235,7 @@ class Supervisor:
             self._is_check_stale = False
             try:
                 self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command
-            except OSError:  # a deployment is replacing the interpreter, or the system refuses a process
+            except OSError:  # a deployment is replacing the interpreter, or the system refuses to start a process
                 _log.exception("the new code cannot be checked: the old code keeps running")
         else:
             self._is_check_stale = True  # files may have changed after the running check read them
@@ -255,15 +265,74 @@ class Supervisor:
         sidecars = [*self._previous.sidecars, *([] if self._sidecar is None else [self._sidecar])]
         os.set_inheritable(self._lifeline_writer, True)
         environment = reload_environment(
-            self._lifeline_writer, children, sidecars, is_paused=bool(self._worker_row.is_paused)
+            self._lifeline_writer,
+            children,
+            sidecars,
+            is_paused=bool(self._worker_row.is_paused),
+            processes=self._count_needed() if self._scales else None,
         )
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        if self._ignores_hangups:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the new program reads this in ``was_ignored``
         try:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
         except OSError:
             _log.exception("the command cannot be re-executed: the old code keeps running")
             os.set_inheritable(self._lifeline_writer, False)
+            self._inbox.reclaim_signals()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    # --- scaling ---
+
+    @property
+    def _scales(self) -> bool:
+        return self._least < len(self._slots)
+
+    def _count_needed(self) -> int:
+        return sum(slot.is_needed for slot in self._slots)
+
+    def _need_slots(self, number: int) -> None:
+        """Mark the first *number* slots as needed at the start."""
+        number = min(max(number, self._least), len(self._slots))
+        self._worker_row.wanted = number
+        for slot in self._slots[number:]:
+            slot.is_needed, slot.start_at = False, NEVER
+
+    def _scale(self) -> None:
+        """Mark slots as needed or not needed. The sidecar decides how many are needed. No child is interrupted: an
+        unneeded child ends after its jobs."""
+        before, wanted = self._count_needed(), int(self._worker_row.wanted)
+        if not self._scales or wanted == before or self._stop_requests:
+            return
+        if wanted > before:
+            self._need_more(wanted - before)
+        else:
+            self._need_fewer(before - wanted)
+        after = self._count_needed()
+        if after != before:  # a slot that is done is not used again
+            why = "jobs wait" if after > before else "there is too little work"
+            _log.info("%s: from %d to %d processes", why, before, after)
+
+    def _need_more(self, number: int) -> None:
+        # Free slots come first. In the other slots, the next child can start only when the unneeded child has ended.
+        spare = [slot for slot in self._slots if not (slot.is_needed or slot.is_done)]
+        spare.sort(key=lambda slot: slot.pid is not None)
+        for slot in spare[:number]:
+            slot.is_needed = True
+            if slot.pid is None:
+                slot.start_at = time.monotonic()
+
+    def _need_fewer(self, number: int) -> None:
+        """Mark slots as not needed: first the slots without a child, then those whose children hold the fewest jobs."""
+        used = [slot for slot in self._slots if slot.is_needed and not slot.is_done]
+        used.sort(key=lambda slot: (slot.pid is not None, len(slot.entries())))
+        for slot in used[:number]:
+            slot.is_needed = False
+            if slot.pid is None:
+                slot.start_at = NEVER
+            else:
+                slot.row.is_superfluous = 1
+                _signal([slot.pid], signal.SIGCONT)  # wakes the child, which then reads the flag
 
     # --- starting ---
 
@@ -288,7 +357,7 @@ class Supervisor:
 
     def _start_child(self, slot: ProcessSlot) -> None:
         table = self._shared_state.free_table()
-        if table is None:  # the sidecar frees the tables of dead children at the latest when their leases have ended
+        if table is None:  # the sidecar frees the table of a dead child when the child's leases have ended, or earlier
             if not self._is_waiting_for_table:
                 _log.error("no process is started until the jobs of dead processes are settled")
             self._is_waiting_for_table = True
@@ -311,7 +380,8 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _retrying_fork(self) -> Iterator[None]:
-        """Log a fork that the system refuses (too many processes, no memory). The caller's loop tries again."""
+        """Log a fork that the system refuses (too many processes, no memory). The caller's loop tries the fork
+        again."""
         try:
             yield
         except OSError as exc:
@@ -348,7 +418,7 @@ class Supervisor:
 
     def _detach_from_supervisor(self, *, is_child: bool) -> None:
         # The handlers of the supervisor's inbox stay installed, but have no effect in a child. The terminal sends
-        # Ctrl-C to the whole group, and the supervisor forwards it once, as SIGTERM. SIG_IGN would not do, because
+        # Ctrl-C to the whole group, and the supervisor forwards it once, as SIGTERM. SIG_IGN would be wrong, because
         # programs that jobs start would inherit it.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -389,7 +459,7 @@ class Supervisor:
             table.has_held,
             slot.is_timed_out or table.exit_code == EXIT_OVERDUE,
         )
-        # Jobs that the child never began do not count for max_jobs. The next children of this slot may take them.
+        # ``taken`` counts jobs for ``max_jobs``. Jobs that the child took but never began are subtracted again.
         slot.row.taken -= sum(entry.mark == WAITING for entry in slot.entries())
         # If a job has reset SIGTERM to its default, the supervisor's SIGTERM kills the process.
         is_cut = exit_code is None and (slot.is_cut or bool(self._stop_requests and status == -signal.SIGTERM))
@@ -399,37 +469,38 @@ class Supervisor:
         slot.clear()
         if self._stop_requests or (self._once and exit_code == EXIT_OK):
             slot.start_at = NEVER
+            slot.is_done = True
             ended_well = exit_code in _CLEAN_EXITS or was_late
             was_cut = is_cut or exit_code == EXIT_CUT_SHORT
             self._codes.append(EXIT_OK if ended_well else EXIT_CUT_SHORT if was_cut else EXIT_CRASHED)
+            return
+        if exit_code == EXIT_SUPERFLUOUS:
+            slot.early_deaths = 0
+            slot.start_at = now if slot.is_needed else NEVER
             return
         is_too_large = exit_code == EXIT_MEMORY and not has_held
         if (was_late or exit_code in _REPLACED) and not is_too_large:
             self._worker_row.replaced += 1
             slot.early_deaths = slot.early_deaths + 1 if died_young and exit_code == EXIT_MEMORY else 0
-            slot.start_at = now + _backoff(slot.early_deaths, _WORKING_BACKOFF)
+            slot.start_at = now + _backoff(slot.early_deaths, _WORKING_BACKOFF) if slot.is_needed else NEVER
             why = EXIT_OVERDUE if was_late else exit_code or 0
             level = logging.INFO if why == EXIT_RECYCLED else logging.WARNING
-            _log.log(level, "worker process %d %s; starting another one", pid, _REPLACED[why])
+            _log.log(level, "worker process %d %s; %s", pid, _REPLACED[why], _what_next(slot))
             return
         self._worker_row.crashed += 1
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
-        # After its first early death, a child is replaced at once. Jobs wait, and the child may have been killed from
-        # outside.
+        # After the first early death in a slot, the child is replaced immediately, because jobs may be waiting. The
+        # child may have been killed from outside.
         longest = _WORKING_BACKOFF if has_held else _LONGEST_BACKOFF
         backoff = _backoff(slot.early_deaths, longest)
-        slot.start_at = now + backoff
-        how = (
-            "needs more memory than it may use before it has run any job"
-            if is_too_large
-            else describe_exit(status, exit_code)
-        )
+        slot.start_at = now + backoff if slot.is_needed else NEVER
+        how = "exceeds its memory limit before it has run any job" if is_too_large else describe_exit(status, exit_code)
         _log.log(
             logging.ERROR if is_too_large else logging.WARNING,
-            "worker process %d %s; starting another one in %.1f s",
+            "worker process %d %s; %s",
             pid,
             how,
-            backoff,
+            _what_next(slot, f" in {backoff:.1f} s"),
         )
 
     def _leave_to_sidecar(self, table: InflightTable) -> None:
@@ -440,7 +511,7 @@ class Supervisor:
             self._sidecar_notifier.send(b"\0")
 
     def _kill_overdue(self) -> None:
-        """Kill a stuck sidecar, and children that run after the grace or could not exit for an overdue job."""
+        """Kill a stuck sidecar, children that run after the grace, and children with an overdue job."""
         now = time.monotonic()
         if now >= self._kill_at:
             self._kill_at = now + _YOUNG  # tries again later in case some children remain
@@ -451,7 +522,7 @@ class Supervisor:
         if now < self._kill_none_before:
             return
         if self._sidecar is not None and now - self._worker_row.sidecar_beat > _SIDECAR_LIMIT:
-            _log.error("the sidecar has made no round for %g s: killing it", _SIDECAR_LIMIT)
+            _log.error("the sidecar has been stuck for %g s: killing it", _SIDECAR_LIMIT)
             self._worker_row.sidecar_beat = now
             os.kill(self._sidecar, signal.SIGKILL)
         for slot in self._slots:
@@ -462,7 +533,8 @@ class Supervisor:
     def _kill_all(self) -> None:
         """Kill the children.
 
-        The sidecar of a previous generation kills that generation first, and records the reason.
+        Children from before a reload have a sidecar of their own. This sidecar is first asked to kill them, because
+        only it can record the reason.
         """
         if not self._are_sidecars_signaled:
             self._are_sidecars_signaled = True
@@ -499,7 +571,7 @@ class Supervisor:
 
     def _signal_all(self, number: signal.Signals) -> None:
         self._signal_slots(number)
-        if number in {ABORT, signal.SIGKILL}:  # a previous generation was already told to stop
+        if number in {ABORT, signal.SIGKILL}:  # children from before a reload were already asked to stop
             _signal(filter(is_child, self._previous.children), number)
 
     def _signal_slots(self, number: signal.Signals) -> None:
@@ -510,6 +582,10 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _what_next(slot: ProcessSlot, when: str = "") -> str:
+    return f"starting another one{when}" if slot.is_needed else "the child was not needed, and is not replaced"
 
 
 def _backoff(early_deaths: int, longest: float) -> float:

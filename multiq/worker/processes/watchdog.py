@@ -18,7 +18,8 @@ _LONGEST_WAIT = 3600.0  # seconds; Python limits the length of a wait, and the g
 class Watchdog:
     """Calls *action* at the deadline, even if all other threads hang. Use the watchdog in a ``with`` block.
 
-    There is no deadline at first. The thread starts with the block, because the system may refuse a thread later.
+    At first, there is no deadline. The thread starts with the block, because the system may refuse to start a thread
+    later.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -39,10 +40,7 @@ class Watchdog:
             self._changed.notify()
 
     def set_deadline(self, deadline: float) -> None:
-        """Call *action* at *deadline* (``time.monotonic``). The earliest of several deadlines counts.
-
-        Thread-safe.
-        """
+        """Call *action* at *deadline* (``time.monotonic``), unless an earlier deadline was set. Thread-safe."""
         with self._changed:
             self._deadline = min(self._deadline, deadline)
             self._changed.notify()
@@ -68,7 +66,7 @@ def run_in_thread(call: Callable[[], object]) -> threading.Event:
 
     try:
         threading.Thread(target=run, name="multiq-aside", daemon=True).start()
-    except RuntimeError:  # the system refuses a thread
+    except RuntimeError:  # the system refuses to start a thread
         with contextlib.suppress(Exception):
             run()
     return is_done
