@@ -13,9 +13,21 @@ from .options import connection_option, traceback_option, verbose_option
 
 #: The commands that ``multiq --help`` lists, by section, in this order. A command's module has the command's name.
 SECTIONS = {
-    "Run": ("worker", "enqueue"),
-    "Inspect": ("stats", "jobs", "peek", "top", "health"),
-    "Manage": ("kick", "delete", "reschedule", "pause", "resume", "purge", "down", "up", "restart"),
+    "Run": ("worker", "enqueue", "scheduler", "tick", "outbox"),
+    "Inspect": (
+        "stats",
+        "jobs",
+        "peek",
+        "result",
+        "history",
+        "flows",
+        "schedules",
+        "limits",
+        "top",
+        "health",
+        "metrics",
+    ),
+    "Manage": ("failed", "kick", "cancel", "delete", "reschedule", "pause", "resume", "purge", "down", "up", "restart"),
     "Check": ("doctor", "schema", "backends", "conformance", "bench", "soak"),
 }
 
@@ -26,7 +38,7 @@ SECTIONS = {
     package=__name__,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed, 2 usage error, 3 not found, 4 the job is being run, "
+    epilog="Exit codes: 0 done, 1 failed, 2 usage error, 3 not found, 4 the job is being run, or belongs to a flow, "
     "5 the backend cannot do it, 6 a check failed (conformance, bench, soak), 7 unknown, 12 out of its memory limit "
     "(worker), 130 stopped.",
 )

@@ -1,12 +1,11 @@
-"""Makes the app that a command works with: the app of ``shop.tasks:app``, or an app without tasks on the chosen
-connection.
-"""
+"""Makes the app for a command: the app of ``shop.tasks:app``, or an app without tasks on the chosen connection."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from multiq.app import App
 from multiq.errors import JobNotFound, MultiqError, OptionInvalid
 from multiq.settings.loader import find_file, load_settings
 
+from .given import current_settings, given_app, given_apps
 from .options import chosen_connection
 
 if TYPE_CHECKING:
@@ -34,50 +34,63 @@ class JobNowhere(JobNotFound):
 def open_app(*, create: bool = False) -> App:
     """An app without tasks on the chosen connection.
 
-    *create*: whether to create a missing store. Only commands that add jobs create one. The other commands report a
-    missing store as an error, because they were probably called in the wrong folder.
+    *create*: whether to create a missing file or missing tables. Commands that write to the store create these. The
+    other commands report an error, because they were probably called in the wrong folder.
 
     Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
     """
-    app = App(chosen_connection(), create=create)
+    settings = current_settings()
+    if settings.include:  # some commands need the tasks, and import these modules
+        _search_here()
+    app = App(chosen_connection(), settings=settings, create=create)
     _ = app.backend  # reports a wrong URL before any other error
     return app
 
 
-def load_app(path: str) -> App:
-    """Import the app that *path* (``module:attribute``) names. Python searches the current folder for the module first.
+WITHOUT_APP = "the tasks of the setting include"
+"""Used instead of an app's path. It means an app on the chosen connection, with the tasks of the setting
+``include``."""
 
-    With ``-c``, the app works on the given connection instead of its own.
+
+def load_app(path: str) -> App:
+    """Import the app that *path* (``module:attribute``) names. Python searches the current folder for the module first,
+    and the folder of the settings file last.
+
+    With ``-c``, the app uses the given connection instead of its own connection.
 
     Raises ``AppNotFound``. An error of multiq that the import raises is passed on.
     """
-    name, colon, attribute = path.partition(":")
-    if not colon or not name or not attribute:
-        like = f"{name or 'shop.tasks'}:{attribute or 'app'}"
-        raise AppNotFound(f"{path!r} names no app: write module:attribute, like {like}")
-    app = _attribute(_module(name), attribute, path)
-    connection = chosen_connection()
-    if connection is not None:
-        _move(app, app.settings.resolve(connection), path)
-    return app
+    _search_here()
+    if path == WITHOUT_APP:
+        return App(chosen_connection())
+    return _on_chosen_connection(given_apps.get(path) or _find(path), path)
 
 
-def default_app() -> str:
-    """The app that the settings name. The app's module may also be in the folder of the settings file.
+def find_default_app() -> str | None:
+    """The app that ``give_app`` was called with. Without such an app: the app that the settings name, or
+    ``WITHOUT_APP`` if the settings name only modules with tasks. None if the settings name no tasks.
 
     Raises ``SettingsInvalid``.
     """
-    path = load_settings().app
+    given = given_app()
+    if given is not None:
+        return given
+    settings = load_settings()
+    return settings.app or (WITHOUT_APP if settings.include else None)
+
+
+def default_app() -> str:
+    """Like ``find_default_app``. Raises ``click.UsageError`` if there is no such app."""
+    path = find_default_app()
     if path is None:
-        raise click.UsageError("Missing argument 'APP': give it like shop.tasks:app, or set app in multiq.toml.")
-    source = find_file(None, os.environ)
-    if source is not None:
-        sys.path.append(str(source.absolute().parent))
+        raise click.UsageError(
+            "Missing argument 'APP': give it like shop.tasks:app, or set app or include in multiq.toml."
+        )
     return path
 
 
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
-    """Find the queue that holds a job. Returns *queue* if it is given, and searches all queues otherwise.
+    """Find the queue that holds a job. If *queue* is given, return *queue*. Without *queue*, search all queues.
 
     Raises ``JobNotFound``, or ``OptionInvalid`` if several queues have a job with this id.
     """
@@ -91,6 +104,31 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
     if len(found) > 1:
         raise OptionInvalid(f"queues {', '.join(found)} each have a job {job_id}: say which one with -q QUEUE")
     return found[0]
+
+
+def known_queues(app: App) -> list[str]:
+    """Return the queues that hold a job, the queue ``default``, and the worker's queues in the settings.
+
+    A backend does not list a queue that has outcomes and no job, so other queues with outcomes may be missing.
+    """
+    from multiq.control.flags import visible_queues
+
+    return sorted({*visible_queues(app.backend), "default", *(app.settings.worker.queues or ())})
+
+
+def _find(path: str) -> App:
+    name, colon, attribute = path.partition(":")
+    if not colon or not name or not attribute:
+        like = f"{name or 'shop.tasks'}:{attribute or 'app'}"
+        raise AppNotFound(f"{path!r} names no app: write module:attribute, like {like}")
+    return _attribute(_module(name), attribute, path)
+
+
+def _on_chosen_connection(app: App, path: str) -> App:
+    connection = chosen_connection()
+    if connection is not None:
+        _move(app, app.settings.resolve(connection), path)
+    return app
 
 
 def _move(app: App, url: str, path: str) -> None:
@@ -111,17 +149,24 @@ def _has(app: App, queue: str, job_id: str) -> bool:
     return True
 
 
-def _module(name: str) -> ModuleType:
+def _search_here() -> None:
+    """Let Python search the current folder first, and the folder of the settings file last."""
     folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    source = find_file(None, os.environ)
+    if source is not None and (of_settings := str(source.absolute().parent)) not in sys.path:
+        sys.path.append(of_settings)
+
+
+def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except MultiqError:
         raise
     except ModuleNotFoundError as exc:
         if exc.name is not None and (name == exc.name or name.startswith(f"{exc.name}.")):
-            raise AppNotFound(f"there is no module {exc.name!r} in {folder} or among what is installed") from exc
+            raise AppNotFound(f"there is no module {exc.name!r} in {Path.cwd()} or among what is installed") from exc
         raise AppNotFound(f"module {name!r} cannot be imported: {exc}") from exc
     except (Exception, SystemExit) as exc:
         raise AppNotFound(f"module {name!r} cannot be imported: {_describe(exc)}") from exc

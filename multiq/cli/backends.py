@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from multiq.settings.url import Option
 
 
+_STORE = "+store"  # ends the name of a backend with a store beside it
+
 # --- backends --------------------------------------------------------------------------------------------
 
 
 class Installed(NamedTuple):
-    """An installed driver. ``declared`` is None if the driver cannot be imported, and ``error`` says why."""
+    """An installed driver. ``declared`` is None if the driver cannot be imported, and ``error`` is the reason."""
 
     name: str
     declared: Capabilities | None
@@ -39,7 +41,8 @@ class Installed(NamedTuple):
 @json_option
 @traceback_option
 def backends(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """Show the installed backends, and what each can do. With NAMES: only these, with the options of their URLs.
+    """Show the installed backends, and what each can do. With NAMES: show only these backends, and the options of their
+    URLs.
 
     A missing capability is "not done" (multiq has not built it yet), "cannot today" (no released version of the store
     can do it) or "never" (it contradicts how the store works).
@@ -48,7 +51,7 @@ def backends(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
 
     if markdown and as_json:
         raise click.UsageError("--markdown or --json: choose one")
-    found = [_load(name) for name in names or installed()]
+    found = [_load(name) for name in names or _all_names(installed())]
     if as_json:
         print_json({"backends": [_document(backend) for backend in found]})
     elif markdown:
@@ -75,10 +78,26 @@ def backends_markdown(found: Sequence[Installed]) -> str:
     return "\n".join(parts).rstrip("\n")
 
 
+def _all_names(installed: Sequence[str]) -> list[str]:
+    """Return the names of all drivers. A driver that can have a store beside it is listed twice, with and without a
+    store."""
+    from multiq.backend.paired.needs import can_have_store
+
+    names = []
+    for name in installed:
+        names.append(name)
+        declared = _load(name).declared
+        if declared is not None and can_have_store(declared):
+            names.append(name + _STORE)
+    return names
+
+
 def _load(name: str) -> Installed:
     from multiq.backend.registry import installed, load_driver
     from multiq.errors import MultiqError
 
+    if name.endswith(_STORE):
+        return _load_with_store(name)
     try:
         driver = load_driver(name)
     except MultiqError as exc:
@@ -88,6 +107,22 @@ def _load(name: str) -> Installed:
     return Installed(name, driver.declared, driver.options, None)
 
 
+def _load_with_store(name: str) -> Installed:
+    """Return what a driver can do with an SQLite store beside it."""
+    from multiq.backend.paired.backend import paired_capabilities
+    from multiq.backend.paired.needs import can_have_store
+    from multiq.backend.registry import load_driver
+    from multiq.errors import OptionInvalid
+    from multiq.settings.url import Option
+
+    driver = load_driver(name.removesuffix(_STORE))
+    if not can_have_store(driver.declared):
+        raise OptionInvalid(f"the {driver.declared.backend} backend keeps outcomes and flows itself: it takes no store")
+    declared = paired_capabilities(driver.declared, load_driver("sqlite").declared)
+    option = Option(str, None, "the URL of the store, percent-encoded, or the name of a configured connection")
+    return Installed(name, declared, {**driver.options, "store": option}, None)
+
+
 def _document(backend: Installed) -> dict[str, Any]:
     declared = backend.declared
     return {
@@ -95,6 +130,7 @@ def _document(backend: Installed) -> dict[str, Any]:
         "error": backend.error,
         "measures": None if declared is None else {name: getattr(declared, name) for name in MEASURES},
         "powers": None if declared is None else {name: _claim_document(declared.claim(name)) for name in POWERS},
+        "limits_kept_by": None if declared is None else declared.limits_kept_by,
         "options": {
             name: {"default": option.default, "meaning": option.meaning} for name, option in backend.options.items()
         },

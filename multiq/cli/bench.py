@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from multiq.bench.workloads import Workload
 
 _REPEATS_QUICK, _REPEATS = 2, 5
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - in a new folder there, no run log is ever written to a disk
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder in memory: writing run logs there does not load the disk
 
 
-@click.command(short_help="Compare backends: speed, with every job accounted for.")
+@click.command(short_help="Measure the speed of backends, and check every job.")
 @click.argument("given", nargs=-1, metavar="NAME|URL...")
 @click.option(
     "--profile",
@@ -37,17 +37,17 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - in a new folder there, no run log 
     show_default=True,
     help="Durability of the servers that the bench starts. durable: acknowledged jobs survive a power loss; fast: not.",
 )
-@click.option("--quick", "is_quick", is_flag=True, help="Run less of everything: under a minute for four backends.")
+@click.option("--quick", "is_quick", is_flag=True, help="Run fewer jobs: under a minute for four backends.")
 @click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 2).")
 @click.option("-w", "--workload", "names", multiple=True, metavar="NAME", help="Only these workloads: a,b or -w again.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the report as JSON; - is standard output.")
-@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as HTML.")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as HTML.")
 @click.option(
     "--compare",
     "old_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="OLD.json",
-    help="Compare with an earlier report; exits with 1 if something is worse, 7 if that is unknown.",
+    help="Compare with an earlier report; exits with 1 if a figure is worse, with 7 if this is uncertain.",
 )
 @click.option("--threshold", type=click.FloatRange(0, 10), help="How much slower still counts as equal (0.1: 10 %).")
 @click.option("--anyway", is_flag=True, help="Compare even if options or machines differ.")

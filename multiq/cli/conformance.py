@@ -36,7 +36,7 @@ _FAILURE_LINES = 6  # lines shown of each failure
     help="Run only a topic, a paragraph (4.3), or tests by part of their name.",
 )
 @click.option("--walks", type=int, metavar="N", help="Number of random walks; 0 for none.")
-@click.option("--harness", metavar="MODULE:CLASS", help="Your class that starts, stops or hangs the server.")
+@click.option("--harness", metavar="MODULE:CLASS", help="Your subclass of UrlHarness, with hooks for further tests.")
 @click.option("--markdown", is_flag=True, help="Print the report as Markdown.")
 @json_option
 @traceback_option
@@ -49,18 +49,19 @@ def conformance(  # noqa: PLR0917 - click passes them by name
       multiq conformance redis://localhost
       multiq conformance sqlite:///jobs.db -k lease -k 7.1
 
-    It works in real time, in queues of its own that it empties afterwards; it touches no other queue. Exits with 6 if a
-    promise is broken, or if the backend claims a capability and none of its tests ran. Some tests need a hook of the
-    harness, for a server that hangs, say. Without the hook they are printed as not tried, which is not a failure. The
-    command needs an extra: pip install 'multiq[conformance]'.
+    The suite works in real time, in queues of its own that it empties afterwards. The suite touches no other queue.
+    Exits with 6 if a promise is broken, or if no test tried a capability that the backend claims. Some tests need a
+    method of a harness, for example a test in which the server hangs. Without a harness, these tests are printed as not
+    tried, which is not a failure. The command needs an extra: pip install 'multiq[conformance]'.
     """
     from multiq.conformance import run
     from multiq.conformance.harness import load_harness
-    from multiq.settings.loader import load_settings
+
+    from .given import current_settings
 
     if markdown and as_json:
         raise click.UsageError("--markdown or --json: choose one")
-    url = load_settings().resolve(target)
+    url = current_settings().resolve(target)
     made = None if harness is None else load_harness(harness)
     with _progress() as progress:
         report = run(url, progress=progress, walks=walks, select=_words(select), harness=made)
@@ -128,7 +129,7 @@ def _show(report: Report) -> None:
     click.echo()
     click.secho(safe(report.summary()), fg="green" if report.ok else "red", bold=True)
     if not report.is_whole:
-        note("a part of the suite proves no capability; run all of it for that")
+        note("only the whole suite checks that every claimed capability was tried")
 
 
 def _paragraphs_table(report: Report) -> Table:

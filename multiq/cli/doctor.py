@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from multiq.app import App
     from multiq.backend import Finding
 
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "yellow"}
@@ -28,15 +29,17 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "yello
 def doctor(target: str | None, as_json: bool) -> int:
     """Check whether the settings of a server, or file, are safe for jobs. Changes nothing.
 
-    "bad": jobs will be lost or stuck. "warn": it works, with a weakness. "unknown": the command could not find out.
-    Exits with 1 if anything is bad.
+    "bad": jobs will be lost or stuck. "warn": jobs work, but a setting has a weakness. "unknown": the check was not
+    possible. Exits with 1 if anything is bad.
     """
     from multiq.app import App
     from multiq.settings.url import redact
 
-    with App(target or chosen_connection(), create=False) as app:
+    from .given import current_settings
+
+    with App(target or chosen_connection(), settings=current_settings(), create=False) as app:
         place = redact(app.url)
-        findings = app.backend.doctor()
+        findings = [*app.backend.doctor(), _schedules(app)]
     is_bad = any(finding.level == "bad" for finding in findings)
     if as_json:
         print_json({"connection": place, "fit": not is_bad, "findings": findings})
@@ -44,6 +47,27 @@ def doctor(target: str | None, as_json: bool) -> int:
         show(_table(findings))
         note(f"{_verdict(findings)}: {safe(place)}")
     return FAILED if is_bad else OK
+
+
+def _schedules(app: App) -> Finding:
+    from multiq.backend import Finding
+    from multiq.errors import MultiqError
+    from multiq.schedules.book import others_zones
+    from multiq.schedules.timetable import library_versions, zones_version
+
+    versions = library_versions()
+    try:
+        others = sorted(others_zones(app.backend))
+    except MultiqError:  # there can be no schedules, or another finding tells why they cannot be read
+        others = []
+    if not others:
+        return Finding("ok", "schedules", versions)
+    return Finding(
+        "warn",
+        "schedules",
+        f"workers on other hosts have the time zones {', '.join(others)}, and this host has {zones_version()}",
+        "where two hosts disagree about a time, an occurrence may run twice: install the same version on all hosts",
+    )
 
 
 def _table(findings: Sequence[Finding]) -> Table:

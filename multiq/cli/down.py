@@ -13,7 +13,8 @@ from .output import say
 def down(as_json: bool) -> None:
     """Stop all workers of the connection from taking jobs, until ``multiq up``.
 
-    Jobs that run go on, and jobs can still be enqueued. Workers started with --force go on taking jobs.
+    Running jobs continue, and programs can still enqueue jobs. Workers that were started with --force continue to take
+    jobs.
     """
     from multiq.control.flags import Control
 

@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 @click.option(
     "--args", type=Json(list, """'["ann@example.com", 3]'"""), metavar="JSON", help="The task's positional arguments."
 )
-@click.option("--kwargs", type=Json(dict, """'{"name": "Ann"}'"""), metavar="JSON", help="Its keyword arguments.")
-@click.option("--body", metavar="JSON|-", help="No task, but JSON; - reads it from stdin.")
-@click.option("--bytes", "raw", metavar="TEXT|-", help="No task, but any bytes; - reads them from stdin.")
-@click.option("-q", "--queue", type=QueueName(), metavar="QUEUE", help="Instead of the task's own queue or 'default'.")
+@click.option(
+    "--kwargs", type=Json(dict, """'{"name": "Ann"}'"""), metavar="JSON", help="The task's keyword arguments."
+)
+@click.option("--body", metavar="JSON|-", help="For a job without a task: its JSON; - reads it from stdin.")
+@click.option("--bytes", "raw", metavar="TEXT|-", help="For a job without a task: its bytes; - reads them from stdin.")
+@click.option("-q", "--queue", type=QueueName(), metavar="QUEUE", help="Default: the task's queue, or 'default'.")
 @due_options
 @click.option("--priority", type=int, metavar="N", help="0 goes first, 4294967295 last.")
-@click.option("--id", metavar="ID", help="Use this id; adds nothing if the queue has such a job.")
-@click.option("--ttr", type=float, metavar="SECONDS", help="How long a worker may be silent before another gets it.")
+@click.option("--id", metavar="ID", help="Use this id; adds nothing if the queue has a job with this id.")
+@click.option("--ttr", type=float, metavar="SECONDS", help="How long a reservation lasts unless the worker renews it.")
 @common_options
 def enqueue(
     *,
@@ -57,10 +59,16 @@ def enqueue(
       multiq enqueue -q raw --body '{"any": "json"}' --delay 5m
       pg_dump shop | multiq enqueue -q dumps --bytes -
 
-    A task's arguments are checked against its function before anything is sent.
+    Without APP, the task belongs to the app, or to the modules, that the settings name. A task's arguments are checked
+    against its function before anything is sent.
     """
+    from .apps import find_default_app
+
     bodies = [text for text in (body, raw) if text is not None]
     given = {name: value for name, value in options.items() if value is not None}
+    if app_path is not None and ":" not in app_path and task_name is None:
+        default = find_default_app()
+        app_path, task_name = (app_path, None) if default is None else (default, app_path)
     if app_path is not None and task_name is not None:
         if bodies:
             raise click.UsageError("a task's job has --args and --kwargs; --body and --bytes are for jobs without one")

@@ -26,16 +26,16 @@ FAILED = 1
 USAGE = 2
 """The command cannot be tried. An option, argument, URL or setting is wrong, or a package is missing."""
 NOT_FOUND = 3
-"""No such job, or no such task in the app."""
+"""No such job, no such failed job, no outcome of the job, or no such task in the app."""
 RESERVED = 4
-"""The job is running."""
+"""The job is running, waits for other jobs, other jobs wait for it, or another job has taken its unique key."""
 UNSUPPORTED = 5
 """The backend does not have this capability."""
 BROKEN = 6
 """``multiq conformance``, ``multiq bench`` or ``multiq soak`` found a broken promise."""
 UNSURE = 7
-"""The outcome is unknown. An enqueue was sent and its reply was lost, or ``multiq bench --compare`` cannot judge some
-figures. In the second case no figure is certainly worse.
+"""The outcome is unknown. Either an enqueue was sent and its reply was lost, or ``multiq bench --compare`` found no
+figure that is certainly worse, and cannot judge some figures.
 """
 STOPPED = 130
 """Stopped by Ctrl-C, by a second signal, or by the answer "no"."""
@@ -43,8 +43,14 @@ STOPPED = 130
 #: Error classes and their exit codes. The first class that matches decides.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.JobNotFound, NOT_FOUND),
+    (errors.JobNotFailed, NOT_FOUND),
     (errors.TaskNotFound, NOT_FOUND),
+    (errors.FlowNotFound, NOT_FOUND),
+    (errors.ScheduleNotFound, NOT_FOUND),
     (errors.JobReserved, RESERVED),
+    (errors.JobHeld, RESERVED),
+    (errors.UniqueTaken, RESERVED),
+    (errors.JobAwaited, RESERVED),
     (errors.EnqueueUncertain, UNSURE),
     (errors.Unsupported, UNSUPPORTED),
     (errors.BackendNotInstalled, USAGE),
@@ -54,8 +60,8 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-_LINES = 16  # the most lines of a message, so that the message and the prompt fit on one screen
-_COLUMNS = 600  # the most characters in a line of a message
+_LINES = 16  # the largest number of lines of a message; the message and the prompt must fit on one screen
+_COLUMNS = 600  # the largest number of characters in a line of a message
 
 
 def exit_code(error: Exception) -> int:
@@ -70,7 +76,7 @@ def exit_code(error: Exception) -> int:
 
 def report(error: Exception, arguments: Sequence[str]) -> int:
     """Print an error on standard error, as text, or as a line of JSON with ``--json``. Returns the exit code."""
-    with contextlib.suppress(OSError):  # if standard error cannot be written to, there is only the exit code
+    with contextlib.suppress(OSError):  # if standard error cannot be written to, the exit code is the only result
         _tell(error, arguments)
     return exit_code(error)
 

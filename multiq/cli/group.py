@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-_FIND = "multiq jobs QUEUE buried lists the jobs that failed for good"
-_KICK = "multiq kick QUEUE all makes buried jobs ready again, multiq kick --id ID one of them"
+_FIND = "multiq failed list lists the jobs that failed for good, multiq jobs QUEUE buried those of one queue"
+_KICK = "multiq failed retry makes failed jobs ready again, multiq failed retry ID one of them"
 _LIST = "multiq stats lists the queues, multiq jobs QUEUE the jobs of one"
 _ADD = "multiq enqueue APP TASK --args JSON adds a job"
-_WHEN = "multiq enqueue ... --delay 5m (or --at TIME) adds a job for later, multiq reschedule ID --delay 5m moves one"
+_WHEN = (
+    "multiq enqueue ... --delay 5m (or --at TIME) adds a job for later, multiq reschedule ID --delay 5m changes when a "
+    "job is due"
+)
 _RUN = "multiq worker APP runs the jobs of an app"
 _STOP = (
     "Ctrl-C or SIGTERM ends a worker; multiq down has all workers take no more jobs, multiq pause QUEUE those of one"
@@ -30,24 +33,31 @@ _STOP = (
 
 #: Names of other tools' commands, each with a hint that names multiq's command for the same purpose.
 _HINTS = {
-    **dict.fromkeys(("failed", "failures", "dead", "buried", "errors"), _FIND),
+    **dict.fromkeys(("failures", "dead", "buried", "errors", "failed-jobs"), _FIND),
     **dict.fromkeys(("retry", "requeue", "retry-failed"), _KICK),
     **dict.fromkeys(("list", "ls", "queues", "status", "info", "count"), _LIST),
     **dict.fromkeys(("add", "put", "push", "send", "call"), _ADD),
-    **dict.fromkeys(("schedule", "delay", "at", "later"), _WHEN),
+    **dict.fromkeys(("delay", "at", "later"), _WHEN),
+    **dict.fromkeys(
+        ("schedule", "cron", "beat", "periodic"),
+        "multiq schedules lists and makes schedules, which every worker runs; multiq enqueue ... --delay 5m adds one "
+        "job for later",
+    ),
     **dict.fromkeys(("run", "start", "work", "consume"), _RUN),
     **dict.fromkeys(("stop", "quit", "shutdown"), _STOP),
     **dict.fromkeys(("workers", "ps", "monitor", "watch"), "multiq top shows the workers, and what each one runs"),
     **dict.fromkeys(("clear", "flush", "empty"), "multiq purge QUEUE deletes a queue's jobs"),
     **dict.fromkeys(("cancel", "remove", "rm"), "multiq delete ID deletes a job that is not running"),
     **dict.fromkeys(("show", "inspect", "get"), "multiq peek ID shows a job"),
+    **dict.fromkeys(("forget", "discard"), "multiq failed forget ID deletes a failed job"),
+    **dict.fromkeys(("prune", "cleanup"), "multiq failed prune --older 30d deletes what failed long ago"),
     **dict.fromkeys(("migrate", "init"), "multiq schema up makes what a MySQL database needs; others need nothing"),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are listed by section. Each command is a function in a module of *package*, both of the
-    same name.
+    """A group whose commands are listed by section. The command ``kick`` is the function ``kick`` of the module
+    ``kick`` in *package*.
     """
 
     def __init__(self, *args: Any, package: str, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:

@@ -26,12 +26,12 @@ _LARGEST = 1 << 20  # bytes
     type=Duration(),
     default="30",
     metavar="TIME",
-    help="Unhealthy if the worker was last well longer ago than this (30 s). It writes every 5 s.",
+    help="A worker that was last healthy longer ago than this is unhealthy (30 s). A worker writes every 5 s.",
 )
 @json_option
 @traceback_option
 def health(path: Path, max_age: float, as_json: bool) -> int:
-    """End with 0 if the worker that writes PATH (multiq worker --health-file PATH) is well, and with 1 if not."""
+    """End with 0 if the worker that writes PATH (multiq worker --health-file PATH) is healthy, and with 1 if not."""
     document, age = _read(path)
     is_well = age is not None and age <= max_age
     say(as_json, safe(_sentence(path, document, age, is_well=is_well)), well=is_well, age=age, report=document)
@@ -39,9 +39,9 @@ def health(path: Path, max_age: float, as_json: bool) -> int:
 
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
-    """Return the file's content, and the seconds since the worker was last well.
+    """Return the file's content, and the seconds since the worker was last healthy.
 
-    Both are None if no worker writes the file. The seconds are None if the worker was never well.
+    If no worker writes the file, return None for both. If the worker was never healthy, return None for the seconds.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: do not wait for a pipe
@@ -50,7 +50,9 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
             well_at = os.fstat(file.fileno()).st_mtime
     except (OSError, ValueError, RecursionError, msgspec.DecodeError):
         return None, None
-    return (document if isinstance(document, dict) else None), (max(0.0, time.time() - well_at) if well_at else None)
+    if not isinstance(document, dict) or "is_well" not in document:  # another program's file
+        return None, None
+    return document, (max(0.0, time.time() - well_at) if well_at else None)
 
 
 def _sentence(path: Path, document: dict[str, Any] | None, age: float | None, *, is_well: bool) -> str:

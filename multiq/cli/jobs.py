@@ -12,7 +12,7 @@ from multiq.backend import STORED_STATES, State
 from multiq.errors import Unsupported
 from multiq.formatting import UNKNOWN, duration, safe, shorten, summary
 
-from .options import QueueName, common_options
+from .options import QueueName, chosen_connection, common_options
 from .output import Column, lines_of, note, print_json, show, table, width
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ _STATES = [state.value for state in STORED_STATES]
 @click.option(
     "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many jobs of each state."
 )
-@click.option("--after", metavar="CURSOR", help="Go on after the page that ended with this cursor.")
+@click.option("--after", metavar="CURSOR", help="Show the next page: the cursor that the previous page printed.")
 @common_options
 def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
-    """List the jobs of a queue: all, or those that are ready, delayed, reserved or buried.
+    """List the jobs of a queue: all jobs, or only the ready, delayed, reserved, buried or held ones.
 
     Ready jobs are listed in the order in which they would be reserved, buried jobs in the order in which they would be
-    kicked. Delayed and reserved jobs are in the order of their due times.
+    kicked. Delayed and reserved jobs are in the order of their due times, held jobs in the order of their age.
     """
     from .apps import open_app
 
@@ -79,7 +79,15 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
 
 def _note_more(queue: str, cursors: dict[str, str]) -> None:
     for name, cursor in cursors.items():
-        note(f"there are more: multiq jobs {queue} {name} --after={shlex.quote(safe(cursor))}")
+        note(f"there are more: multiq jobs {queue} {name} --after={shlex.quote(safe(cursor))}{_connection_again()}")
+
+
+def _connection_again() -> str:
+    """Return the option ``-c`` as it was given, for another command. A URL with a password is left out."""
+    from multiq.settings.url import redact
+
+    given = chosen_connection()
+    return "" if given is None or redact(given) != given else f" -c {shlex.quote(safe(given))}"
 
 
 def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str | None) -> dict[str, str]:
@@ -138,16 +146,25 @@ def _collect(
 
 
 def job_document(job: JobInfo) -> dict[str, Any]:
-    """A job as ``--json`` prints it. A body that is JSON is in ``body``, any other body is in ``body_base64``."""
+    """A job as ``--json`` prints it. A body that is JSON is in ``body``, any other body is in ``body_base64``.
+
+    The detail that a worker stores with a buried job is decoded, in ``failure``.
+    """
     value = job.value
     is_bytes = isinstance(value, bytes)
-    fields = {name: getattr(job, name) for name in job.__struct_fields__ if name != "body"}
+    fields = {
+        name: getattr(job, name)
+        for name in job.__struct_fields__
+        if name not in {"body", "memo", "detail", "unique_key"}
+    }
     return {
         **fields,
         "task": job.task,
         "body": None if is_bytes else value,
         "body_base64": base64.b64encode(job.body).decode() if is_bytes else None,
         "size": len(job.body),
+        "failure": job.failure,
+        "unique_key": None if job.unique_key is None else job.unique_key.hex(),
     }
 
 
@@ -175,7 +192,8 @@ def _row(job: JobInfo, state: str | None) -> list[str]:
 
 
 def _jobs_list(found: Sequence[JobInfo], state: str | None, room: int) -> Text:
-    """The jobs for a narrow terminal. An id fills a line there, so the reason and the body have lines of their own."""
+    """The jobs for a narrow terminal. On such a terminal, an id fills a line. So the reason and the body are on
+    separate lines."""
     from rich.text import Text
 
     titles = ["ID", *(["STATE"] if state is None else []), "PRI", "TRY", "DUE"]

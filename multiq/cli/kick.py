@@ -21,11 +21,11 @@ _SLICE = 1000  # jobs kicked by one call
 @click.command(short_help="Make buried jobs ready again.")
 @click.argument("queue", type=QueueName(), required=False)
 @click.argument("number", type=JobCount(), required=False, metavar="[N|all]")
-@click.option("--id", "job_id", type=JobId(), metavar="ID", help="Kick this one job; it may be delayed, too.")
+@click.option("--id", "job_id", type=JobId(), metavar="ID", help="Kick only this job, which may be delayed or held.")
 @click.option("-q", "--queue", "job_queue", type=QueueName(), metavar="QUEUE", help="With --id: the job's queue.")
 @common_options
 def kick(queue: str | None, number: float | None, job_id: str | None, job_queue: str | None, as_json: bool) -> None:
-    """Make buried jobs ready again: N (1 unless given) or all of a queue, the longest buried first, or one by its id.
+    """Make buried jobs of a queue ready, the longest buried first: one job, N jobs, or all. Or kick one job by its id.
 
     A kicked job gets one more attempt.
 
@@ -54,8 +54,8 @@ def kick(queue: str | None, number: float | None, job_id: str | None, job_queue:
 
 
 def _kick(app: App, queue: str, number: float) -> int:
-    """Kick *number* jobs, but no more than are buried now. Otherwise jobs that fail again at once would be kicked for
-    ever.
+    """Kick *number* jobs, but not more jobs than are buried now. Without this limit, ``all`` might never end: jobs that
+    fail again immediately would be kicked again.
     """
     buried = app.backend.stats(queue).buried if app.backend.declared.exact_counts else None
     left = number if buried is None else min(number, buried)

@@ -33,7 +33,8 @@ _ID_LENGTH = 256
 
 def chosen_connection() -> str | None:
     """The connection that ``-c`` names, before or after the command. None: there is no ``-c``."""
-    connection: str | None = click.get_current_context().meta.get(_CONNECTION)
+    context = click.get_current_context(silent=True)  # None: called by a program's tests
+    connection: str | None = None if context is None else context.meta.get(_CONNECTION)
     return connection
 
 
@@ -102,6 +103,21 @@ class JobCount(_Type):
         return int(text)
 
 
+class ProcessCount(_Type):
+    """A whole number, or a range like ``1:8``, which stays text. The worker checks both forms."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        text = str(value).strip()
+        if ":" in text:
+            return text
+        try:
+            return int(text)
+        except ValueError:
+            self.fail(f"must be a whole number, or MIN:MAX like 1:8, got {_shown(value)}", param, ctx)
+
+
 class JobId(_Type):
     """A job's id as any backend assigns it. Text that a backend could read as several words is rejected."""
 
@@ -165,9 +181,11 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
     from multiq.app import App
     from multiq.control.flags import visible_queues
 
+    from .given import current_settings
+
     before, comma, incomplete = incomplete.rpartition(",")
     try:
-        with App(ctx.meta.get(_CONNECTION), create=False) as app:
+        with App(ctx.meta.get(_CONNECTION), settings=current_settings(), create=False) as app:
             names = visible_queues(app.backend)
     except Exception:  # noqa: BLE001 - nothing may be printed while the user types a line
         return []
@@ -176,18 +194,19 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 def _complete_connection(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from multiq.errors import MultiqError
-    from multiq.settings.loader import load_settings
+
+    from .given import current_settings
 
     try:
-        names = load_settings().connections
+        names = current_settings().connections
     except MultiqError:
         return []
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
 
 
 def connection_option(function: F) -> F:
-    """``-c``: a connection's name or a URL, before or after the command. If both are given, the one after the command
-    is used.
+    """``-c``: a connection's name or a URL, before or after the command. If both are given, the option after the
+    command is used.
     """
     return click.option(
         "-c",
@@ -222,7 +241,10 @@ def _tell_settings(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     ctx.meta[_VERBOSE] = True
     from multiq.settings.loader import describe_sources
 
-    click.echo(f"settings: {safe(describe_sources())}", err=True)
+    from .given import given_app
+
+    given = given_app()
+    click.echo(f"settings: {safe(describe_sources() if given is None else f'those of {given}')}", err=True)
 
 
 def verbose_option(function: F) -> F:
@@ -246,6 +268,15 @@ def queue_option(function: F) -> F:
     """``-q``, for the commands that work on one job."""
     return click.option(
         "-q", "--queue", type=QueueName(), metavar="QUEUE", help="The job's queue; without it, all are searched."
+    )(function)
+
+
+def followers_option(function: F) -> F:
+    """The option ``--followers``, for the commands that delete jobs."""
+    return click.option(
+        "--followers",
+        type=click.Choice(["go", "stop"]),
+        help="What the jobs of a flow that wait for a deleted job do: run (go), or end without a run (stop).",
     )(function)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -22,8 +23,8 @@ _PIPE_WIDTH = 4096  # columns: text that goes to a file or a program is neither 
 
 
 def take_standard_streams() -> None:
-    """Open closed standard streams on ``os.devnull``. Otherwise a connection or a file could get the stream's
-    descriptor.
+    """Open closed standard streams on ``os.devnull``. If they stayed closed, a connection or a file could get a
+    stream's descriptor.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -32,10 +33,12 @@ def take_standard_streams() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # in a locale like de_DE.ISO-8859-1
 
 
 def need_stdin(what: str) -> None:
-    """Raise ``UsageError`` if standard input is closed. A closed input is not the same as an empty one."""
+    """Raise ``UsageError`` if standard input is closed, so that a closed input is not read as an empty one."""
     if sys.stdin is None:
         raise click.UsageError(f"standard input is closed: {what}")
 
@@ -60,7 +63,7 @@ def print_json(document: Any, *, indent: int = 2) -> None:
 
 
 def say(as_json: bool, sentence: str, **document: Any) -> None:
-    """Print what was done, as *sentence*, or as a JSON document if *as_json* is set."""
+    """Report a result. Print *sentence*, or the JSON document if *as_json* is set."""
     if as_json:
         print_json(document)
     else:
@@ -68,10 +71,22 @@ def say(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _escape(character: str) -> str:
-    """Return the character, or its JSON escape if a terminal would interpret the character."""
-    if character.isprintable() or character == "\n":
+    """Return the character, or its JSON escape if a terminal would interpret the character, or if standard output has
+    an encoding without the character."""
+    if (character.isprintable() and _can_be_written(character)) or character == "\n":
         return character
     return json.dumps(character)[1:-1]
+
+
+def _can_be_written(character: str) -> bool:
+    encoding = getattr(sys.stdout, "encoding", None)
+    if character.isascii() or encoding in {None, "utf-8", "UTF-8"}:
+        return True
+    try:
+        character.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def note(message: str) -> None:
@@ -81,7 +96,7 @@ def note(message: str) -> None:
 
 
 def console() -> Console:
-    """Standard output for rich. Colours are used only on a terminal and without NO_COLOR. Markup is off."""
+    """Standard output for the library rich. Colours are used only on a terminal and without NO_COLOR. Markup is off."""
     from rich.console import Console
 
     plain = not sys.stdout.isatty()
@@ -141,9 +156,11 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, fo
 
 
 def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: list[int]) -> Iterator[str]:
-    """The lines of a long table, as ``show`` prints them into a pipe. This is many times faster than rich's layout.
+    """The lines of a part of a long table. They look as ``show`` prints a table into a pipe, but are made many times
+    faster.
 
-    *widths*: the widths of the columns so far, at first those of the titles. They are increased to fit these rows.
+    *widths*: the width of each column. Pass the widths of the titles first, and the same list for each further part.
+    This function increases the widths to fit *rows*.
     """
     for at in range(len(columns)):
         widths[at] = max([widths[at], *(len(row[at]) for row in rows)])

@@ -15,9 +15,9 @@ from .output import say
 @click.argument("length", type=Duration(), metavar="TIME")
 @common_options
 def pause(queue: str, length: float, as_json: bool) -> None:
-    """Stop workers from taking a queue's jobs for TIME (90, 10m, 2h); then the queue resumes by itself.
+    """Stop workers from taking a queue's jobs for TIME (90, 10m, 2h). After that the queue resumes by itself.
 
-    Jobs that run go on, and delays run on.
+    Running jobs continue, and delays continue to count down.
     """
     from .apps import open_app
 

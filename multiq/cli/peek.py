@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from multiq.backend import State
-from multiq.formatting import UNKNOWN, duration, safe, shorten, size
+from multiq.formatting import UNKNOWN, duration, many, safe, shorten, size
 
 from .jobs import job_document
 from .options import JobId, common_options, queue_option
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from multiq.job import JobInfo
 
 
-_BODY_LINES = 24  # the most lines of a body that are shown
+_BODY_LINES = 24  # the largest number of lines of a body that are shown
 _BODY_CHARACTERS = 4000
 
 
 @click.command(short_help="Show one job.")
 @click.argument("job_id", type=JobId(), metavar="ID")
 @queue_option
-@click.option("--raw", is_flag=True, help="Print the body alone, byte by byte.")
+@click.option("--raw", is_flag=True, help="Print only the body, as raw bytes.")
 @common_options
 def peek(job_id: str, queue: str | None, raw: bool, as_json: bool) -> None:
     """Show one job: state, attempts, times, reason and body."""
@@ -41,14 +42,19 @@ def peek(job_id: str, queue: str | None, raw: bool, as_json: bool) -> None:
     elif as_json:
         print_json(job_document(job))
     else:
-        _show_job(job)
+        show_job(job)
 
 
-def _show_job(job: JobInfo) -> None:
+def show_job(job: JobInfo) -> None:
+    """Print a job: its fields, the traceback of its failure if there is one, and its body."""
     width = 10
     for label, value in _facts(job):
         click.echo(f"{click.style(f'{label:<{width}}', dim=True)}{value}")
     click.echo()
+    failure = job.failure
+    if failure is not None and failure.traceback:
+        click.echo(safe(failure.traceback, keep="\n").rstrip())
+        click.echo()
     click.echo(_body(job))
 
 
@@ -64,8 +70,13 @@ def _facts(job: JobInfo) -> list[tuple[str, str]]:
         ("age", UNKNOWN if job.age is None else duration(job.age)),
         ("size", size(len(job.body))),
     ]
+    if job.unique_key is not None:
+        facts.append(("unique", f"key {job.unique_key.hex()}"))
     if job.reason is not None:
         facts.append(("reason", safe(job.reason)))
+    if job.failure is not None:
+        when = dt.datetime.fromtimestamp(job.failure.at, dt.UTC).isoformat(" ", "seconds")
+        facts.append(("failed", f"{when}, on {safe(job.failure.worker)}"))
     return facts
 
 
@@ -75,6 +86,8 @@ def _state(job: JobInfo) -> str:
         return f"delayed, due in {when}"
     if job.state is State.RESERVED:
         return f"reserved, its lease ends in {when}"
+    if job.state is State.HELD:
+        return f"held, waits for {UNKNOWN if job.awaits is None else many(job.awaits, 'arrival')}"
     return job.state.value
 
 

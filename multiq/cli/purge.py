@@ -18,18 +18,21 @@ if TYPE_CHECKING:
     from multiq.app import App
 
 
-_PURGEABLE = (State.READY, State.DELAYED, State.BURIED)
+_PURGED = (State.READY, State.DELAYED, State.BURIED)
+_PURGEABLE = (*_PURGED, State.HELD)
 
 
-@click.command(short_help="Delete all jobs of a queue, or some states of it.")
+@click.command(short_help="Delete all jobs of a queue, or those in some states.")
 @click.argument("queue", type=QueueName())
 @click.argument("states", nargs=-1, metavar="[STATES]")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @common_options
 def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Delete all jobs of a queue that are ready, delayed or buried, or in the STATES named.
+    """Delete all jobs of a queue that are in the named STATES. Default: ready, delayed and buried.
 
-    Jobs that run are never touched. Before it deletes, it shows how many jobs there are, and asks.
+    Running jobs are never deleted. Held jobs, which wait for other jobs of their flow, are deleted only if you name the
+    state "held". If a held job is deleted, the rest of its flow never runs. The command first shows the number of jobs,
+    and asks.
 
     \b
       multiq purge mail buried
@@ -50,7 +53,7 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
 
 def _chosen_states(words: tuple[str, ...]) -> Iterator[State]:
     names = [name.strip() for word in words for name in word.split(",")]
-    for name in dict.fromkeys(names or _PURGEABLE):
+    for name in dict.fromkeys(names or _PURGED):
         if name not in _PURGEABLE:
             known = ", ".join(_PURGEABLE)
             why = "jobs that run cannot be purged" if name == State.RESERVED else f"a job has no state {name!r}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @queue_option
 @common_options
 def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: str | None, as_json: bool) -> None:
-    """Make a job that is not running due earlier or later, and count it as if it were enqueued now.
+    """Make a job that is not running due earlier or later, as if it were enqueued now.
 
     \b
       multiq reschedule 019b7c2e-... --delay 10m
@@ -32,7 +32,7 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
     from .apps import find_queue, open_app
 
     if delay is None and at is None:
-        raise click.UsageError("say when it is due: --delay 10m (0: now), or --at 2027-01-31T09:00Z")
+        raise click.UsageError("say when it is due: --delay 10m (or 0 for now), or --at 2027-01-31T09:00Z")
     due_in = check_delay(delay, at)
     with open_app() as app:
         place = find_queue(app, job_id, queue)

@@ -13,8 +13,8 @@ from .output import say
 def restart(as_json: bool) -> None:
     """Tell each worker of the connection to finish the jobs that it runs, and then to exit with 0.
 
-    Workers notice it within some seconds. Their service manager (systemd, supervisord, Kubernetes) starts them again,
-    with the current code.
+    Workers notice the command within some seconds. Their service manager (systemd, supervisord, Kubernetes) starts them
+    again, with the current code.
     """
     from multiq.control.flags import Control
 
@@ -22,4 +22,4 @@ def restart(as_json: bool) -> None:
 
     with open_app() as app:
         Control(app.backend).restart()
-    say(as_json, "all workers that run now end after what they run", restarted=True)
+    say(as_json, "all workers finish their running jobs, and end", restarted=True)

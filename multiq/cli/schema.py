@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _MEANING = {
     "ready": "this multiq can use the tables",
-    "missing": "there are no tables yet; the first call makes them if it may, and multiq schema up does",
+    "missing": "there are no tables yet: multiq schema up makes them, or the first call, if the user may create tables",
     "older": "the tables are older than this multiq needs: run multiq schema up",
     "newer": "the tables are newer than this multiq can use: upgrade multiq",
 }
@@ -32,8 +32,8 @@ _MEANING = {
 def schema(ctx: click.Context) -> None:
     """Check, create or upgrade the tables of a backend that keeps jobs in your database.
 
-    A new multiq with older tables refuses to work until "up" has run. An old multiq goes on working with newer tables,
-    unless a migration says otherwise. So: run "up" first, then replace programs one by one.
+    A new multiq with older tables refuses to work until "up" has run. An old multiq continues to work with newer
+    tables, unless a migration says otherwise. So run "up" first, and then replace the programs one by one.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -43,7 +43,7 @@ def schema(ctx: click.Context) -> None:
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def up(target: str | None, as_json: bool) -> int:
-    """Run the missing migrations; workers may go on meanwhile. Running it again does nothing."""
+    """Run the missing migrations. Workers may run meanwhile. If no migration is missing, the command does nothing."""
     with _app(target) as app:
         place = _place(app)
         names = app.backend.schema().up()
@@ -59,7 +59,7 @@ def up(target: str | None, as_json: bool) -> int:
 @schema.command("show-sql", short_help="Print the migrations, and run nothing.")
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @click.option(
-    "--since", type=click.IntRange(0), default=0, metavar="VERSION", help="Only what comes after this version."
+    "--since", type=click.IntRange(0), default=0, metavar="VERSION", help="Only the migrations after this version."
 )
 @common_options
 def show_sql(target: str | None, since: int, as_json: bool) -> int:
@@ -76,7 +76,7 @@ def show_sql(target: str | None, since: int, as_json: bool) -> int:
     return OK
 
 
-@schema.command(short_help="Check whether the tables fit this multiq.")
+@schema.command(short_help="Check whether this multiq can use the tables.")
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def check(target: str | None, as_json: bool) -> int:
@@ -95,7 +95,9 @@ def check(target: str | None, as_json: bool) -> int:
 def _app(target: str | None) -> App:
     from multiq.app import App
 
-    return App(target or chosen_connection())
+    from .given import current_settings
+
+    return App(target or chosen_connection(), settings=current_settings())
 
 
 def _place(app: App) -> str:

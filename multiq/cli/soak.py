@@ -37,9 +37,9 @@ _OVERHEAD = 25.0  # seconds that a soak takes in addition to its load, roughly
     default=60.0,
     show_default=True,
     metavar="N",
-    help="How long to load each store with faults.",
+    help="How long to load each store and inject faults.",
 )
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the same faults as the run with this seed.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Choose the same faults as the run with this seed.")
 @click.option(
     "--timeout",
     type=click.FloatRange(0.5, 60),
@@ -49,7 +49,7 @@ _OVERHEAD = 25.0  # seconds that a soak takes in addition to its load, roughly
     help="The longest that one call may take.",
 )
 @click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only this fault; may be given again.")
-@click.option("--freeze-pid", type=click.IntRange(2), metavar="PID", help="Also stop this server process, for seconds.")
+@click.option("--freeze-pid", type=click.IntRange(2), metavar="PID", help="Also freeze this process for some seconds.")
 @click.option("--restart-command", default="", metavar="COMMAND", help="Also restart the server, with this command.")
 @click.option("--flush-scripts", is_flag=True, help="Redis: also make the server forget all scripts.")
 @click.option(
@@ -78,24 +78,26 @@ def soak(  # noqa: PLR0917 - click passes them by name
       multiq soak redis://staging:6379
       multiq soak mysql://multiq@staging/jobs --seconds 300 --seed 7
 
-    It kills and stops processes of its own, and cuts, freezes and slows down its own connections. It injects
-    faults into the server itself only with --freeze-pid, --restart-command or --flush-scripts, which take one store.
-    It works in queues of its own, and removes them at the end, also after Ctrl-C. Exits with 6 if a job was lost, run
-    again for no reason, or if any other promise was broken. The command needs an extra: pip install 'multiq[soak]'.
+    The soak kills and stops processes that it has started, and cuts, freezes and slows down its own connections. It
+    injects faults into the server only with --freeze-pid, --restart-command or --flush-scripts. With these options, a
+    soak tests only one store. A soak works in queues of its own, and removes them at the end, even after Ctrl-C. Exits
+    with 6 if a job was lost or was run again for no reason, or if another promise was broken. The command needs an
+    extra: pip install 'multiq[soak]'.
     """
     from multiq.soak import need_extra
 
     need_extra()
-    from multiq.settings.loader import load_settings
     from multiq.soak.report import outcome
     from multiq.soak.staging import Harm
+
+    from .given import current_settings
 
     harm = Harm(freeze_pid, restart_command, flush_scripts)
     if any(harm) and len(targets) > 1:
         raise click.UsageError(
             "--freeze-pid, --restart-command and --flush-scripts are about one server: name one store"
         )
-    settings = load_settings()
+    settings = current_settings()
     urls = [settings.resolve(target) for target in targets]
     chosen = random.randrange(10**6) if seed is None else seed  # noqa: S311 - a seed makes the soak repeatable
     about = len(urls) * (seconds + _OVERHEAD)

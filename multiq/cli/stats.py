@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 COUNTS = ("ready", "delayed", "reserved", "buried")
+_HELD = "held"
 
 
 @click.command(short_help="Count the jobs of the queues, by state.")
@@ -29,7 +30,8 @@ COUNTS = ("ready", "delayed", "reserved", "buried")
 def stats(queues: tuple[str, ...], as_json: bool) -> None:
     """Count the jobs of each queue: ready, delayed, reserved and buried.
 
-    A job past its due time counts as ready. A question mark stands for what the backend cannot know.
+    A delayed job past its due time counts as ready. The column HELD counts jobs that wait for other jobs of their flow.
+    This column is shown only if there are such jobs. A question mark stands for a number that the backend cannot know.
     """
     from multiq.control.flags import visible_queues
     from multiq.settings.url import redact
@@ -50,10 +52,20 @@ def stats(queues: tuple[str, ...], as_json: bool) -> None:
 
 def _stats_table(found: Sequence[QueueStats]) -> Table:
     with_pause = any(stats.paused_for is not None for stats in found)
-    columns = [Column("QUEUE", gives_way=True), *(Column(name.upper(), right=True) for name in COUNTS)]
+    with_held = any(stats.held != 0 for stats in found)
+    names = [*COUNTS, *([_HELD] if with_held else [])]
+    columns = [Column("QUEUE", gives_way=True), *(Column(name.upper(), right=True) for name in names)]
     columns += [Column("PAUSED FOR", right=True)] if with_pause else []
-    rows = [[safe(stats.queue), *_counts(stats), *([_pause(stats)] if with_pause else [])] for stats in found]
-    totals = ["total", *(count(_total(found, name)) for name in COUNTS)]
+    rows = [
+        [
+            safe(stats.queue),
+            *_counts(stats),
+            *([count(stats.held)] if with_held else []),
+            *([_pause(stats)] if with_pause else []),
+        ]
+        for stats in found
+    ]
+    totals = ["total", *(count(_total(found, name)) for name in names)]
     return table(columns, rows, footer=totals if len(found) > 1 else ())
 
 

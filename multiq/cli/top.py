@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
@@ -33,7 +34,7 @@ _COUNTS = ("ready", "delayed", "reserved", "buried")
 _SHORT = ("ready", "del", "res", "bur")
 _GAP = 2  # spaces between two columns of a table
 _NAME_ROOM = 20  # columns that a queue's name gets before changes and long titles are shown
-_FRAME = 6  # lines around the rows: the title, the table's header and rule, the total, "and N more", the footer
+_FRAME = 6  # lines around the rows of the queues, such as the title, the table's header and the footer
 _WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line, a header and a rule for each of two tables
 _LEAST = 0.1  # the least number of seconds between refreshes
 
@@ -63,14 +64,14 @@ class Look(NamedTuple):
     "--workers/--no-workers",
     "with_workers",
     default=None,
-    help="Ask the workers, too; unless given, on a terminal only. It takes up to 7 s until all have answered.",
+    help="Show the workers, too. Default: only on a terminal. All workers have answered after 7 s.",
 )
 @common_options
 def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -> None:
-    """Watch the queues (counts, and their change since the last refresh) and the workers (what each one runs).
+    """Watch the queues, with their counts and the changes since the last refresh, and the workers and their jobs.
 
-    A change is a difference of two counts: ten jobs added and ten done in between show as no change. q or Ctrl-C
-    ends. Without a terminal the counts are printed once; with --json, a line for each refresh.
+    If ten jobs were added and ten were done between two refreshes, the change is zero. q or Ctrl-C ends the display.
+    Without a terminal the counts are printed once; with --json, a line is printed for each refresh.
     """
     from .apps import open_app
 
@@ -107,8 +108,8 @@ def frame(
 ) -> RenderableType:
     """One screen: the queues, the busiest first, with the change of their counts, then the workers.
 
-    *rows*: the most rows of the screen. None: no limit. *width*: if these columns leave too little room for the queues'
-    names, the changes are left out. If the room is still too small, the titles are shortened.
+    *rows*: the number of rows of the screen. None: no limit. *width*: if these columns leave too little room for the
+    queues' names, the changes are left out. If the room is still too small, the titles are shortened.
     """
     from rich.console import Group
     from rich.text import Text
@@ -163,7 +164,7 @@ def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[Render
 
 
 def _fitting_table(before: Look | None, shown: list[QueueStats], width: int | None) -> Table:
-    """The widest table that has room for the longest name, or for ``_NAME_ROOM`` characters of that name."""
+    """The table with the most details that leaves room for ``_NAME_ROOM`` characters of each queue's name."""
     name = min(_NAME_ROOM, max(len(safe(stats.queue)) for stats in shown))
     is_paused = any(stats.paused_for is not None for stats in shown)
     for old, titles in ((before, _COUNTS), (None, _COUNTS), (None, _SHORT)):
@@ -231,7 +232,8 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
                 _Screen(frame(now, before, place=place, rows=rows, width=out.width, trouble=trouble), interval),
                 refresh=True,
             )
-            if wait_for_key(interval) in {"q", "Q", "\x03", "\x1b"}:
+            keys = wait_for_key(interval)
+            if keys == "\x1b" or not {"q", "Q", "\x03"}.isdisjoint(keys):
                 return
             try:
                 now, before, trouble = look(app, workers), now, ""
@@ -272,7 +274,8 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Read keys without Enter during the block. Yields a function that waits some seconds for a key."""
+    """Read keys without Enter during the block. Yields a function that waits some seconds, and returns the keys that
+    were pressed. A key like an arrow is several characters."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return
@@ -290,7 +293,12 @@ def _keys() -> Iterator[Any]:
 
 def _key(seconds: float) -> str:
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return sys.stdin.read(1) if ready else ""
+    # not sys.stdin.read: it keeps further keys in a buffer, of which select knows nothing
+    try:
+        keys = os.read(sys.stdin.fileno(), 1024) if ready else b""
+    except OSError:
+        keys = b""
+    return keys.decode(errors="replace") or ("q" if ready else "")  # without a key, the terminal is gone
 
 
 def _sleep(seconds: float) -> str:

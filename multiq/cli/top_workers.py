@@ -59,8 +59,8 @@ class WorkerNow(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """The workers that answer during the ``with`` block. Raises ``Unsupported`` if the backend lacks what is needed to
-    ask them.
+    """The workers that answer during the ``with`` block. Raises ``Unsupported`` if the backend lacks a capability that
+    is needed to ask the workers.
     """
 
     def __init__(self, app: App) -> None:

@@ -15,7 +15,7 @@ import click
 from multiq.errors import MultiqError
 from multiq.settings.queue_order import POLICIES
 
-from .options import complete_queue, connection_option, traceback_option, verbose_option
+from .options import ProcessCount, complete_queue, connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.cli")
 
-_MOST_TOLD = 10  # the most tasks that the warning about tasks of other queues names
+_MOST_TOLD = 10  # the most tasks that the warning about tasks of unserved queues names
 
 
 @click.command(short_help="Run an app's jobs.")
@@ -36,7 +36,7 @@ _MOST_TOLD = 10  # the most tasks that the warning about tasks of other queues n
     multiple=True,
     metavar="NAMES",
     shell_complete=complete_queue,
-    help="Queues to work on: high,default in this order; or high=3,low=1.",
+    help="Queues to work on, in order: high,default; or with weights: high=3,low=1.",
 )
 @click.option(
     "--policy",
@@ -44,23 +44,31 @@ _MOST_TOLD = 10  # the most tasks that the warning about tasks of other queues n
     metavar="POLICY",
     help="Order of queues: strict, weighted or round-robin.",
 )
-@click.option("-p", "--processes", type=int, metavar="N", help="Processes under a supervisor (1); 0: no supervisor.")
+@click.option(
+    "-p",
+    "--processes",
+    type=ProcessCount(),
+    metavar="N|MIN:MAX",
+    help="Processes under a supervisor (1), or 1:8: as many of these as are needed; 0: no supervisor.",
+)
+@click.option("--scale-up-after", type=float, metavar="SECONDS", help="-p MIN:MAX: how long jobs wait (1).")
+@click.option("--scale-down-after", type=float, metavar="SECONDS", help="-p MIN:MAX: how long processes idle (30).")
 @click.option("-t", "--threads", type=int, metavar="N", help="Threads in each process (1).")
-@click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each process.")
-@click.option("--prefetch", type=int, metavar="N", help="Reserve up to N jobs ahead, if they are short.")
+@click.option("--concurrency", type=int, metavar="N", help="Coroutines that run at a time in each process.")
+@click.option("--prefetch", type=int, metavar="N", help="Reserve up to N jobs ahead, if jobs are short.")
 @click.option("--grace", type=float, metavar="SECONDS", help="How long jobs may run on after SIGTERM (25).")
 @click.option("--kill-after", type=float, metavar="SECONDS", help="How long a job may run on after its timeout (2).")
-@click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
-@click.option("--max-time", type=float, metavar="SECONDS", help="End after so long.")
-@click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about so many jobs.")
-@click.option("--recycle-time", type=float, metavar="SECONDS", help="Replace each process after about so long.")
+@click.option("--max-jobs", type=int, metavar="N", help="End each process after N jobs.")
+@click.option("--max-time", type=float, metavar="SECONDS", help="End the worker after this time.")
+@click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about N jobs.")
+@click.option("--recycle-time", type=float, metavar="SECONDS", help="Replace each process after about this time.")
 @click.option("--memory", type=int, metavar="MIB", help="Replace a process that uses more; with -p 0, exit with 12.")
-@click.option("--once", is_flag=True, help="End after one job, or at once if none is due.")
-@click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
-@click.option("--force", is_flag=True, help="Work even after multiq down.")
+@click.option("--once", is_flag=True, help="End after one job, or at once if no job is due.")
+@click.option("--stop-when-empty", is_flag=True, help="End when no job is due.")
+@click.option("--force", is_flag=True, help="Take jobs even after multiq down.")
 @click.option("--health-file", metavar="PATH", help="Write the worker's status to PATH (multiq health reads it).")
-@click.option("--http", metavar="[HOST]:PORT", help="Serve health probes and Prometheus metrics there.")
-@click.option("--watch", is_flag=True, help="Reload when code here changes: for development.")
+@click.option("--http", metavar="[HOST]:PORT", help="Serve health probes and Prometheus metrics on this address.")
+@click.option("--watch", is_flag=True, help="For development: reload when the app's code changes.")
 @click.option("--check", is_flag=True, help="Check app and settings, not the store; exits with 0 if all is well.")
 @click.option(
     "--log-level",
@@ -69,9 +77,10 @@ _MOST_TOLD = 10  # the most tasks that the warning about tasks of other queues n
     help="debug, info, warning or error.",
 )
 @click.option(
-    "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
+    "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object per line."
 )
-@click.option("--log-jobs", is_flag=True, help="Log a line for each job that is done (by default only at debug).")
+@click.option("--log-jobs", is_flag=True, help="Log each finished job at level info (by default only at debug).")
+@click.option("--schedule/--no-schedule", default=True, help="Whether to make the jobs of schedules, too.")
 @connection_option
 @verbose_option
 @traceback_option
@@ -81,12 +90,12 @@ def worker(*, check: bool, **options: Any) -> int:
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    Without -q it serves all queues of the app's tasks. Options that are not given come from the settings, whose
-    defaults are in parentheses.
+    Without -q the worker serves all queues of the app's tasks. An option that is not given has its value in the
+    settings, or the default in parentheses.
 
-    On the first SIGTERM or Ctrl-C, the worker finishes what runs and gives back the rest to the queue. On the second,
-    it gives back everything at once.
-    SIGUSR2 pauses, SIGCONT resumes, SIGHUP reloads the code, SIGQUIT shows what runs.
+    On the first SIGTERM or Ctrl-C, the worker finishes its running jobs, and gives its other reserved jobs back to
+    their queues. On the second signal, it gives all jobs back and ends immediately. SIGUSR2 pauses, SIGCONT resumes,
+    SIGHUP reloads the code, SIGQUIT shows the running jobs.
     """
     if check:
         return _work(check=True, **options)
@@ -100,7 +109,9 @@ def _work(
     app_path: str | None,
     queues: tuple[str, ...],
     policy: str | None,
-    processes: int | None,
+    processes: int | str | None,
+    scale_up_after: float | None,
+    scale_down_after: float | None,
     threads: int | None,
     concurrency: int | None,
     prefetch: int | None,
@@ -121,6 +132,7 @@ def _work(
     log_level: str | None,
     log_format: str | None,
     log_jobs: bool,
+    schedule: bool,
 ) -> int:
     from multiq.logging import setup_logging
     from multiq.worker import Worker
@@ -128,7 +140,7 @@ def _work(
 
     if once and max_jobs is not None:
         raise click.UsageError("--once is --max-jobs 1: give one of the two")
-    from .apps import default_app
+    from .apps import WITHOUT_APP, default_app
 
     try:
         app_path = app_path or default_app()
@@ -146,6 +158,8 @@ def _work(
         queues=_names(queues),
         policy=policy,
         processes=_processes(app, processes),
+        scale_up_after=scale_up_after,
+        scale_down_after=scale_down_after,
         threads=threads,
         concurrency=concurrency,
         prefetch=prefetch,
@@ -161,6 +175,7 @@ def _work(
         health_file=health_file,
         http=http,
         log_jobs=log_jobs or None,
+        schedule=schedule,
     )
     if watch:
         auto_reload.check_library()
@@ -174,7 +189,9 @@ def _work(
     with contextlib.ExitStack() as stack:
         stack.enter_context(app)
         if watch:
-            stack.enter_context(auto_reload.auto_reloading(auto_reload.folders_of(app_path.partition(":")[0])))
+            modules = [*app.settings.include] if app_path == WITHOUT_APP else [app_path.partition(":")[0]]
+            folders = {folder for module in modules for folder in auto_reload.folders_of(module)}
+            stack.enter_context(auto_reload.auto_reloading(sorted(folders)))
         before: set[threading.Thread | BaseProcess] = {*threading.enumerate(), *_processes_begun()}
         code = runner.run()
     _leave(before, code)
@@ -190,13 +207,14 @@ def _processes_begun() -> list[BaseProcess]:
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
     """End this process without waiting for the non-daemon threads and processes that jobs have started.
 
-    If there are none, this function returns. At its exit, Python then waits for the threads and processes of the app
-    itself. A process that a job has started continues to run, as it does when a supervisor's child ends.
+    A process that a job has started continues to run, as it does when a supervisor's child ends. If jobs have left no
+    threads or processes behind, this function returns. Python then waits at its exit for the threads and processes that
+    the app has started.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork
 
-    # Python waits for the threads of these pools at its exit, even if they are daemons.
+    # At its exit, Python waits for the threads of these pools, even if the threads are daemons.
     pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
@@ -235,7 +253,7 @@ class _End:
 
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
-    """Handle signals until the worker installs its own handlers. SIGTERM and SIGINT end the process at once."""
+    """Handle signals until the worker installs its own handlers. SIGTERM and SIGINT end the process immediately."""
     from multiq.worker.processes import fork, reload
 
     end = _End()
@@ -262,7 +280,7 @@ def _load(path: str) -> App:
     return app
 
 
-def _processes(app: App, given: int | None) -> int:
+def _processes(app: App, given: int | str | None) -> int | str:
     """The number of processes. The default is 1, or 0 if only this process can see the backend's jobs."""
     if given is None:
         given = app.settings.worker.processes
@@ -289,4 +307,4 @@ def _announce(app: App, path: str, queues: Sequence[str]) -> None:
     ]
     if elsewhere:
         shown = ", ".join(elsewhere[:_MOST_TOLD]) + (", ..." if len(elsewhere) > _MOST_TOLD else "")
-        _log.warning("not run here, as -q or worker.queues does not name their queues: %s", shown)
+        _log.warning("tasks not run here, because -q or worker.queues does not name their queues: %s", shown)
