@@ -1,4 +1,4 @@
-"""The conformance suite: tests of the contract. A driver of another project can run these tests, too.
+"""The conformance suite: tests of ``docs/contract.md`` for any driver.
 
 A driver's test file is a harness and a call of ``suite``::
 
@@ -10,7 +10,7 @@ A driver's test file is a harness and a call of ``suite``::
 
     globals().update(suite(AcmeHarness))
 
-The suite needs pytest and hypothesis: ``pip install 'multiq[conformance]'``.
+The suite needs pytest: ``pip install 'multiq[conformance]'``.
 """
 
 from __future__ import annotations
@@ -49,21 +49,20 @@ _HOMES = {
     "suite": "suites",
     "without": "requirements",
 }
-_EXTRA = ("pytest", "_pytest", "hypothesis")
+_EXTRA = ("pytest", "_pytest")
 _WITH_ASSERTIONS = ("case", "threads", "topics")
 
 
 class ConformanceNotInstalled(MultiqError, ImportError):
-    """The suite needs pytest and hypothesis, but multiq itself does not."""
+    """The suite needs pytest, but multiq itself does not."""
 
 
 def need_extra() -> None:
-    """Raise ``ConformanceNotInstalled`` if the packages of the extra ``conformance`` are missing."""
-    for package in ("pytest", "hypothesis"):
-        try:
-            importlib.import_module(package)
-        except ModuleNotFoundError as exc:
-            raise _not_installed(exc) from exc
+    """Raise ``ConformanceNotInstalled`` if pytest is missing."""
+    try:
+        importlib.import_module("pytest")
+    except ModuleNotFoundError as exc:
+        raise _not_installed(exc) from exc
 
 
 def __getattr__(name: str) -> Any:
@@ -81,8 +80,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _show_values() -> None:
-    """In a pytest run, make failed assertions show the values that differ. Modules that were imported before do not
-    change.
+    """In a pytest run, make failed assertions show the values that differ. A module that is already imported keeps its
+    plain assertions.
     """
     pytest = sys.modules.get("pytest")
     if pytest is not None:

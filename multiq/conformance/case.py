@@ -1,4 +1,4 @@
-"""``Topic``: the base class of all tests, with the steps and checks that the tests share.
+"""``Topic``: the base class of all test classes, with the actions and checks that the tests share.
 
 A *power* in the code is a capability that a backend either has or lacks.
 """
@@ -16,12 +16,14 @@ from multiq.backend import (
     STORED_STATES,
     Abandon,
     Ack,
+    Arrive,
     Bury,
     Consumer,
     GiveBack,
     NewJob,
     Release,
     State,
+    Terms,
     Touch,
 )
 from multiq.backend.capabilities import Gap
@@ -55,15 +57,39 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["ALL", "LONG", "SLEEP_GRACE", "VERDICTS", "Topic", "TrackedConsumer", "promise", "requires", "without"]
+__all__ = [
+    "ALL", "BODIES", "BOUNDARIES", "IDS", "LONG", "SLEEP_GRACE", "VERDICTS", "Topic", "TrackedConsumer", "promise",
+    "requires", "without",
+]  # fmt: skip
 
 LONG = 900.0  # seconds: a delay or lease of this length does not end during a test, unless the test moves its clock
 ALL = 1000  # more jobs than any test has in a queue
 SLEEP_GRACE = 0.15  # seconds to let a thread begin its wait in a reserve
 
+KIB = 1024
+MODEST = 64 * KIB * KIB  # bytes: a limit that a test can fill
+
+BODIES = {
+    "empty": b"",
+    "one NUL": b"\0",
+    "NULs inside": b"a\0b\0\0c",
+    "line ends": b"\r\nabc\r\n\r\n",
+    "every byte": bytes(range(256)),
+    "no UTF-8": b"\xff\xfe\xc3\x28",
+    "UTF-8": "naïve ☃ 𝄞".encode(),
+    "empty JSON list and object": b'{"args":[],"kwargs":{}}',
+    "large JSON numbers": b"[9223372036854775808,1234567890123456789,-0.0,1e400]",
+    "quotes and format signs": b'\'; -- "%s" {0} ${x} \\',
+}
+IDS = [
+    "7", "order-4711", "Order-4711", "order-4711~", "a/b:c.d{e}", "*?[x]", "'\"`%s\\", "-x", "$1;",
+    *("0" * size for size in (15, 16, 17, 32, 36)), "x" * 200, "x" * 199,
+]  # fmt: skip
+BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # sizes at the limits of buffers, 16-bit lengths and BLOBs
+
 
 class TrackedConsumer(Consumer):
-    """A driver's consumer that remembers its leases, so that no test leaves a job reserved."""
+    """A driver's consumer that records its leases, so that a test can settle the open leases when it ends."""
 
     def __init__(self, inner: Consumer) -> None:
         self.queues = inner.queues
@@ -74,6 +100,14 @@ class TrackedConsumer(Consumer):
     @property
     def asked_at(self) -> float:  # type: ignore[override]
         return self._inner.asked_at
+
+    @property
+    def most_gated(self) -> int | None:
+        return self._inner.most_gated
+
+    @most_gated.setter
+    def most_gated(self, value: int | None) -> None:
+        self._inner.most_gated = value
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return self._remember(self._inner.reserve(limit, timeout, queues))
@@ -106,9 +140,9 @@ class TrackedConsumer(Consumer):
 
 
 class Topic:
-    """One topic of the contract. A driver's test class names its harness: ``harness_class = AcmeHarness``.
+    """One topic of the contract. A driver's test class is a subclass that sets ``harness_class``.
 
-    Each test has a fresh harness, a backend, the name of an unused queue, and the backend's capabilities.
+    Each test has a new harness, a backend, the name of an unused queue, and the backend's capabilities (``can``).
     """
 
     harness_class: ClassVar[Callable[[], Harness]]
@@ -154,7 +188,7 @@ class Topic:
         return self.harness.fresh_queue(ending)
 
     def another_consumer(self, *queues: str, backend: Backend | None = None) -> TrackedConsumer:
-        """Open another consumer, of these *queues*, or of the test's queue if none is given."""
+        """Open another consumer of these *queues*. If no queue is given, open a consumer of the test's queue."""
         consumer = TrackedConsumer((backend or self.backend).consumer(queues or (self.queue,)))
         self._consumers.append(consumer)
         return consumer
@@ -174,7 +208,7 @@ class Topic:
         return proxy, backend
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
-        """A database connection of the caller's own, opened without multiq."""
+        """A database connection that belongs to the caller. This connection is opened without multiq."""
         try:
             return self.harness.transaction()
         except NotTriedError as exc:
@@ -197,6 +231,16 @@ class Topic:
 
     def enqueue_all(self, *bodies: bytes, queue: str | None = None, **options: Any) -> list[str]:
         return self.backend.enqueue(queue or self.queue, [self.new(body, **options) for body in bodies])
+
+    def held(self, awaits: int = 1, body: bytes = b"x", *, queue: str | None = None, **options: Any) -> str:
+        """Enqueue a job that is held until *awaits* members have arrived."""
+        self.need("holds")
+        return self.enqueue(body, queue=queue, terms=Terms(awaits), **options)
+
+    def arrive(self, job_id: str, *members: str, queue: str | None = None, **options: Any) -> None:
+        """Let *members* arrive at a job, in one call. *options*: fields of ``Arrive``."""
+        steps = [Arrive(queue or self.queue, job_id, member, **options) for member in members]
+        assert self.backend.carry_out(steps) is True
 
     # --- consuming ---
 
@@ -237,9 +281,12 @@ class Topic:
         return self.peek(job_id).state
 
     def stands(self, job_id: str, state: State) -> bool:
-        """Whether a job is in *state*. Without ``inspection``: whether any job of the queue is in *state*."""
+        """Whether a job is in *state*. On a backend without ``inspection``: whether any job of the queue is in this
+        state."""
         if self.can.inspection:
             return self.state(job_id) is state
+        if state is State.HELD:
+            return bool(self.held_count())
         return bool(self.counts()[STORED_STATES.index(state)])
 
     def counts(self, queue: str | None = None) -> tuple[int | None, ...]:
@@ -247,6 +294,11 @@ class Topic:
         self.need("exact_counts")
         stats = self.backend.stats(queue or self.queue)
         return stats.ready, stats.delayed, stats.reserved, stats.buried
+
+    def held_count(self, queue: str | None = None) -> int | None:
+        """The number of held jobs."""
+        self.need("exact_counts")
+        return self.backend.stats(queue or self.queue).held
 
     def tells(self, value: T | None, expected: T, power: str) -> bool:
         """Whether *value* equals *expected*. None is accepted, too, if the backend lacks the capability *power*."""
@@ -266,12 +318,20 @@ class Topic:
         tolerance = 2.0 + self.can.delay_resolution if self.harness.real_time else 0.002
         return value is not None and abs(value - expected) <= tolerance
 
-    # --- given ---
+    def modest_limit(self) -> int:
+        """The backend's largest body. Ends the test if a test cannot fill that many bytes."""
+        if self.can.max_body is None or self.can.max_body > MODEST:
+            self.does_not_apply("its largest body is larger than a test should be")
+        return self.can.max_body
+
+    # --- jobs in a given state ---
 
     def given(self, state: State, body: bytes = b"x", **options: Any) -> str:
         """Enqueue a job, move the job to *state*, and return the job's id. The queue must have no other ready job."""
         if state is State.DELAYED:
             return self.enqueue(body, **{"delay": LONG, **options})
+        if state is State.HELD:
+            return self.held(1, body, **options)
         job_id = self.enqueue(body, **options)
         if state is State.RESERVED:
             self._take_that(job_id)
@@ -285,7 +345,7 @@ class Topic:
         return lease
 
     def abandoned(self, *, by: Consumer | None = None, **options: Any) -> Lease:
-        """A lease that has ended without a verdict. No consumer has reserved the lease's job since."""
+        """Reserve a job, and let its lease end without a verdict. Returns the lease."""
         self.enqueue(ttr=self.short_ttr, **options)
         lease = self.take(by=by)
         self.harness.past(self.in_(self.short_ttr))
@@ -295,12 +355,14 @@ class Topic:
 
     @property
     def short_delay(self) -> float:
-        """A delay in seconds that a test can wait for and the backend can distinguish from no delay."""
+        """A delay in seconds that is short enough for a test to wait. The backend can distinguish this delay from no
+        delay."""
         return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
 
     @property
     def short_ttr(self) -> float:
-        """A ttr in seconds that a test can wait for and that does not end by accident."""
+        """A ttr in seconds. A test can wait until this ttr has passed, and it is long enough for the other calls of a
+        test."""
         return max(self.can.min_ttr, 1.5 if self.harness.real_time else 10.0)
 
     def in_(self, seconds: float) -> float:
@@ -308,7 +370,7 @@ class Topic:
         return self.harness.now() + seconds
 
     def nothing_before(self, moment: float, *, by: Consumer | None = None) -> None:
-        """Fail if a job is handed out before *moment*. Checks nothing if the machine stalls until *moment*."""
+        """Fail if a job is handed out before *moment*. A reserve that ends after *moment* may return a job."""
         leases = self.reserve(1, by=by)
         assert not leases or self.harness.now() >= moment, "a job was handed out too early"
 
@@ -320,21 +382,18 @@ class Topic:
         return thread
 
     def waiting(self, consumer: TrackedConsumer, limit: int = 1) -> Background[list[Lease]]:
-        """Let *consumer* reserve in a thread, with a timeout longer than the test, and give the thread time to
-        begin.
-        """
+        """Let *consumer* reserve in a thread, and give the thread time to begin. The timeout of this reserve is longer
+        than the test."""
         thread = self.background(lambda: consumer.reserve(limit, 3 * self.harness.patience))
         time.sleep(SLEEP_GRACE)
         return thread
 
     def woken(self, waiting: Background[T]) -> T:
-        """The result of a waiting call. Fails if it does not end within ``harness.patience`` seconds."""
+        """The result of a waiting call. Fails if the call does not end within ``harness.patience`` seconds."""
         return waiting.result(self.harness.patience)
 
     def eventually(self, holds: Callable[[], bool]) -> None:
-        """Wait until *holds* returns true because of another thread's work. Fails after ``harness.patience``
-        seconds.
-        """
+        """Wait until another thread's work makes *holds* return true. Fails after ``harness.patience`` seconds."""
         give_up_at = time.monotonic() + self.harness.patience
         while not holds():
             assert time.monotonic() < give_up_at, f"it did not happen within {self.harness.patience:g} s"
@@ -343,9 +402,7 @@ class Topic:
     # --- refusals ---
 
     def need(self, power: str) -> None:
-        """End a test as refused if the backend lacks the capability *power*. Helpers like ``peek`` call this method,
-        too.
-        """
+        """End a test, with the result *refused*, if the backend lacks the capability *power*."""
         gap = self.can.claim(power)
         if isinstance(gap, Gap):
             # Plain strings, because pytest-xdist sends properties between processes.
@@ -365,7 +422,8 @@ class Topic:
         pytest.skip(f"does not apply: {why}")
 
     def not_tried(self, why: str) -> NoReturn:
-        """End a test that needs a hook which this harness lacks. Such a test shows nothing about the backend."""
+        """End a test that needs a hook which this harness lacks. A test without its hook shows nothing about the
+        backend."""
         self._request.node.user_properties.append((NOT_TRIED, why))
         pytest.skip(f"not tried: {why}")
 
@@ -386,7 +444,7 @@ class Topic:
         self.harness.close()
 
     def _give_up(self, consumer: TrackedConsumer) -> None:
-        """Ack the leases that *consumer* still holds, and close *consumer*. The test then leaves no job reserved."""
+        """Ack the leases that *consumer* still holds, and close *consumer*. So the test leaves no job reserved."""
         with contextlib.suppress(MultiqError):
             if consumer.held:
                 acks = [Ack(lease) for lease in consumer.held.values()]

@@ -1,4 +1,4 @@
-"""Opens a connection to a URL's database as an application would, to test ``enqueue(connection=)``."""
+"""Opens database connections as an application would, without multiq, to test ``enqueue(connection=)``."""
 
 from __future__ import annotations
 

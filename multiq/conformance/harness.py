@@ -1,4 +1,4 @@
-"""The harness, which tells the suite about a driver. Each driver has a subclass. Only ``open`` must be written."""
+"""The harness: the class through which the suite uses a driver. Each driver's tests have a subclass of this class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlunsplit
 
 import msgspec
 
-from multiq.backend import Ack, NewJob, State
+from multiq.backend import Ack, Drop, NewJob, State
 from multiq.backend.registry import installed, load_driver, open_backend
 from multiq.driverkit.clock import SECOND, ManualClock
 from multiq.errors import OptionInvalid
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 
 _MOST_AT_ONCE = 1000  # jobs
-_PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # used if a URL names no port
+_PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # scheme -> port of a URL that names none
 
 
 class Harness(ABC):
-    """One driver, as the suite uses it. Each test has its own harness.
+    """Opens backends of one driver for the suite. Each test has its own harness.
 
-    ``open`` must be written, and everything else is optional. The suite knows no store by name. It reads the
-    differences between stores from the backend's capabilities, and scales its times to these capabilities.
+    A subclass must define ``open``. Everything else is optional. The suite does not know which store it tests. The
+    backend's capabilities decide which tests run, and which times the tests use.
     """
 
-    # --- knobs: plain numbers, set in a subclass or on an instance ---
+    # --- settings: a subclass or an instance may set them ---
 
     slack: float = 0.1
-    """Seconds within which the store notices that a moment has passed. A job may be late by this time, but never
-    early.
+    """The store notices within this number of seconds that a due time or a lease's end has passed. A job may be late by
+    up to this number of seconds, but it is never early.
     """
 
     rounds: int = 25
@@ -59,18 +59,18 @@ class Harness(ABC):
     """The number of consumers or producers in a race."""
 
     walks: int = 24
-    """The number of random walks that are compared with the model."""
+    """The number of random walks. A walk is a random sequence of calls. The answers of a walk are compared with the
+    answers of the memory backend."""
 
     patience: float = 10.0
-    """Seconds within which a waiting consumer must wake."""
+    """A waiting consumer must wake within this number of seconds."""
 
     deadline: float = 1.0
     """Seconds that a call may take through the proxy of ``proxied``."""
 
     gaps: Mapping[str, Gap] = {}
-    """Reasons for missing capabilities, by the capability's name. The driver declares these capabilities, but this
-    installation lacks them, for example because its server has no log.
-    """
+    """The name of each capability that the driver claims but this installation lacks -> the reason. For example, the
+    server has no log."""
 
     real_time: ClassVar[bool] = True
     """Whether ``advance`` waits in real time."""
@@ -78,7 +78,7 @@ class Harness(ABC):
     def __init__(self) -> None:
         self.prefix = f"conformance.{secrets.token_hex(4)}"
         self.handed_out: list[str] = []
-        """The queues that this harness has named. The harness uses no other queues."""
+        """The names that ``fresh_queue`` has returned."""
 
     # --- must be written ---
 
@@ -101,20 +101,20 @@ class Harness(ABC):
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
         """Open a DB-API connection to the backend's database, in a new transaction and without multiq.
 
-        The suite passes the connection to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``.
-        Without this hook, ``transactional_enqueue`` is not tried.
+        The suite passes the connection to ``enqueue(connection=)`` and then calls the connection's ``commit`` or
+        ``rollback``. Without this method, the tests of ``transactional_enqueue`` do not run.
         """
         raise NotTriedError(
-            "transactional_enqueue: there is no connection to prove it with: override "
+            "transactional_enqueue: there is no connection to test it with: override "
             f"{type(self).__name__}.transaction()"
         )
 
     def proxied(self) -> tuple[Proxy, Backend]:
         """Open a proxy in front of the server, and a backend whose connections all go through the proxy. The suite
-        closes both.
+        closes the proxy and the backend.
 
-        Calls of that backend time out after ``self.deadline`` seconds. Without this hook, lost replies and servers that
-        hang are not tried.
+        Calls of that backend time out after ``self.deadline`` seconds. Without this method, the tests of lost replies
+        and of servers that hang do not run.
         """
         raise NotTriedError(
             f"there is no proxy between the backend and its server: override {type(self).__name__}.proxied()"
@@ -123,13 +123,12 @@ class Harness(ABC):
     def restart(self) -> None:  # noqa: B027 - a hook; most harnesses have nothing to restart
         """Restart the server that holds the jobs. The suite calls this hook while all backends are closed.
 
-        By default the server is not restarted, and only the clients' memory is lost. The harness of a driver that
-        starts its own server overrides this hook.
+        By default this does nothing. A harness that has started its own server overrides this method.
         """
 
     def requests_served(self) -> int | None:
-        """The number of requests that the server has answered since some fixed moment. None: the number is not
-        known.
+        """The number of requests that the server has answered so far. The suite computes the difference of two such
+        numbers. None: the number is not known.
         """
         return None
 
@@ -140,7 +139,7 @@ class Harness(ABC):
         return name
 
     def close(self) -> None:
-        """Remove what the test has left. By default this empties the queues in ``handed_out``, and no others."""
+        """Remove what the test has left in the store. By default this empties the queues in ``handed_out``."""
         with self.open() as backend:
             for name in self.handed_out:
                 remove_jobs(backend, name)
@@ -152,7 +151,7 @@ class Harness(ABC):
         return msgspec.structs.replace(backend.capabilities, **self.gaps)
 
     def nearly(self, moment: float) -> None:
-        """Let time pass until shortly before *moment*. Does nothing if *moment* is nearer than that."""
+        """Let time pass until shortly before *moment*. If *moment* is near already, do nothing."""
         self.advance(moment - self.now() - (0.3 if self.real_time else 0.001))
 
     def past(self, moment: float) -> None:
@@ -162,8 +161,8 @@ class Harness(ABC):
 
 
 class ManualHarness(Harness):
-    """A harness for a driver that takes a clock. ``open`` passes ``self.clock`` to the driver. Tests move this clock
-    and do not wait.
+    """A harness for a driver that takes a clock. ``open`` must pass ``self.clock`` to the driver. Tests then move this
+    clock instead of waiting.
     """
 
     slack = 1e-6
@@ -184,17 +183,17 @@ class ManualHarness(Harness):
 
 
 class UrlHarness(Harness):
-    """A harness for the backend of a URL. Tests run in real time, in new queues that are emptied afterwards."""
+    """A harness for the backend at a URL. Tests run in real time, in new queues that are emptied afterwards."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
-        self._only: Backend | None = None  # the only backend object, if each new object has a new store
+        self._only: Backend | None = None  # the only backend object, for a URL whose objects each have their own store
         self._first: Backend | None = None
 
     @classmethod
     def of(cls, url: str) -> type[Harness]:
-        """Make a harness class for ``suite`` whose instances all use *url*."""
+        """Make a harness class for ``suite``. All instances of this class use *url*."""
 
         class HarnessOfUrl(cls):  # type: ignore[valid-type, misc]
             def __init__(self) -> None:
@@ -224,8 +223,8 @@ class UrlHarness(Harness):
         credentials, at, place = parts.netloc.rpartition("@")
         if "," in place or not parts.hostname or "timeout" not in options or not (parts.port or parts.scheme in _PORTS):
             raise NotTriedError(
-                "there is no proxy between the backend and its server: give a URL of one host with its "
-                "port, without TLS, whose driver takes ?timeout=, or a harness with proxied() by --harness"
+                "there is no proxy between the backend and its server: the URL must have one host and its port, must "
+                "not use TLS, and its driver must take ?timeout=; or --harness must name a harness with proxied()"
             )
         proxy = Proxy((parts.hostname, parts.port or _PORTS[parts.scheme]))
         query = "&".join(pair for pair in parts.query.split("&") if pair and not pair.startswith("timeout="))
@@ -242,8 +241,8 @@ class UrlHarness(Harness):
             connection.close()
 
     def _share(self, one: Backend, other: Backend) -> bool:
-        """Whether two backend objects of one URL share their jobs. Two objects of ``memory://`` do not, because each
-        has a new store.
+        """Whether two backend objects of one URL share their jobs. Two objects of ``memory://`` share no jobs, because
+        each has a new store.
         """
         queue = self.fresh_queue()
         one.enqueue(queue, [NewJob(b"", new_id())])
@@ -251,11 +250,19 @@ class UrlHarness(Harness):
 
 
 def remove_jobs(backend: Backend, queue: str) -> None:
-    """End a queue's pause and delete its jobs. Without ``purging``, delayed jobs cannot be deleted."""
+    """End a queue's pause and delete its jobs, outcomes and notes. Without ``purging``, delayed jobs stay."""
+    if backend.capabilities.outcomes:
+        while outcomes := backend.history(queue, limit=_MOST_AT_ONCE).outcomes:
+            backend.forget(queue, [outcome.id for outcome in outcomes])
+        backend.forget(queue)
+    if backend.capabilities.notes and backend.capabilities.holds:
+        while notes := backend.notes(queue, limit=_MOST_AT_ONCE).notes:
+            backend.carry_out([Drop(queue, note.key) for note in notes])
     if backend.capabilities.pausing:
         backend.resume(queue)
     if backend.capabilities.purging:
-        backend.purge(queue, [State.READY, State.DELAYED, State.BURIED])
+        states = [State.READY, State.DELAYED, State.BURIED]
+        backend.purge(queue, [*states, State.HELD] if backend.capabilities.holds else states)
         return
     while _take_all(backend, queue) or backend.kick(queue, _MOST_AT_ONCE):
         pass
@@ -271,9 +278,10 @@ def _take_all(backend: Backend, queue: str) -> int:
 
 
 def first_contact(harness: Harness) -> Capabilities:
-    """Make one call that shows whether the backend answers, and return the backend's capabilities.
+    """Make one call to find out whether the backend answers. Returns the backend's capabilities.
 
-    Raises the ``MultiqError`` of a backend that does not answer. The error is then raised once, and not in each test.
+    Raises the ``MultiqError`` of a backend that does not answer. So such an error is raised once here, and not in each
+    test.
     """
     with harness.open() as backend:
         backend.stats(harness.fresh_queue())
@@ -283,7 +291,7 @@ def first_contact(harness: Harness) -> Capabilities:
 
 
 def load_harness(path: str) -> type[UrlHarness]:
-    """Import the class that ``module:Class`` names, from the current folder or an installed package. Raises
+    """Import the class with the path ``module:Class``, from the current folder or from an installed package. Raises
     ``OptionInvalid``.
     """
     name, _, attribute = path.partition(":")

@@ -1,7 +1,8 @@
-"""The memory backend behind a real socket, for planted bugs about lost replies.
+"""The memory backend behind a real socket. Subclasses of this backend have planted bugs about lost replies. The suite
+must find these bugs.
 
-Nothing is encoded. A request and its reply are both the number of a call. The call and its answer stay in this process.
-A correct server remembers its answer to each call, so a repeated call is carried out only once.
+A request is the number of a call, and the reply is the same number. The call itself and its answer are not sent, but
+stay in this process. A correct server remembers its answer to each call, so a repeated call is carried out only once.
 """
 
 from __future__ import annotations
@@ -20,9 +21,25 @@ from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, Enqu
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from multiq.backend import JobRecord, Lease, NewJob, Page, QueueStats, State, Verdict
+    from multiq.backend import (
+        After,
+        JobRecord,
+        Lease,
+        NewJob,
+        Note,
+        NotePage,
+        Outcome,
+        OutcomeKind,
+        OutcomePage,
+        Page,
+        QueueStats,
+        State,
+        Step,
+        Verdict,
+        Version,
+    )
     from multiq.driverkit.clock import Clock
-    from multiq.errors import LeaseLost
+    from multiq.errors import JobNotFound, JobReserved, LeaseLost
 
 _SIZE = 20  # bytes of a request and of a reply
 _TRIES = 2
@@ -35,10 +52,10 @@ _answers: dict[int, Any] = {}  # call number -> the answer or the error
 
 
 class WireServer:
-    """Carries out calls.
+    """Carries out the calls whose numbers it receives.
 
-    *on_repeat*: functions by the name of the operation. When a call is repeated, the function gets the first answer and
-    the call, and returns the new answer.
+    *on_repeat*: name of an operation -> a planted bug. The bug is a function that is called when a client repeats a
+    call of this operation. The function gets the first answer and the call, and returns a wrong answer.
     """
 
     def __init__(self, on_repeat: Mapping[str, Callable[[Any, Callable[[], Any]], Any]]) -> None:
@@ -99,17 +116,17 @@ def _read(connection: socket.socket) -> bytes:
 
 
 class WiredBackend(MemoryBackend):
-    """Calls the store directly until ``connect`` is called. From then on the calls go to a ``WireServer``."""
+    """Calls the store directly until ``connect`` is called. After ``connect``, the calls go to a ``WireServer``."""
 
     on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
     on_silence: ClassVar[Mapping[str, Any]] = {}
-    """By operation: what the backend returns where it should raise ``BackendTimeout``."""
+    """Name of an operation -> the wrong result (a planted bug) that it returns if the server does not answer."""
     on_loss: ClassVar[Mapping[str, Any]] = {}
-    """By operation: what the backend returns when the connection is lost. A correct backend tries again."""
+    """Name of an operation -> the wrong result (a planted bug) that it returns if the connection is lost."""
     names_uncertain_enqueues: ClassVar[bool] = True
-    """Whether an enqueue that may have been done raises ``EnqueueUncertain``."""
+    """Whether an enqueue that may have been carried out raises ``EnqueueUncertain``. False is a planted bug."""
     deadlines: ClassVar[float] = 1.0
-    """The factor by which a call's deadline is multiplied. 1 is correct."""
+    """The factor by which a call's deadline is multiplied. Any value except 1 is a planted bug."""
 
     def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
         super().__init__(name=name, clock=clock)
@@ -130,8 +147,8 @@ class WiredBackend(MemoryBackend):
     ) -> Any:
         """Let the server carry out a call. The call is repeated if its reply is lost.
 
-        *verdicts*: if an earlier call may have carried out the same verdicts, this call gets the number of the earlier
-        one. The server then recognises the repetition.
+        *verdicts*: the verdicts of a settle. If an earlier call may have carried out the same verdicts, this call gets
+        the number of the earlier call. By this number, the server recognizes the repetition.
         """
         if self._address is None:
             return call()
@@ -149,7 +166,9 @@ class WiredBackend(MemoryBackend):
             else:
                 if said:
                     self._unconfirmed[said] = number
-                raise _outcome_unknown(BackendUnavailable("the reply was lost, and so was that of the repeated call"))
+                raise _outcome_unknown(
+                    BackendUnavailable("both the reply and the reply to the repeated call were lost")
+                )
         except TimeoutError as exc:
             if verb in self.on_silence:
                 return self.on_silence[verb]
@@ -194,6 +213,14 @@ class WiredBackend(MemoryBackend):
     def delete(self, queue: str, job_id: str) -> None:
         self.ask("delete", partial(self.run, "delete", queue, job_id))
 
+    def delete_many(
+        self, queue: str, ids: Sequence[str], *, after: After | None = None
+    ) -> list[JobNotFound | JobReserved | None]:
+        answers: list[JobNotFound | JobReserved | None] = self.ask(
+            "delete_many", partial(self.run, "delete_many", queue, ids, after=after)
+        )
+        return answers
+
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         new: str = self.ask("reschedule", partial(self.run, "reschedule", queue, job_id, delay))
         return new
@@ -222,6 +249,38 @@ class WiredBackend(MemoryBackend):
     def purge(self, queue: str, states: Sequence[State]) -> int:
         count: int = self.ask("purge", partial(self.run, "purge", queue, states))
         return count
+
+    def outcomes(self, queue: str, ids: Sequence[str]) -> list[Outcome | None]:
+        found: list[Outcome | None] = self.ask("outcomes", partial(self.run, "outcomes", queue, ids))
+        return found
+
+    def history(
+        self, queue: str, *, kind: OutcomeKind | None = None, limit: int = 100, after: str | None = None
+    ) -> OutcomePage:
+        page: OutcomePage = self.ask(
+            "history", partial(self.run, "history", queue, kind=kind, limit=limit, after=after)
+        )
+        return page
+
+    def forget(self, queue: str, ids: Sequence[str] | None = None, *, limit: int = 1000) -> int:
+        count: int = self.ask("forget", partial(self.run, "forget", queue, ids, limit=limit))
+        return count
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        held: bool = self.ask("carry_out", partial(self.run, "carry_out", steps, when=when))
+        return held
+
+    def relay(self, queues: Sequence[str]) -> int:
+        left: int = self.ask("relay", partial(self.run, "relay", queues))
+        return left
+
+    def note(self, home: str, key: str) -> Note | None:
+        found: Note | None = self.ask("note", partial(self.run, "note", home, key))
+        return found
+
+    def notes(self, home: str, prefix: str = "", *, limit: int = 100, after: str | None = None) -> NotePage:
+        page: NotePage = self.ask("notes", partial(self.run, "notes", home, prefix, limit=limit, after=after))
+        return page
 
 
 class WiredConsumer(MemoryConsumer):

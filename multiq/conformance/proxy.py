@@ -1,8 +1,8 @@
-"""A TCP proxy that breaks connections at a chosen byte, in the same way every time.
+"""A TCP proxy that breaks connections at a chosen byte.
 
-The proxy knows no protocol. An armed fault happens when clients have sent the bytes ``after`` for the ``nth`` time. If
-``after`` is empty, the fault happens at the next data. The fault happens ``times`` times, by default once. A mode
-applies until another mode is set.
+``arm`` sets a fault. The fault happens when clients have sent the bytes ``after`` for the ``nth`` time. If ``after`` is
+empty, the fault happens at the next data. The fault happens ``times`` times, by default once. ``mode`` changes how all
+replies are forwarded, until another mode is set. The proxy works with any protocol over TCP.
 
     with Proxy(server_address) as proxy:
         client = connect(proxy.port)
@@ -37,12 +37,12 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER on, with 0 seconds: a close sends a 
 class Fault:
     """A fault that happens when clients have sent *after* for the *nth* time.
 
-    The fault happens at most *times* times. After each time, the count of *after* begins again.
+    The fault happens up to *times* times. Each time the proxy begins to count *after* again.
     """
 
     at: int = 0
-    """The number of bytes that still pass. A ``CutRequest`` counts bytes of the request, a ``CutReply`` bytes of the
-    reply.
+    """The number of bytes that are forwarded before the cut. For ``CutRequest`` these are bytes of a request, and for
+    ``CutReply`` bytes of a reply.
     """
     after: bytes = b""
     nth: int = 1
@@ -52,24 +52,25 @@ class Fault:
 
 
 class CutRequest(Fault):
-    """Forwards the request up to the match and *at* bytes more, and then ends both connections."""
+    """Forwards requests up to the match of *after* and *at* more bytes. Then the proxy ends both connections."""
 
 
 class CutReply(Fault):
     """Lets the server carry out the whole request, and forwards only *at* bytes of the reply.
 
-    A server may answer the first part of a request before it has carried out the last part. A server may also stop when
-    it cannot send an answer. So the proxy forwards everything that the client has sent, ends the server's input, and
-    discards further replies. The client sees the cut when the server has closed the connection, or after ``CARRY_OUT``
-    seconds.
+    A server may answer the first part of a request before it has carried out the last part. The server may stop if it
+    cannot send an answer. So after *at* bytes, the proxy still forwards everything that the client has sent, and then
+    ends the server's input. The proxy reads and discards all further replies. The proxy closes the client's connection
+    when the server has closed its connection, or after ``CARRY_OUT`` seconds.
     """
 
 
 def places(size: int, every_byte: int = 1000) -> list[int]:
     """The positions at which to cut *size* bytes.
 
-    If *size* is at most *every_byte*, the result is every position. Otherwise the result is each position in the first
-    and in the last *every_byte* / 3 bytes, and about as many positions evenly spread between them.
+    If *size* is at most *every_byte*, the result has every position. If *size* is larger, the result has each position
+    in the first *every_byte* / 3 bytes, each position in the last *every_byte* / 3 bytes, and about the same number of
+    evenly spread positions in between.
     """
     if size <= every_byte:
         return list(range(size))
@@ -84,7 +85,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Hole:
-    """Accepts connections, reads all data and forwards nothing. Data that is received in this mode is lost."""
+    """Accepts connections, and discards all data."""
 
 
 @dataclass(frozen=True)
@@ -124,18 +125,19 @@ class _Link:
         self.is_frozen = False
         self.is_ending = False
         self.cut: CutReply | None = None
-        """The fault that ends this connection once the server has carried out the requests."""
+        """The fault that ends this connection when the server has carried out the requests."""
         self.ended = threading.Event()
 
     def finish(self, cut: CutReply) -> None:
-        """Let the server get what the client has sent until now, and nothing more."""
+        """Forward only what the client has sent until now, and then end the server's input."""
         self.cut = cut
         self.client.shutdown(socket.SHUT_RD)  # the thread that reads requests gets the data received so far, then EOF
 
     def end(self, *, rst: bool = False) -> None:
-        """Shut both connections down, which wakes both threads. The thread that ends second closes the sockets.
+        """Shut both connections down. The shutdown wakes the two threads of the link. The thread that ends last closes
+        the sockets.
 
-        A close here would have no effect while a thread is in ``recv``.
+        Closing the sockets here would not wake a thread in ``recv``.
         """
         if self.is_ending:
             return
@@ -154,9 +156,7 @@ class _Link:
 
 
 class Proxy:
-    """A proxy with its own port, which forwards data to and from *upstream*. The mode and the armed fault change what
-    is forwarded.
-    """
+    """A proxy with its own port in front of the server at *upstream*."""
 
     def __init__(self, upstream: Address) -> None:
         self.mode: Mode = Pass()
@@ -164,11 +164,11 @@ class Proxy:
         self.sent = 0
         """The number of bytes that clients have sent."""
         self.requests = 0
-        """The number of pieces received from clients. Each request is at least one piece, unless one packet has several
-        requests.
+        """The number of reads that returned data from clients. Normally a request is one or more reads. If one packet
+        has several requests, one read may return all of them.
         """
         self.replied = 0
-        """The number of bytes that the server has replied, forwarded or not."""
+        """The number of bytes in the server's replies. Bytes that were not forwarded are counted, too."""
         self.accepted = 0
         """The number of connections accepted so far."""
         self.happened = 0
@@ -216,7 +216,8 @@ class Proxy:
         return len(links)
 
     def freeze(self) -> int:
-        """Freeze the open connections. The proxy then forwards neither their data nor their ends. New connections work.
+        """Freeze the open connections. From then on, the proxy forwards neither the data of these connections nor their
+        ends. New connections work.
 
         Returns the number of frozen connections.
         """
@@ -355,7 +356,7 @@ class Proxy:
             client.sendall(data[start : start + size])
 
     def _of_request(self, data: bytes) -> tuple[bytes, Fault | None]:
-        """Returns the part of *data* that is forwarded, and the fault that *data* triggers."""
+        """Return the part of *data* to forward, and the fault that *data* triggers."""
         with self._lock:
             fault = self._fault
             if fault is None:
@@ -395,8 +396,8 @@ class Proxy:
             self._fault = None
 
     def _match(self, data: bytes, fault: Fault) -> int | None:
-        """The position in *data* where the awaited match ends. 0: the match ended before *data*. None: there is no
-        match yet.
+        """The position in *data* behind the *nth* match of ``fault.after``. 0: the *nth* match ended before *data*.
+        None: there has been no *nth* match yet.
         """
         if not self._matches_left:
             return 0

@@ -32,9 +32,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gap: str | None = None
     """The kind of the missing capability: "not done", "cannot today" or "never"."""
     reason: str | None = None
-    """Why a test was refused, does not apply or was not tried. For a failed test, a summary of a few lines."""
+    """The reason why a test was refused, does not apply or was not tried. For a failed test: a short text of its
+    failure."""
     detail: str | None = None
-    """The whole text of the failure of a failed test."""
+    """For a failed test: the whole text of its failure."""
 
 
 class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,12 +55,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     target: str
-    """What was tested: a URL with its password masked, or the name of a harness."""
+    """The tested backend: a URL with its password masked, or the name of a harness."""
     rows: tuple[Row, ...]
     unproved: tuple[str, ...]
-    """Capabilities that the backend declares and no test tried, although the harness has the hooks for such a test."""
+    """Capabilities that the backend claims but no test has tried: every test of such a capability was refused, did not
+    apply or was missing."""
     is_whole: bool
-    """Whether all topics were run. If only some were run, ``unproved`` is empty."""
+    """Whether all topics were run. If only some topics were run, ``unproved`` is empty."""
     seconds: float
 
     @property
@@ -80,10 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_tried(self) -> list[Row]:
-        """The tests that need a hook which the harness lacks.
-
-        These tests show nothing about the backend, and do not make a run fail.
-        """
+        """The tests that need a method which the harness lacks. These tests do not make a run fail."""
         return self._with("not tried")
 
     def topics(self) -> dict[str, list[Row]]:
@@ -119,8 +118,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(document)
 
     def markdown(self) -> str:
-        """A table of the contract's paragraphs, then lists of missing capabilities, untried capabilities, tests not
-        tried and failures.
+        """A table of the contract's paragraphs. Lists follow: missing capabilities, untried capabilities, tests that
+        were not tried, and failures.
         """
         lines = ["| paragraph | promise | verdict | tests |", "| --- | --- | --- | ---: |"]
         for paragraph in self.paragraphs():

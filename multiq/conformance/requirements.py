@@ -1,4 +1,5 @@
-"""The decorators that declare which paragraphs of the contract a test checks, and which capabilities the test requires.
+"""The decorators of tests. These decorators declare the paragraphs of the contract that a test checks, and the
+capabilities that it requires.
 
 A power in the code is a capability that a backend either has or lacks.
 """
@@ -25,7 +26,7 @@ NOT_TRIED = "multiq.not-tried"
 
 
 class NotTriedError(Exception):
-    """The harness lacks a hook that a test needs. The report shows the test as not tried, with this error's message."""
+    """The harness lacks a method that a test needs. The report shows the test as *not tried*, with this message."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:
@@ -42,7 +43,7 @@ def requires(*powers: str) -> Callable[[F], F]:
 
 
 def without(*powers: str) -> Callable[[F], F]:
-    """Declare capabilities that a backend must lack for the test to run. The test checks the behaviour without them."""
+    """Declare capabilities that a backend must lack for the test to run."""
     return _declare(WITHOUT, powers, POWERS)
 
 
@@ -54,7 +55,7 @@ def declared(function: object, name: str) -> tuple[str, ...]:
 
 def _declare(name: str, words: tuple[str, ...], known: Any) -> Callable[[F], F]:
     unknown = sorted(set(words) - set(known))
-    if unknown or not words:  # otherwise a misspelt name would silently check nothing
+    if unknown or not words:  # without this check, a misspelt name would have no effect
         raise ValueError(f"unknown: {', '.join(unknown) or 'nothing is named'}; choose from: {', '.join(known)}")
 
     def decorate(function: F) -> F:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest caches modules by name, so each run's file has a new name
-_TRIED = {"kept", "failed", "not tried"}  # a capability is unproved if no test of it has one of these outcomes
-_SHORT = 12  # the most lines of a failure's summary
+_TRIED = {"kept", "failed", "not tried"}  # a claimed capability is reported if no test of it has one of these outcomes
+_SHORT = 12  # the largest number of lines in a failure's summary
 _PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not affect this run
 
 
@@ -49,9 +49,9 @@ def run(
 
     - *progress*: called after each test.
     - *walks*: the number of random walks, 0 for none. Default: the harness's.
-    - *select*: run only the tests that match any of these words: a topic (``lease``), a paragraph (``4.3``) or section
-      (``4``) of the contract, or a part of a test's name. Default: all.
-    - *harness*: a subclass of ``UrlHarness`` with hooks that a URL alone does not give.
+    - *select*: words. A test runs if it matches one of these words, which may be a topic (``lease``), a paragraph
+      (``4.3``) or section (``4``) of the contract, or a part of a test's name. Default: all tests run.
+    - *harness*: a subclass of ``UrlHarness``. Its methods do the things for which the suite needs more than the URL.
 
     After Ctrl-C, the running test cleans up before ``KeyboardInterrupt`` is raised.
 
@@ -72,7 +72,7 @@ def run_harness(
 ) -> Report:
     """Like ``run``, but for a harness.
 
-    - *harness_class*: its ``open`` makes the backend.
+    - *harness_class*: the harness, whose ``open`` makes the backend.
     - *target*: the backend's name in the report. Default: the name of the class.
     - *progress*, *walks*, *select*: as for ``run``.
     """
@@ -91,6 +91,8 @@ def run_harness(
             f"select={list(select)!r} matches no test: name a topic, a paragraph, or a part of a test's name"
         )
     claimed = {power for power in POWERS if capabilities.claim(power)}
+    if not claimed & {"memos", "outcomes", "holds"}:  # without these, a verdict stores nothing in a second step
+        claimed.discard("one_step")
     tried = {power for row in collector.rows if row.outcome in _TRIED for power in row.powers}
     return Report(
         backend=capabilities.backend,
@@ -114,7 +116,7 @@ def _run_pytest(harness_class: type[Harness], collector: _Collector) -> None:
     module = f"multiq_conformance_{os.getpid()}_{next(_runs)}"
     with (
         tempfile.TemporaryDirectory(prefix="multiq-conformance-") as folder,
-        _isolated(folder),
+        _isolated(),
         _current(harness_class),
     ):
         Path(folder, "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -153,24 +155,20 @@ def _current(harness_class: type[Harness]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _isolated(folder: str) -> Iterator[None]:
+def _isolated() -> Iterator[None]:
     """Keep the user's pytest settings out of the run. The environment and the interpreter's settings are restored
     afterwards.
     """
-    import hypothesis.configuration
-
     kept = {name: os.environ.get(name) for name in (*_PYTEST_VARIABLES, "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
     writes = sys.dont_write_bytecode
     for name in _PYTEST_VARIABLES:
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    hypothesis.configuration.set_hypothesis_home_dir(folder)
     sys.dont_write_bytecode = True
     try:
         yield
     finally:
         sys.dont_write_bytecode = writes
-        hypothesis.configuration.set_hypothesis_home_dir(None)  # restores hypothesis's default
         for name, value in kept.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -194,7 +192,7 @@ class _Collector:
         self._stopped_by: BaseException | None = None
 
     def raise_if_stopped(self) -> None:
-        if self._errors:  # checked first: pytest ends such a run like an interrupted one
+        if self._errors:  # checked first, because pytest ends such a run in the same way as an interrupted run
             raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:
             raise self._stopped_by

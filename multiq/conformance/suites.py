@@ -14,21 +14,30 @@ from .topics.enqueue import EnqueueTests
 from .topics.errors import ErrorsTests, NamesTests
 from .topics.give_back import GiveBackTests
 from .topics.hangs import HangsTests
+from .topics.holds import HeldJobsTests, HoldsTests
 from .topics.kick import KickTests
 from .topics.kick_job import KickJobTests
 from .topics.lease import LeaseTests
 from .topics.lifecycle import LifecycleTests
+from .topics.limits import LimitsTests, LimitsUniqueTests, LimitsWakingTests
 from .topics.looking import JobsTests, PeekTests, QueuesTests, StatsTests
 from .topics.lost_replies import LostRepliesTests
+from .topics.memos import DetailsTests, MemosTests
+from .topics.notes import CompareAndSetTests, NotesTests
+from .topics.outcomes import OutcomesTests
 from .topics.pause import PauseTests
+from .topics.permits import PermitsTests
 from .topics.purge import PurgeTests
 from .topics.queue_order import QueueOrderTests
 from .topics.release import ReleaseTests
 from .topics.reschedule import RescheduleTests
 from .topics.reserve import ReserveTests
+from .topics.schedules import SchedulesTests, ServerTimeTests
 from .topics.settle import SettleTests
+from .topics.steps import OneStepEverywhereTests, OneStepTests, StepsTests
 from .topics.touch import TouchTests
 from .topics.transaction import TransactionTests
+from .topics.unique import UniqueKicksTests, UniqueReplaceTests, UniqueTests
 from .topics.waiting import WaitingTests
 from .topics.waking import WakingTests
 from .topics.walk import WalkTests
@@ -39,12 +48,16 @@ if TYPE_CHECKING:
     from .case import Topic
     from .harness import Harness
 
-#: In the order of the contract, with the slowest topics last.
+#: The topics are in the order of the contract, except that the slowest topics are last.
 TOPICS: tuple[type[Topic], ...] = (
     CapabilitiesTests, EnqueueTests, ReserveTests, QueueOrderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
     TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
     PeekTests, JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
-    TransactionTests, WaitingTests, WakingTests, LostRepliesTests, HangsTests, ConcurrencyTests, WalkTests,
+    OutcomesTests, MemosTests, DetailsTests, HoldsTests, HeldJobsTests, StepsTests, NotesTests, CompareAndSetTests,
+    UniqueTests, UniqueReplaceTests, UniqueKicksTests,
+    ServerTimeTests, SchedulesTests, LimitsTests, LimitsUniqueTests, PermitsTests, TransactionTests, WaitingTests,
+    WakingTests, LimitsWakingTests, LostRepliesTests, HangsTests,
+    OneStepTests, OneStepEverywhereTests, ConcurrencyTests, WalkTests,
 )  # fmt: skip
 
 

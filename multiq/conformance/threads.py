@@ -1,4 +1,4 @@
-"""Threads whose result is returned, or whose error is raised, in the test."""
+"""Threads whose results and errors reach the test."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Lag:
-    """Measures how late, in seconds, this machine runs its threads during the block.
+    """Measures the seconds by which this machine has delayed a thread during the ``with`` block.
 
     A test adds these ``seconds`` to its time limit.
     """

@@ -7,27 +7,51 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.backend import (
+    Abandon,
+    Ack,
+    After,
+    Arrive,
+    Bury,
+    Drop,
+    GiveBack,
+    NewJob,
+    Put,
+    Release,
+    Terms,
+    Touch,
+    Version,
+)
+from multiq.backend import (
+    Enqueue as EnqueueStep,
+)
 from multiq.errors import JobError
 from multiq.ids import new_id
 
-from .steps import WAYS
+from .steps import WAYS, Add, AddAgain, Come, DropNote, PutNote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from multiq.backend import Backend, Consumer, JobRecord, Lease, QueueStats, Verdict
+    from multiq.backend import Backend, Consumer, JobRecord, Lease, Note, Outcome, QueueStats, Step, Verdict
     from multiq.backend.capabilities import Capabilities
     from multiq.conformance.harness import Harness
 
     from .steps import (  # fmt: skip
+        Act,
+        CarryOut,
         Delete,
         Enqueue,
         EnqueueAgain,
         Exchange,
+        Forget,
+        History,
+        Job,
         Kick,
         KickJob,
         List,
+        ListNotes,
+        Outcomes,
         Pause,
         Peek,
         Purge,
@@ -48,8 +72,9 @@ class Side:
     Jobs and leases are numbered in the order of their creation.
     """
 
-    def __init__(self, backend: Backend, queues: Sequence[str], time: Pace) -> None:
+    def __init__(self, backend: Backend, queues: Sequence[str], time: Pace, can: Capabilities) -> None:
         self.backend = backend
+        self.is_one_step = bool(can.one_step_everywhere)
         self.queues = queues
         self.time = time
         self.consumers: list[Consumer] = [backend.consumer([queues[at] for at in way]) for way in WAYS]
@@ -58,13 +83,13 @@ class Side:
         self.places: list[tuple[str, NewJob]] = []  # job number -> the job's queue, and the job as it was enqueued
         self.ids: list[str] = []  # job number -> the job's current id
         self._numbers: dict[tuple[str, str], int] = {}
+        self._versions: dict[tuple[int, str], str] = {}  # home and key -> the version that was last read
 
     # --- the operations, each with an answer that can be compared ---
 
     def enqueue(self, step: Enqueue) -> Answer:
         queue = self.queues[step.queue]
-        jobs = [NewJob(job.body, new_id(), job.priority, self.time.delay(job.ticks), self.time.ttr(job.ttr))
-                for job in step.jobs]  # fmt: skip
+        jobs = [self._new(job) for job in step.jobs]
         for job, job_id in zip(jobs, self.backend.enqueue(queue, jobs), strict=True):
             self.places.append((queue, job))
             self.ids.append("")
@@ -73,10 +98,9 @@ class Side:
 
     def enqueue_again(self, step: EnqueueAgain) -> Answer:
         number = self._number(step.job)
-        queue, job = self.places[number]
+        queue, _ = self.places[number]
         # A job that still exists stays unchanged. A job that is gone is stored again.
-        again = NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr)
-        ids = self.backend.enqueue(queue, [again])
+        ids = self.backend.enqueue(queue, [self._again(number, step)])
         return [self._known(queue, job_id) for job_id in ids]
 
     def reserve(self, step: Reserve) -> Answer:
@@ -118,11 +142,60 @@ class Side:
         return self._on_job(step.job, lambda queue, job_id: self._record(self.backend.peek(queue, job_id)))
 
     def listing(self, step: List) -> Answer:
-        """List page by page. ``_in_groups`` sorts jobs with the same due time, because their order is not defined."""
+        """List page by page. ``walks._in_groups`` sorts jobs with the same due time, whose order is not defined."""
         queue, after, seen = self.queues[step.queue], None, []
         for _ in range(1000):
             page = self.backend.jobs(queue, step.state, limit=PAGE, after=after)
             seen += [self._record(record) for record in page.jobs]
+            after = page.after
+            if after is None:
+                return seen
+        raise AssertionError("the listing does not come to an end")
+
+    def outcomes(self, step: Outcomes) -> Answer:
+        ids = self._ids(step.queue, step.jobs)
+        found = self.backend.outcomes(self.queues[step.queue], ids)
+        return [outcome and self._outcome(outcome) for outcome in found]
+
+    def history(self, step: History) -> Answer:
+        """Read the history page by page."""
+        queue, after, seen = self.queues[step.queue], None, []
+        for _ in range(1000):
+            page = self.backend.history(queue, kind=step.kind, limit=PAGE, after=after)
+            seen += [self._outcome(outcome) for outcome in page.outcomes]
+            after = page.after
+            if after is None:
+                return seen
+        raise AssertionError("the history does not come to an end")
+
+    def forget(self, step: Forget) -> Answer:
+        queue = self.queues[step.queue]
+        if step.jobs is not None:
+            return self.backend.forget(queue, self._ids(step.queue, step.jobs))
+        self.backend.forget(queue)  # the count is not compared, because acks may delete any number
+        return None
+
+    def carry_out(self, step: CarryOut) -> Answer:
+        """Carry out steps. Steps in the home come first. Return None if there are no steps.
+
+        With conditions, at least one step is in the home.
+        """
+        steps = [one for act in step.acts if (one := self._step(act)) is not None]
+        home = self.queues[step.home]
+        near, far = [one for one in steps if _home(one) == home], [one for one in steps if _home(one) != home]
+        when = [Version(home, key, self._version(step.home, key, which)) for key, which in step.when]
+        if not near and (when or (far and not self.is_one_step)):
+            near = [Drop(home, "never")]
+        if not self.is_one_step:
+            far = []
+        return self.backend.carry_out([*near, *far], when=when) if near or far else None
+
+    def list_notes(self, step: ListNotes) -> Answer:
+        """List page by page."""
+        after, seen = None, []
+        for _ in range(1000):
+            page = self.backend.notes(self.queues[step.home], step.prefix, limit=PAGE, after=after)
+            seen += [self._note(note) for note in page.notes]
             after = page.after
             if after is None:
                 return seen
@@ -167,8 +240,15 @@ class Side:
         except JobError as exc:
             return type(exc).__name__
 
+    def _ids(self, queue: int, recent: Sequence[int]) -> list[str]:
+        """Return the ids of those *recent* jobs that are in the queue, and one id that no job has."""
+        numbers = [self._number(one) for one in recent]
+        ids = [self.ids[number] for number in numbers if self.places[number][0] == self.queues[queue]]
+        return [*ids, "no-such-job"]
+
     def _holder(self, at: int) -> int:
-        """Number *at* of the consumers that have had a lease. Other consumers have nothing to settle."""
+        """Return the number of a consumer that has had a lease, chosen by *at*. A consumer that has had no lease cannot
+        settle anything."""
         holders = [consumer for consumer, leases in enumerate(self.leases) if leases]
         return holders[at % len(holders)] if holders else at
 
@@ -177,19 +257,72 @@ class Side:
         return [self._verdict(say, leases[max(0, len(leases) - 1 - say.lease)]) for say in said if leases]
 
     def _verdict(self, say: Say, lease: Lease) -> Verdict:
+        after = self._after(say, lease)
         match say.kind:
             case "ack":
-                return Ack(lease)
+                return Ack(lease, after)
             case "release":
-                return Release(lease, self.time.delay(say.ticks), say.priority, say.reason)
+                return Release(lease, self.time.delay(say.ticks), say.priority, say.reason, after)
             case "bury":
-                return Bury(lease, say.reason)
+                return Bury(lease, say.reason, after)
             case "touch":
-                return Touch(lease)
+                return Touch(lease, after)
             case "abandon":
                 return Abandon(lease, say.reason)
             case _:
-                return GiveBack(lease, self.time.delay(say.ticks))
+                return GiveBack(lease, self.time.delay(say.ticks), after)
+
+    def _after(self, say: Say, lease: Lease) -> After | None:
+        then = say.then
+        if say.kind == "abandon" or (then is None and not say.acts):
+            return None
+        steps = [one for act in say.acts if (one := self._step(act)) is not None]
+        # Without one_step_everywhere, the order of steps in other queues differs from the model's.
+        steps = [one for one in steps if self.is_one_step or _home(one) == lease.queue]
+        if then is None:
+            return After(steps=tuple(steps))
+        return After(self.time.delay(then.ticks), then.outcome, then.kind, then.memo, then.detail, tuple(steps))
+
+    # --- steps of verdicts ---
+
+    def _step(self, act: Act) -> Step | None:
+        """Return the step of this act. None: the act needs an earlier job, but no job was enqueued yet."""
+        match act:
+            case Come(job=recent, member=member, expect=expect, doom=doom) if self.ids:
+                held = [number for number, (_, job) in enumerate(self.places) if job.terms is not None]
+                number = held[-1 - recent] if recent < min(5, len(held)) else self._number(recent)
+                return Arrive(self.places[number][0], self.ids[number], member, expect, doom)
+            case Add(queue=queue, job=job):
+                new = self._new(job)
+                self.places.append((self.queues[queue], new))
+                self.ids.append("")
+                self._call(len(self.ids) - 1, new.id)
+                return EnqueueStep(self.queues[queue], new)
+            case AddAgain(job=recent) if self.ids:
+                number = self._number(recent)
+                return EnqueueStep(self.places[number][0], self._again(number, act))
+            case PutNote(home=home, key=key, value=value, ticks=ticks):
+                return Put(self.queues[home], key, value, self.time.delay(ticks) or None)
+            case DropNote(home=home, key=key):
+                return Drop(self.queues[home], key)
+        return None
+
+    def _new(self, job: Job) -> NewJob:
+        terms = Terms(job.awaits) if job.awaits else None
+        return NewJob(job.body, new_id(), job.priority, self.time.delay(job.ticks), self.time.ttr(job.ttr), terms)
+
+    def _again(self, number: int, step: EnqueueAgain | AddAgain) -> NewJob:
+        """Return a job with the id of an earlier job."""
+        job = self.places[number][1]
+        return NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr, job.terms)
+
+    def _version(self, home: int, key: str, which: str) -> str:
+        before = self._versions.get((home, key), "")
+        if which != "now":
+            return before if which == "before" else ""
+        note = self.backend.note(self.queues[home], key)
+        self._versions[home, key] = "" if note is None else note.version
+        return self._versions[home, key]
 
     @staticmethod
     def _refusals(answers: Sequence[Exception | None]) -> Answer:
@@ -203,16 +336,23 @@ class Side:
         return {
             "job": self._known(lease.queue, lease.id), "body": lease.body, "priority": lease.priority,
             "ttr": lease.ttr, "attempt": lease.attempt, "crashes": lease.crashes, "kicks": lease.kicks,
-            "age": Seconds(lease.age),
+            "age": Seconds(lease.age), "memo": lease.memo, "doomed": lease.doomed,
         }  # fmt: skip
 
     def _record(self, record: JobRecord) -> dict[str, Answer]:
         return {
             "job": self._known(record.queue, record.id), "state": str(record.state), "body": record.body,
             "priority": record.priority, "ttr": record.ttr, "attempt": record.attempt, "crashes": record.crashes,
-            "kicks": record.kicks, "reason": record.reason,
+            "kicks": record.kicks, "reason": record.reason, "memo": record.memo, "detail": record.detail,
+            "awaits": record.awaits,
             "due in": None if record.due_in is None else Seconds(record.due_in),
             "age": None if record.age is None else Seconds(record.age),
+        }  # fmt: skip
+
+    def _outcome(self, outcome: Outcome) -> dict[str, Answer]:
+        return {
+            "job": self._known(outcome.queue, outcome.id), "kind": outcome.kind, "body": outcome.body,
+            "attempt": outcome.attempt, "age": Seconds(outcome.age), "expires in": Seconds(outcome.expires_in),
         }  # fmt: skip
 
     @staticmethod
@@ -220,12 +360,22 @@ class Side:
         paused_for = None if stats.paused_for is None else Seconds(stats.paused_for)
         return {
             "ready": stats.ready, "delayed": stats.delayed, "reserved": stats.reserved, "buried": stats.buried,
-            "paused for": paused_for,
+            "held": stats.held, "paused for": paused_for,
         }  # fmt: skip
+
+    @staticmethod
+    def _note(note: Note) -> dict[str, Answer]:
+        expires_in = None if note.expires_in is None else Seconds(note.expires_in)
+        return {"key": note.key, "value": note.value, "expires in": expires_in}
+
+
+def _home(step: Step) -> str:
+    """The queue in which a step happens."""
+    return step.home if isinstance(step, Put | Drop) else step.queue
 
 
 class Seconds(float):
-    """A duration in an answer. It is compared with the model's duration as exactly as the clock allows."""
+    """A duration in an answer. Such a duration is compared with the model's duration as exactly as the clock allows."""
 
 
 Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these
@@ -254,8 +404,8 @@ class Pace:
         return self._length(ticks)
 
     def _length(self, ticks: int) -> float:
-        """Convert *ticks* to seconds. In real time the result is half a tick less, so that no delay or lease ends near
-        a step.
+        """Convert *ticks* to seconds. In real time, a walk's steps are whole ticks apart, and the result is half a tick
+        less, so that delays and leases never end at the time of a step.
         """
         # Rounded, because a store that counts microseconds cannot return 1.2000000000000002.
         return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step

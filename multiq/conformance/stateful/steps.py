@@ -1,23 +1,15 @@
-"""The steps of a random walk as plain data, and the drawing of walks."""
+"""The steps of a random walk as plain data."""
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-
-from multiq.backend import PRIORITY_DEFAULT, STORED_STATES, State
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from multiq.backend.capabilities import Capabilities
+    from multiq.backend import OutcomeKind, State
 
 QUEUES = 2
 WAYS: tuple[tuple[int, ...], ...] = ((0, 1), (1, 0), (0,))  # the queues of each consumer, in the consumer's order
-PRIORITIES = (0, 5, 5, 1024, 2**32 - 1)
-TICKS = (0, 0, 1, 2, 3, 5)  # delays, in ticks
-TTRS = (2, 3, 6)  # leases, in ticks
+KINDS: tuple[OutcomeKind, ...] = ("done", "cancelled")
 
 
 class Job(NamedTuple):
@@ -27,6 +19,55 @@ class Job(NamedTuple):
     priority: int
     ticks: int
     ttr: int
+    awaits: int
+    """The number of members for which the job is held."""
+
+
+class Come(NamedTuple):
+    """A step of a verdict: a member arrives at a job.
+
+    *job*: a number up to 4 means one of the newest jobs that were enqueued as held. A larger number means one of the
+    newest jobs of any kind.
+    """
+
+    job: int
+    member: str
+    expect: int
+    doom: str
+
+
+class Add(NamedTuple):
+    """A step of a verdict: a job is enqueued."""
+
+    queue: int
+    job: Job
+
+
+class AddAgain(NamedTuple):
+    """A step of a verdict: a job with the id of an earlier job is enqueued."""
+
+    job: int
+    ticks: int
+    priority: int
+
+
+class PutNote(NamedTuple):
+    """A step of a verdict: a note is stored for ``ticks`` ticks. 0: without a time limit."""
+
+    home: int
+    key: str
+    value: bytes
+    ticks: int
+
+
+class DropNote(NamedTuple):
+    """A step of a verdict: a note is deleted."""
+
+    home: int
+    key: str
+
+
+Act: TypeAlias = Come | Add | AddAgain | PutNote | DropNote
 
 
 class Say(NamedTuple):
@@ -37,6 +78,18 @@ class Say(NamedTuple):
     ticks: int
     priority: int | None
     reason: str | None
+    then: Then | None
+    acts: list[Act]
+
+
+class Then(NamedTuple):
+    """The values that a verdict stores, like ``After``. ``ticks``: the time for which an ack keeps the outcome."""
+
+    ticks: int
+    outcome: bytes
+    kind: OutcomeKind
+    memo: bytes | None
+    detail: bytes | None
 
 
 class Enqueue(NamedTuple):
@@ -58,8 +111,8 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """Reverse the order of queues that a consumer's next calls name. If the order is reversed already, the next calls
-    name no order.
+    """Let a consumer's next calls name its queues in reverse order. If they already do this, let the next calls name no
+    order.
     """
 
     consumer: int
@@ -103,6 +156,43 @@ class List(NamedTuple):
     state: State
 
 
+class Outcomes(NamedTuple):
+    """Read the outcomes of those of the *recent* jobs that are in the queue."""
+
+    queue: int
+    jobs: list[int]
+
+
+class History(NamedTuple):
+    queue: int
+    kind: OutcomeKind | None
+
+
+class Forget(NamedTuple):
+    """Forget the outcomes of those of the *recent* jobs that are in the queue. None: forget all outcomes that have
+    expired."""
+
+    queue: int
+    jobs: list[int] | None
+
+
+class CarryOut(NamedTuple):
+    """Carry out *acts*. The acts in *home* come first.
+
+    *when*: conditions about notes of *home*. Each condition has a key and one of three versions: the present version of
+    the note, the version when a condition last named the note, or no version.
+    """
+
+    home: int
+    acts: list[Act]
+    when: list[tuple[str, Literal["now", "before", "none"]]]
+
+
+class ListNotes(NamedTuple):
+    home: int
+    prefix: str
+
+
 class Pause(NamedTuple):
     queue: int
     ticks: int
@@ -134,80 +224,13 @@ Step: TypeAlias = (
     | Delete
     | Peek
     | List
+    | Outcomes
+    | History
+    | Forget
+    | CarryOut
+    | ListNotes
     | Pause
     | Resume
     | Purge
     | Tick
 )
-
-
-def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: bool = False) -> list[list[Step]]:
-    """Draw at most *count* random walks of steps that the backend can take.
-
-    No two walks take the same kinds of steps in the same order.
-    """
-    drawn: dict[tuple[type, ...], list[Step]] = {}
-
-    @settings(
-        max_examples=5 * count,
-        deadline=None,
-        database=None,
-        derandomize=derandomize,
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-        print_blob=False,
-    )
-    @given(_walks(can, real_time=real_time))
-    def draw(steps: list[Step]) -> None:
-        # Hypothesis draws the simplest walk first. Later walks are often variations of the walk before.
-        drawn.setdefault(tuple(type(step) for step in steps), steps)
-        if len(drawn) > count:
-            raise _EnoughError
-
-    with contextlib.suppress(_EnoughError):
-        draw()
-    return list(drawn.values())[-count:]
-
-
-class _EnoughError(Exception):
-    """Ends the drawing when enough walks have been drawn."""
-
-
-def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step]]:
-    """Walks of steps that the backend can take. A walk has several groups of steps, with ticks between the groups.
-
-    On a backend with a real clock a walk has fewer groups and fewer ticks, because each tick waits.
-    """
-    stretches, ticks = (4, [1, 1, 2]) if real_time else (10, [1, 1, 1, 2, 3])
-    queue = st.sampled_from([0, 0, 0, 1])  # mostly one queue, so that several steps concern the same jobs
-    consumer = st.integers(0, len(WAYS) - 1)
-    recent = st.integers(0, 7)  # counted from the newest job, so that most steps concern jobs that still exist
-    later = st.sampled_from(TICKS)
-    limit = st.integers(1, 4)
-    kinds = ["ack", "release", "bury", "touch", *(["give_back"] if can.give_back else [])]
-    kinds += ["abandon"] if can.portable_leases else []
-    priorities = st.sampled_from(PRIORITIES if can.priorities else (PRIORITY_DEFAULT,))
-    priority = st.one_of(st.none(), priorities)
-    reason = st.sampled_from([None, "one", "other"])
-    verdicts = st.lists(st.builds(Say, st.sampled_from(kinds), recent, later, priority, reason), min_size=1, max_size=4)
-    jobs = st.builds(Job, st.binary(max_size=3), priorities, later, st.sampled_from(TTRS))
-    enqueue = st.builds(Enqueue, queue, st.lists(jobs, min_size=1, max_size=6))
-    reserve = st.builds(Reserve, consumer, limit)
-    settle = st.builds(Settle, consumer, verdicts)
-    step: st.SearchStrategy[Any] = st.one_of(
-        enqueue, enqueue, enqueue, reserve, reserve, reserve, settle, settle,
-        st.builds(Exchange, consumer, verdicts, limit),
-        st.builds(Reorder, consumer),
-        *([st.builds(EnqueueAgain, recent, later, priorities)] if can.client_ids else []),
-        st.builds(Kick, queue, limit),
-        *([st.builds(KickJob, recent), st.builds(Reschedule, recent, later), st.builds(Delete, recent)]
-          if can.management else []),
-        *([st.builds(Peek, recent), st.builds(List, queue, st.sampled_from(STORED_STATES))] if can.inspection else []),
-        *([st.builds(Pause, queue, st.sampled_from([1, 2, 4])), st.builds(Resume, queue)] if can.pausing else []),
-        *([st.builds(Purge, queue, st.lists(st.sampled_from(STORED_STATES), max_size=3))] if can.purging else []),
-    )  # fmt: skip
-    tick = st.builds(Tick, st.sampled_from(ticks))
-    stretch = st.lists(step, min_size=4, max_size=10)
-    return st.lists(st.tuples(stretch, tick), min_size=min(6, stretches), max_size=stretches).map(
-        lambda parts: [step for stretch, tick in parts for step in (*stretch, tick)]
-    )

@@ -1,19 +1,20 @@
 """Random walks: a backend and the memory backend take the same steps, and every answer is compared.
 
-A walk is a list of steps drawn by hypothesis. Time passes in ticks.
+A walk is a list of steps drawn at random. Time passes in ticks.
 
 If the clock is set by hand, a tick is exact, and delays and leases end at the moments of steps. A walk that shows a
 difference is shortened before it is reported.
 
-On a backend with a real clock every delay and lease ends half a tick from any step. So a few milliseconds make no
-difference to a correct backend. If the machine is too slow for a walk, the walk ends without a result. A walk that
-shows a difference is not shortened.
+On a backend with a real clock every delay and lease ends half a tick from any step. So a delay of a few milliseconds
+does not change the answers of a correct backend. If the machine is too slow for a walk, the walk ends without a result.
+On such a backend, a walk that shows a difference is not shortened.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from typing import TYPE_CHECKING
 
 from multiq.backend import STORED_STATES, State
@@ -21,16 +22,23 @@ from multiq.backend.memory import MemoryBackend
 from multiq.conformance.harness import remove_jobs
 from multiq.driverkit.clock import ManualClock
 
+from .drawing import draw_walks
 from .sides import Pace, Seconds, Side
 from .steps import (  # fmt: skip
+    KINDS,
     QUEUES,
+    CarryOut,
     Delete,
     Enqueue,
     EnqueueAgain,
     Exchange,
+    Forget,
+    History,
     Kick,
     KickJob,
     List,
+    ListNotes,
+    Outcomes,
     Pause,
     Peek,
     Purge,
@@ -40,7 +48,6 @@ from .steps import (  # fmt: skip
     Resume,
     Settle,
     Tick,
-    draw_walks,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +60,8 @@ if TYPE_CHECKING:
     from .sides import Answer
     from .steps import Step
 
-MARGIN = 0.4  # the share of a tick that a real-time backend may take for the steps between two ticks
-TOGETHER = 8  # walks that run side by side in real time
+MARGIN = 0.4  # the steps between two ticks may take at most this share of a tick on a real-time backend
+TOGETHER = 8  # walks that run at the same time in real time
 
 
 class FellBehindError(Exception):
@@ -70,8 +77,8 @@ class Walk:
         self._pace = pace
         self._clock = ManualClock()
         queues = [harness.fresh_queue() for _ in range(QUEUES)]
-        self._real = Side(backend, queues, self._pace)
-        self._model = Side(MemoryBackend(clock=self._clock), queues, self._pace)
+        self._real = Side(backend, queues, self._pace, can)
+        self._model = Side(MemoryBackend(clock=self._clock), queues, self._pace, can)
         self._started = 0.0
         self._ticks = 0
         self._steps: list[str] = []
@@ -97,7 +104,8 @@ class Walk:
 
     def _take(self, step: Step) -> None:
         verb = _VERBS[type(step)]
-        # Recorded before the call, so that an exception's note includes the step that raised the exception.
+        # The step is recorded before the call. So if the step raises an exception, the note of the exception includes
+        # the step.
         self._steps.append(f"{step}")
         try:
             real = getattr(self._real, verb)(step)
@@ -105,17 +113,23 @@ class Walk:
             exc.add_note(self._story())
             raise
         model = getattr(self._model, verb)(step)
-        if isinstance(step, List):
-            real, model = _in_groups(real, model, step.state)
+        if isinstance(step, List) and step.state in {State.DELAYED, State.RESERVED}:
+            real, model = _in_groups(real, model, "due in")
+        elif isinstance(step, History):
+            real, model = _in_groups(real, model, "expires in")
         self._steps[-1] += f"\n      -> {real}"
         self._compare_quickly(f"{step}", real, model)
 
     def _takes_place(self, step: Step) -> bool:
         if isinstance(step, List):
-            return bool(self._can.lists_jobs)
+            return bool(self._can.lists_jobs) and (bool(self._can.holds) or step.state is not State.HELD)
         if isinstance(step, Resume):
             return bool(self._can.pausing)
-        about_a_job = isinstance(step, EnqueueAgain | KickJob | Reschedule | Delete | Peek)
+        if isinstance(step, History | Outcomes) and not self._can.outcomes:
+            return False
+        if isinstance(step, ListNotes):
+            return bool(self._can.notes)
+        about_a_job = isinstance(step, EnqueueAgain | KickJob | Reschedule | Delete | Peek | Outcomes | Forget)
         return not about_a_job or bool(self._model.ids)
 
     def _tick(self, ticks: int) -> float:
@@ -129,8 +143,8 @@ class Walk:
     def _compare_quickly(self, what: str, real: Answer, model: Answer) -> None:
         """Compare two answers.
 
-        Raises ``FellBehindError`` if real time is too far ahead of the model's time. The two answers may then differ
-        although both are right.
+        Raises ``FellBehindError`` if real time is too far ahead of the model's time. In that case, the two answers may
+        differ although both are right.
         """
         late = self._harness.now() - (self._started + self._ticks * self._pace.step)
         if self._pace.is_real and late > MARGIN * self._pace.step:
@@ -167,6 +181,9 @@ class Walk:
 #: The end of each walk: list and reserve all remaining jobs, so that every difference is found.
 _AT_THE_END: tuple[Step, ...] = (
     *(List(queue, state) for queue in range(QUEUES) for state in STORED_STATES),
+    *(History(queue, kind) for queue in range(QUEUES) for kind in (None, *KINDS)),
+    *(Outcomes(queue, list(range(8))) for queue in range(QUEUES)),
+    *(ListNotes(home, "") for home in range(QUEUES)),
     *(Resume(queue) for queue in range(QUEUES)),
     Reserve(consumer=0, limit=1000),
 )
@@ -175,11 +192,13 @@ _VERBS: dict[type, str] = {
     Enqueue: "enqueue", EnqueueAgain: "enqueue_again", Reserve: "reserve", Settle: "settle", Exchange: "exchange",
     Kick: "kick", KickJob: "kick_job", Reschedule: "reschedule", Delete: "delete", Peek: "peek", List: "listing",
     Pause: "pause", Resume: "resume", Purge: "purge", Reorder: "reorder",
+    Outcomes: "outcomes", History: "history", Forget: "forget", CarryOut: "carry_out", ListNotes: "list_notes",
 }  # fmt: skip
 
 #: Fields that may be None if the backend lacks a capability, each with the name of this capability.
 _UNKNOWN_WITHOUT = {
     "attempt": "durable_attempts", "crashes": "durable_attempts", "kicks": "durable_attempts", "reason": "reasons",
+    "memo": "memos", "detail": "memos", "awaits": "holds", "held": "holds",
 }  # fmt: skip
 
 
@@ -195,13 +214,13 @@ def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[
         yield path, real, model
 
 
-def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answer]:
-    """Sort jobs with the same due time by number in both listings. The contract does not order such jobs."""
-    if state not in {State.DELAYED, State.RESERVED} or len(real) != len(model):
+def _in_groups(real: Answer, model: Answer, time: str) -> tuple[Answer, Answer]:
+    """Sort jobs with the same *time* by number in both listings. The contract does not order such jobs."""
+    if len(real) != len(model):
         return real, model
     real_sorted: list[Answer] = []
     model_sorted: list[Answer] = []
-    for _, group in itertools.groupby(model, key=lambda record: round(record["due in"], 3)):
+    for _, group in itertools.groupby(model, key=lambda record: round(record[time], 3)):
         theirs = list(group)
         ours = real[len(real_sorted) : len(real_sorted) + len(theirs)]
         real_sorted += sorted(ours, key=lambda record: int(record["job"]))
@@ -210,8 +229,16 @@ def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answe
 
 
 def run_walks(harness: Harness, backend: Backend, can: Capabilities) -> int:
-    """Draw ``harness.walks`` random walks and take them. Returns the number of walks that were finished in time."""
-    return take_walks(harness, backend, can, draw_walks(can, harness.walks, real_time=harness.real_time))
+    """Draw ``harness.walks`` new random walks and take them. Returns the number of walks that were finished in time.
+
+    An error has a note that says how to draw the same walks again.
+    """
+    seed = random.randrange(2**32)  # noqa: S311 - guards nothing
+    try:
+        return take_walks(harness, backend, can, draw_walks(can, harness.walks, real_time=harness.real_time, seed=seed))
+    except Exception as exc:
+        exc.add_note(f"drawn by draw_walks(can, {harness.walks}, real_time={harness.real_time}, seed={seed})")
+        raise
 
 
 def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Sequence[list[Step]]) -> int:
@@ -227,12 +254,12 @@ def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Seq
         error = taker.failure(steps)
         if error is not None:
             taker.take(taker.shortened(steps))
-            raise error  # the shortened walk fails only after other walks, and not when it is taken alone
+            raise error  # the shortened walk does not fail alone; it fails only after other walks
     return len(walks)
 
 
 class _Taker:
-    """Takes walks one after the other. In real time, walks are taken side by side, because most of the time is spent
+    """Takes walks one after the other. In real time, walks are taken in parallel, because most of the time is spent
     waiting.
     """
 
@@ -248,10 +275,11 @@ class _Taker:
             self._harness.advance(moment - self._harness.now())
 
     def side_by_side(self, walks: Sequence[Sequence[Step]]) -> int:
-        """Take several walks in real time. Each begins a little after the one before, so that no walk delays another.
+        """Take several walks in real time. Each walk begins a little after the previous one, so that no walk delays
+        another.
 
-        Returns the number of walks that were finished in time. Raises at the first difference. A repeat of the walk may
-        not show the same difference.
+        Returns the number of walks that were finished in time. Raises at the first difference. If the walk is repeated,
+        the difference may not appear again.
         """
         finished = 0
         started = self._harness.now()

@@ -15,7 +15,7 @@ class AbandonTests(Topic):
         # Given a job whose worker died in the first attempt
         job_id = self.enqueue(priority=9)
         self.settle(Abandon(self.take()))
-        # Then another consumer gets the job at once, for the second attempt
+        # Then another consumer gets the job immediately, for the second attempt
         assert self.stands(job_id, State.READY)
         lease = self.take(by=self.another_consumer())
         assert (lease.id, lease.priority, lease.attempt) == (job_id, 9, 2)
@@ -23,7 +23,7 @@ class AbandonTests(Topic):
     @promise("5.10", "4.6")
     @requires("portable_leases")
     def test_each_crash_is_counted_once(self) -> None:
-        # Given a job that was abandoned twice, and released between the two
+        # Given a job that was abandoned twice, and released between the two abandons
         self.enqueue()
         self.settle(Abandon(self.take()))
         lease = self.take()

@@ -77,6 +77,6 @@ class BuryTests(Topic):
         self.enqueue_all(b"a", b"b", b"c", ttr=LONG)
         leases = self.reserve()
         self.settle(Bury(leases[0]))
-        # Then the others are still reserved
+        # Then the other jobs are still reserved
         assert self.counts() == (0, 0, 2, 1)
         self.settle(Ack(leases[1]), Ack(leases[2]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from multiq.backend import OPTIONAL_PARTS, Backend, State
+from multiq.backend import OPTIONAL_PARTS, Arrive, Backend, State
 from multiq.backend.base import methods_of
 from multiq.backend.capabilities import MEASURES, POWERS, Gap, GapKind
 from multiq.backend.registry import backends_with
@@ -87,6 +87,15 @@ class CapabilitiesTests(Topic):
             "pause": lambda: self.backend.pause(queue, 0),
             "resume": lambda: self.backend.resume(queue),
             "purge": lambda: self.backend.purge(queue, [State.READY]),
+            "outcomes": lambda: self.backend.outcomes(queue, [job_id]),
+            "history": lambda: self.backend.history(queue),
+            "forget": lambda: self.backend.forget(queue, [job_id]),
+            "carry_out": lambda: self.backend.carry_out([Arrive(queue, job_id, "member")]),
+            "relay": lambda: self.backend.relay([queue]),
+            "note": lambda: self.backend.note(queue, "key"),
+            "notes": lambda: self.backend.notes(queue),
+            "now": lambda: self.backend.now(queue),
+            "limits": lambda: self.backend.limits(queue),
             "schema": self.backend.schema,
             "doctor": self.backend.doctor,
         }
@@ -139,6 +148,6 @@ class CapabilitiesTests(Topic):
         # When the powers that the tests require are collected
         tests = [getattr(cls, name) for cls in ours for name in dir(cls) if name.startswith("test_")]
         proved = {power for test in (*ours, *tests) for power in declared(test, REQUIRES)}
-        # Then each declared power has a test. A power would have none if a topic were left out.
+        # Then each declared power has a test. If a topic were left out, a power would have no test.
         unproved = sorted(power for power in POWERS if self.can.claim(power) and power not in proved)
         assert not unproved, f"claimed, but nothing in this run tries it: {', '.join(unproved)}"

@@ -6,18 +6,21 @@ import os
 import threading
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
-from multiq.backend import Ack, Release, State
+import pytest
+
+from multiq.backend import Ack, After, Bury, Release, State
 from multiq.conformance.case import ALL, LONG, Topic, TrackedConsumer, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.threads import HANGS, together
 from multiq.errors import JobNotFound, JobReserved, LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from multiq.backend import Backend, Lease
+    from multiq.backend import Backend, JobRecord, Lease, Outcome
 
 
 class ConcurrencyTests(Topic):
@@ -28,7 +31,7 @@ class ConcurrencyTests(Topic):
         # Given many jobs, and consumers that reserve one job at a time as fast as they can
         ids = self.enqueue_all(*[b"x"] * 200, ttr=LONG)
         consumers = self._consumers_of_their_own()
-        # When all consumers begin at once
+        # When all consumers begin at the same time
         taken = together([self._taking(consumer, limit=1) for consumer in consumers])
         # Then each job was handed out once, and no job is left
         assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
@@ -38,7 +41,7 @@ class ConcurrencyTests(Topic):
         # Given many jobs, and consumers that reserve batches, which might overlap
         ids = self.enqueue_all(*[b"x"] * 300, ttr=LONG)
         consumers = self._consumers_of_their_own()
-        # When all consumers begin at once
+        # When all consumers begin at the same time
         taken = together([self._taking(consumer, limit=7) for consumer in consumers])
         # Then each job was handed out once, and no job is left
         assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
@@ -49,7 +52,7 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given one job
             self.enqueue(ttr=LONG)
-            # When all consumers reserve at once
+            # When all consumers reserve at the same time
             taken = together([self._reserving(consumer) for consumer in consumers])
             # Then one consumer has the job
             assert sum(map(len, taken)) == 1
@@ -61,7 +64,7 @@ class ConcurrencyTests(Topic):
         ids = self.enqueue_all(*[b"x"] * 20, ttr=self.short_ttr)
         self.reserve()
         self.harness.past(self.in_(self.short_ttr))
-        # When all consumers reserve at once, in small batches
+        # When all consumers reserve at the same time, in small batches
         consumers = self._consumers_of_their_own()
         taken = together([self._taking(consumer, limit=3) for consumer in consumers])
         # Then each job has one new holder, and one crash
@@ -74,7 +77,7 @@ class ConcurrencyTests(Topic):
         # Given delayed jobs that are due by now, and that no call has made ready yet
         ids = self.enqueue_all(*[b"x"] * 40, delay=self.short_delay, ttr=LONG)
         self.harness.past(self.in_(self.short_delay))
-        # When all consumers reserve at once
+        # When all consumers reserve at the same time
         consumers = self._consumers_of_their_own()
         taken = together([self._taking(consumer, limit=3) for consumer in consumers])
         # Then each job was handed out once
@@ -129,11 +132,142 @@ class ConcurrencyTests(Topic):
         works: list[Callable[[], list[str]]] = []
         works += [lambda backend=backend: produce(backend) for backend in backends]  # type: ignore[misc]
         works += [lambda consumer=consumer: consume(consumer) for consumer in consumers]  # type: ignore[misc]
-        # When all producers and consumers run at once
+        # When all producers and consumers run at the same time
         enqueued = [job_id for ids in together(works) for job_id in ids]
-        # Then each job was acked once
+        # Then each job was acked exactly once
         assert Counter(acked) == Counter(enqueued)
         assert self.counts() == (0, 0, 0, 0)
+
+    # --- outcomes and memos ---
+
+    @promise("12.1")
+    @requires("outcomes", "inspection")
+    def test_no_job_is_gone_without_its_outcome(self) -> None:
+        observer = self.another_backend()
+        for _ in range(self.harness.rounds):
+            # Given a reserved job, and an observer who peeks at the job until it is gone, and then reads its outcome
+            job_id = self.enqueue(ttr=LONG)
+            lease = self.take()
+
+            def look(job_id: str = job_id) -> Sequence[Outcome | None]:
+                while self._is_there(job_id, observer):
+                    pass
+                return observer.outcomes(self.queue, [job_id])
+
+            # When the job is acked at the same time, then the observer sees the job's outcome
+            looking = self.background(look)
+            self.settle(Ack(lease, After(keep=LONG, outcome=b"result")))
+            (outcome,) = looking.result(HANGS)
+            assert outcome is not None, "the job was gone, and its outcome was not there"
+            assert outcome.body == b"result"
+
+    @promise("12.11")
+    @requires("outcomes", "one_step", "inspection", "management")
+    def test_no_job_is_deleted_without_the_outcome_that_the_call_keeps(self) -> None:
+        observer = self.another_backend()
+        for _ in range(self.harness.rounds):
+            # Given a job, and an observer who peeks at the job until it is gone, and then reads its outcome
+            job_id = self.enqueue()
+
+            def look(job_id: str = job_id) -> Sequence[Outcome | None]:
+                while self._is_there(job_id, observer):
+                    pass
+                return observer.outcomes(self.queue, [job_id])
+
+            # When the job is deleted at the same time, then the observer sees the job's outcome
+            looking = self.background(look)
+            after = After(keep=LONG, outcome=b"why", kind="cancelled")
+            assert self.backend.delete_many(self.queue, [job_id], after=after) == [None]
+            (outcome,) = looking.result(HANGS)
+            assert outcome is not None, "the job was gone, and its outcome was not there"
+            assert outcome.body == b"why"
+
+    @promise("12.1", "12.5")
+    @requires("outcomes", "inspection", "one_step")
+    @pytest.mark.parametrize("verb", ["outcomes", "history"])
+    def test_no_outcome_is_there_before_its_job_is_gone(self, verb: str) -> None:
+        observer = self.another_backend()
+        for _ in range(self.harness.rounds):
+            # Given a reserved job, and an observer who reads its outcome until there is one, and then peeks at the job
+            job_id = self.enqueue(ttr=LONG)
+            lease = self.take()
+
+            def look(job_id: str = job_id) -> bool:
+                give_up_at = time.monotonic() + HANGS
+                while time.monotonic() < give_up_at:
+                    found = (
+                        observer.outcomes(self.queue, [job_id])
+                        if verb == "outcomes"
+                        else observer.history(self.queue, limit=1000).outcomes
+                    )
+                    if any(outcome is not None and outcome.id == job_id for outcome in found):
+                        return self._is_there(job_id, observer)
+                raise AssertionError("no outcome was kept")
+
+            # When the job is acked at the same time, then the observer finds no job
+            looking = self.background(look)
+            self.settle(Ack(lease, After(keep=LONG)))
+            assert not looking.result(HANGS), "the outcome was there, and so was its job"
+
+    @promise("12.2", "5.8")
+    @requires("outcomes", "portable_leases")
+    def test_of_many_that_ack_one_lease_the_one_that_is_accepted_keeps_its_outcome(self) -> None:
+        consumers = self._consumers_of_their_own()
+        for _ in range(self.harness.rounds):
+            # Given a lease that several clients know
+            job_id = self.enqueue(ttr=LONG)
+            lease = self.take()
+            # When each client acks the lease at the same time, with an outcome of its own
+            answers = together(
+                [
+                    partial(consumer.settle, [Ack(lease, After(keep=LONG, outcome=b"%d" % number))])
+                    for number, consumer in enumerate(consumers)
+                ]
+            )
+            # Then one ack is accepted, and the store has the outcome of this ack
+            (accepted,) = (number for number, (answer,) in enumerate(answers) if answer is None)
+            (outcome,) = self.backend.outcomes(self.queue, [job_id])
+            assert outcome is not None
+            assert outcome.body == b"%d" % accepted
+
+    @promise("12.1", "12.6")
+    @requires("outcomes")
+    def test_acks_that_keep_outcomes_at_once_lose_none_and_each_is_forgotten_once(self) -> None:
+        # Given consumers that hold many jobs each
+        self.enqueue_all(*[b"x"] * 160, ttr=LONG)
+        consumers = self._consumers_of_their_own()
+        taken = [self.reserve(160 // len(consumers), by=consumer) for consumer in consumers]
+        # When all consumers ack at the same time, in small calls
+        together([partial(self._keeping, consumer, leases) for consumer, leases in zip(consumers, taken, strict=True)])
+        # Then each job has its own outcome
+        ids = [lease.id for leases in taken for lease in leases]
+        found = self.backend.outcomes(self.queue, ids)
+        assert [outcome and outcome.body for outcome in found] == [job_id.encode() for job_id in ids]
+        # And when several clients forget the outcomes at the same time, then each outcome is counted once
+        backends = [self.another_backend() for _ in consumers]
+        assert sum(together([partial(backend.forget, self.queue, ids) for backend in backends])) == len(ids)
+
+    @promise("13.1", "13.3")
+    @requires("memos", "inspection", "one_step")
+    def test_a_verdict_is_never_seen_without_its_memo_and_detail(self) -> None:
+        observer = self.another_backend()
+        for _ in range(self.harness.rounds):
+            # Given a reserved job, and an observer who peeks at it until it is buried
+            job_id = self.enqueue(ttr=LONG)
+            lease = self.take()
+
+            def look(job_id: str = job_id) -> list[JobRecord]:
+                records = [observer.peek(self.queue, job_id)]
+                while records[-1].state is not State.BURIED:
+                    records.append(observer.peek(self.queue, job_id))
+                return records
+
+            # When the job is meanwhile buried with a memo and a detail, then the observer sees all changes in one peek
+            looking = self.background(look)
+            self.settle(Bury(lease, after=After(memo=b"memo", detail=b"detail")))
+            for record in looking.result(HANGS):
+                stored = (b"memo", b"detail") if record.state is State.BURIED else (b"", b"")
+                assert (record.memo, record.detail) == stored
 
     # --- managing against reserving ---
 
@@ -158,7 +292,7 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given a job
             job_id = self.enqueue()
-            # When several threads delete the job at once
+            # When several threads delete the job at the same time
             deleted = together([lambda backend=backend: self._delete(job_id, backend) for backend in backends])  # type: ignore[misc]  # noqa: B023
             # Then one thread has deleted the job
             assert deleted.count(True) == 1
@@ -203,7 +337,7 @@ class ConcurrencyTests(Topic):
             # Given ten buried jobs
             for _ in range(10):
                 self.given(State.BURIED)
-            # When several threads kick three jobs each at once
+            # When several threads kick three jobs each at the same time
             kicked = together([lambda backend=backend: backend.kick(self.queue, 3) for backend in backends])  # type: ignore[misc]
             # Then the sum of their counts is the number of jobs that became ready
             moved = min(10, 3 * len(backends))
@@ -220,7 +354,7 @@ class ConcurrencyTests(Topic):
         self.harness.past(self.in_(self.short_ttr))
         other = self.another_consumer(backend=self.another_backend())
         live = self.reserve(by=other)
-        # When both consumers ack all jobs at once
+        # When both consumers ack all jobs at the same time
         old, new = together(
             [lambda: self.worker.settle(list(map(Ack, stale))), lambda: other.settle(list(map(Ack, live)))]
         )
@@ -235,7 +369,7 @@ class ConcurrencyTests(Topic):
         # Given producers with one batch each
         backends = [self.another_backend() for _ in range(self.harness.threads)]
         batches = [[self.new(b"%d.%03d" % (at, number)) for number in range(50)] for at in range(len(backends))]
-        # When all producers enqueue at once
+        # When all producers enqueue at the same time
         together(
             [
                 lambda backend=backend, batch=batch: backend.enqueue(self.queue, batch)  # type: ignore[misc]
@@ -279,7 +413,7 @@ class ConcurrencyTests(Topic):
         for _ in range(self.harness.rounds):
             # Given a batch that is sent again while the first call is still running
             batch = [self.new(b"a"), self.new(b"b")]
-            # When both calls arrive at once
+            # When both calls arrive at the same time
             together([lambda backend=backend: backend.enqueue(self.queue, batch) for backend in backends])  # type: ignore[misc]  # noqa: B023
             # Then each job is there once
             assert self.in_line(self.bodies(), [b"a", b"b"])
@@ -311,7 +445,7 @@ class ConcurrencyTests(Topic):
             self.backend.stats(self.queue)
             return states.count(State.DELAYED)
 
-        # When many threads use this object at once
+        # When many threads use this object at the same time
         counts = together([work] * self.harness.threads)
         # Then each thread gets its own answers
         assert counts == [10] * self.harness.threads
@@ -366,6 +500,18 @@ class ConcurrencyTests(Topic):
                 self.settle(Release(lease) if number % 2 else Ack(lease), by=consumer)
 
         return settle
+
+    def _keeping(self, consumer: TrackedConsumer, leases: list[Lease]) -> None:
+        for at in range(0, len(leases), 3):
+            acks = [Ack(lease, After(keep=LONG, outcome=lease.id.encode())) for lease in leases[at : at + 3]]
+            self.settle(*acks, by=consumer)
+
+    def _is_there(self, job_id: str, backend: Backend) -> bool:
+        try:
+            backend.peek(self.queue, job_id)
+        except JobNotFound:
+            return False
+        return True
 
     def _ack_all(self, consumers: list[TrackedConsumer]) -> None:
         for consumer in consumers:

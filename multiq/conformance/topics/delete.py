@@ -43,7 +43,7 @@ class DeleteTests(Topic):
         # Given three jobs, the second of which is deleted
         ids = self.enqueue_all(b"a", b"b", b"c")
         self.backend.delete(self.queue, ids[1])
-        # Then the others are handed out in their order
+        # Then the other jobs are handed out in their order
         assert self.in_line(self.bodies(), [b"a", b"c"])
 
     @promise("8.2")
@@ -102,3 +102,66 @@ class DeleteTests(Topic):
         record = self.peek(job_id)
         assert (record.body, record.state) == (b"new", State.DELAYED)
         assert self.tells(record.attempt, 0, "durable_attempts")
+
+    # --- many at once ---
+
+    @promise("8.5")
+    def test_of_many_jobs_those_are_deleted_that_are_not_reserved(self) -> None:
+        # Given a ready, a delayed and a reserved job, and another ready job
+        reserved = self.enqueue()
+        lease = self.take()
+        ready, delayed, other = self.enqueue(), self.enqueue(delay=100), self.enqueue()
+        # When several jobs are deleted, one of which does not exist
+        missing = new_id()
+        asked = [delayed, reserved, missing, ready]
+        answers = self.backend.delete_many(self.queue, asked)
+        # Then each answer is about its own job, and the other jobs stay
+        assert [type(answer) for answer in answers] == [type(None), JobReserved, JobNotFound, type(None)]
+        assert [answer.job_id for answer in answers if answer is not None] == [reserved, missing]
+        self.settle(Ack(lease))
+        assert self.peek(other).state is State.READY
+        assert self.counts() == (1, 0, 0, 0)
+
+    @promise("8.5", "1.2")
+    @pytest.mark.parametrize("state", [State.DELAYED, State.BURIED, "lease ended"])
+    def test_a_job_is_deleted_with_others_in_any_state_but_reserved(self, state: State | str) -> None:
+        # Given a job in one of the states, or with an ended lease
+        if isinstance(state, State):
+            job_id = self.given(state)
+        else:
+            job_id = self.enqueue(ttr=self.short_ttr)
+            self.take(by=self.another_consumer())
+            self.harness.past(self.in_(self.short_ttr))
+        other = self.enqueue()
+        # When this job and another one are deleted
+        answers = self.backend.delete_many(self.queue, [other, job_id])
+        # Then both jobs are gone, and their ids can be used again
+        assert answers == [None, None]
+        assert self.counts() == (0, 0, 0, 0)
+        assert self.backend.kick(self.queue, 10) == 0
+        if self.can.client_ids:
+            assert self.enqueue(b"new", id=job_id) == job_id
+            lease = self.take()
+            assert (lease.body, lease.attempt, lease.crashes, lease.kicks) == (b"new", 1, 0, 0)
+
+    @promise("8.5")
+    def test_a_call_that_deletes_no_job_deletes_none(self) -> None:
+        # Given a job
+        job_id = self.enqueue()
+        # When no jobs are deleted, and when the job is deleted twice in one call
+        assert self.backend.delete_many(self.queue, []) == []
+        answers = self.backend.delete_many(self.queue, [job_id, job_id])
+        # Then the answer to the second mention says that the job does not exist
+        assert [type(answer) for answer in answers] == [type(None), JobNotFound]
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("8.5")
+    @pytest.mark.parametrize("count", [3, 1100])
+    def test_as_many_jobs_are_deleted_as_are_asked_for(self, count: int) -> None:
+        # Given many jobs, and one that stays
+        ids = self.enqueue_all(*[b"x"] * (count + 1))
+        # When all other jobs are deleted
+        answers = self.backend.delete_many(self.queue, ids[1:])
+        # Then only this one job is left
+        assert answers == [None] * count
+        assert self.counts() == (1, 0, 0, 0)

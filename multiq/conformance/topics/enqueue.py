@@ -1,4 +1,4 @@
-"""Enqueue: each job is stored once, as it was enqueued, and is handed out in order when it is due."""
+"""Enqueue: each job is stored once and unchanged. When it is due, it is handed out in its order."""
 
 from __future__ import annotations
 
@@ -7,33 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import DELAY_MAX, PRIORITY_DEFAULT, PRIORITY_MAX, TTR_DEFAULT, Ack, NewJob, Release, State
-from multiq.conformance.case import ALL, LONG, Topic, promise, requires, without
+from multiq.conformance.case import ALL, BODIES, BOUNDARIES, IDS, LONG, Topic, promise, requires, without
 from multiq.errors import PayloadTooLarge
 from multiq.ids import new_id, new_ids
 
 if TYPE_CHECKING:
     from multiq.backend import Lease
-
-KIB = 1024
-MODEST = 64 * KIB * KIB  # bytes: a limit that a test can fill
-
-BODIES = {
-    "empty": b"",
-    "one NUL": b"\0",
-    "NULs inside": b"a\0b\0\0c",
-    "line ends": b"\r\nabc\r\n\r\n",
-    "every byte": bytes(range(256)),
-    "no UTF-8": b"\xff\xfe\xc3\x28",
-    "UTF-8": "naïve ☃ 𝄞".encode(),
-    "empty JSON list and object": b'{"args":[],"kwargs":{}}',
-    "large JSON numbers": b"[9223372036854775808,1234567890123456789,-0.0,1e400]",
-    "quotes and format signs": b'\'; -- "%s" {0} ${x} \\',
-}
-IDS = [
-    "7", "order-4711", "Order-4711", "order-4711~", "a/b:c.d{e}", "*?[x]", "'\"`%s\\", "-x", "$1;",
-    *("0" * size for size in (15, 16, 17, 32, 36)), "x" * 200, "x" * 199,
-]  # fmt: skip
-BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # around the limits of buffers, 16-bit lengths and BLOBs
 
 
 class EnqueueTests(Topic):
@@ -54,7 +33,7 @@ class EnqueueTests(Topic):
     def test_a_job_without_options_has_the_default_priority_and_ttr(self) -> None:
         # Given a job that was enqueued without options
         self.enqueue()
-        # Then the job is due at once, with the default options
+        # Then the job is due immediately, with the default options
         lease = self.take()
         assert (lease.priority, lease.ttr) == (PRIORITY_DEFAULT, TTR_DEFAULT)
 
@@ -127,7 +106,7 @@ class EnqueueTests(Topic):
 
     @promise("1.3")
     def test_no_two_jobs_have_one_id(self) -> None:
-        # Given many jobs that differ only in the time of their enqueue
+        # Given many jobs that are equal, except for the time of their enqueue
         ids = [job_id for _ in range(5) for job_id in self.enqueue_all(*[b"same"] * 20)]
         # Then each job has its own id
         assert len(set(ids)) == len(ids)
@@ -145,7 +124,7 @@ class EnqueueTests(Topic):
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
     def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
-        # Given ids that are no UUIDs, and UUIDs in several spellings. A table could take some of these ids for equal.
+        # Given ids that are no UUIDs, and UUIDs in several spellings. A table could treat some of these ids as equal.
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
@@ -169,7 +148,7 @@ class EnqueueTests(Topic):
 
     @promise("2.2")
     def test_a_thousand_jobs_in_one_call_all_arrive_in_order(self) -> None:
-        # Given a batch of 1,000 jobs, which may be more than a driver sends at a time
+        # Given a batch of 1,000 jobs. A driver may send fewer jobs at a time
         bodies = [b"%04d" % number for number in range(1000)]
         ids = self.enqueue_all(*bodies)
         # Then all jobs are there, in order
@@ -211,7 +190,7 @@ class EnqueueTests(Topic):
     def test_a_known_id_leaves_the_job_in_its_state(self, state: State) -> None:
         # Given a job that is not ready
         job_id = self.given(state, priority=5, ttr=90)
-        # When the job's id is enqueued again with another body, priority and ttr, to be due at once or later
+        # When the job's id is enqueued again with another body, priority and ttr, to be due now or later
         for delay in (0.0, LONG / 4):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
             # Then the job keeps its state and its options, and there is no second job
@@ -298,7 +277,7 @@ class EnqueueTests(Topic):
     @promise("2.6")
     def test_the_largest_body_goes_in_and_comes_out(self) -> None:
         # Given a body of exactly the limit
-        body = b"\xa5" * self._modest_limit()
+        body = b"\xa5" * self.modest_limit()
         self.enqueue(body)
         # Then the whole body is there
         assert self.take().body == body
@@ -306,7 +285,7 @@ class EnqueueTests(Topic):
     @promise("2.6")
     def test_one_byte_more_is_refused_with_both_sizes(self) -> None:
         # Given a body that is one byte over the limit
-        limit = self._modest_limit()
+        limit = self.modest_limit()
         # When the body is enqueued, then the call raises PayloadTooLarge
         with pytest.raises(PayloadTooLarge) as refusal:
             self.enqueue(b"x" * (limit + 1))
@@ -319,16 +298,11 @@ class EnqueueTests(Topic):
     @promise("2.3", "2.6")
     def test_a_batch_with_one_body_too_large_stores_nothing(self) -> None:
         # Given a batch with one body that is too large
-        limit = self._modest_limit()
+        limit = self.modest_limit()
         # When the batch is enqueued, then all of the batch is refused
         with pytest.raises(PayloadTooLarge):
             self.enqueue_all(b"good", b"x" * (limit + 1), b"good as well")
         assert self.counts() == (0, 0, 0, 0)
-
-    def _modest_limit(self) -> int:
-        if self.can.max_body is None or self.can.max_body > MODEST:
-            self.does_not_apply("its largest body is larger than a test should be")
-        return self.can.max_body
 
     # --- when ---
 
@@ -415,7 +389,7 @@ class EnqueueTests(Topic):
         other = self.another_backend()
         # When one of them enqueues a job
         job_id = self.enqueue(b"news")
-        # Then the other one sees the job and can reserve the job
+        # Then the other object sees the job and can reserve it
         if self.can.exact_counts:
             assert other.stats(self.queue).ready == 1
         if self.can.inspection:

@@ -141,7 +141,10 @@ class NamesTests(Topic):
         assert set(self.backend.queues()) >= {first, second}
 
     def _alike(self, one: str, other: str) -> str:
-        """The last queue's name with the ending *other* instead of *one*. The harness will empty this queue, too."""
+        """Return the name of the last queue, but with the ending *other* in place of the ending *one*.
+
+        The harness will also empty the queue with the returned name.
+        """
         name = self.harness.handed_out[-1].removesuffix(one) + other
         self.harness.handed_out.append(name)
         return name

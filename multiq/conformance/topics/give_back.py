@@ -114,7 +114,7 @@ class GiveBackTests(Topic):
     @promise("5.5", "5.6")
     @requires("reasons")
     def test_giving_back_keeps_the_reason_of_the_last_verdict(self) -> None:
-        # Given a job that was released with a reason, and given back since
+        # Given a job that was released with a reason, and later given back
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="failed before"))
         self.settle(GiveBack(self.take()))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from multiq.backend import OPTIONAL_PARTS, Ack, State
+from multiq.backend import OPTIONAL_PARTS, Ack, After, Arrive, State
 from multiq.backend.base import methods_of
 from multiq.conformance.case import LONG, Topic, promise, requires
 from multiq.conformance.proxy import Hole, Pass
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LATE = 1.0  # seconds after its deadline by which a call must have ended
-WAIT_LATE = 2.0  # the same for a reserve that waits, which must first end its sleep in the server
+WAIT_LATE = 2.0  # as ``LATE``, for a reserve that waits: the server must first end the wait
 
 
 class HangsTests(Topic):
@@ -49,6 +49,12 @@ class HangsTests(Topic):
             "pause": lambda: far.pause(self.queue, LONG),
             "resume": lambda: far.resume(self.queue),
             "purge": lambda: far.purge(self.queue, [State.READY]),
+            "outcomes": lambda: far.outcomes(self.queue, [job_id]),
+            "history": lambda: far.history(self.queue),
+            "forget": lambda: far.forget(self.queue, [job_id]),
+            "carry_out": lambda: far.carry_out([Arrive(self.queue, job_id, "member")]),
+            "note": lambda: far.note(self.queue, "key"),
+            "notes": lambda: far.notes(self.queue),
             "stats": lambda: far.stats(self.queue),
             "queues": far.queues,
         }
@@ -57,9 +63,10 @@ class HangsTests(Topic):
                 for method in methods_of(power):
                     calls.pop(method, None)
         with self._hanging(proxy):
-            # When all operations are called at once, then each ends in time, with an error that says why
+            # When all operations are called at the same time, then each operation ends in time, with an error that has
+            # the reason
             self._all_time_out(calls)
-            # And calls that must connect first end in time, too
+            # And calls that must open a connection end in time, too
             self._all_time_out({name: calls[name] for name in ("enqueue", "reserve", "stats")})
         # When the server answers again, then the backend works again
         assert self._answers(lambda: far.stats(self.queue)).queue == self.queue
@@ -108,6 +115,22 @@ class HangsTests(Topic):
         assert self._answers(lambda: consumer.settle([Ack(lease)])) == [None]
         assert self.counts() == (0, 0, 0, 0)
 
+    @promise("11.10", "11.9", "12.1")
+    @requires("outcomes", "portable_leases")
+    def test_an_outcome_that_a_server_took_no_notice_of_is_kept_when_its_ack_is_said_again(self) -> None:
+        # Given an ack with an outcome. The ack timed out, and the server has not received it
+        proxy, far = self.proxied()
+        job_id = self.enqueue(ttr=LONG)
+        consumer = self.another_consumer(backend=far)
+        (lease,) = consumer.reserve(1, 0)
+        ack = Ack(lease, After(keep=LONG, outcome=b"result"))
+        with self._hanging(proxy), pytest.raises(BackendTimeout):
+            consumer.settle([ack])
+        assert self.backend.outcomes(self.queue, [job_id]) == [None]
+        # When the ack is repeated on a server that answers, then the outcome is kept
+        assert self._answers(lambda: consumer.settle([ack])) == [None]
+        assert [kept and kept.body for kept in self.backend.outcomes(self.queue, [job_id])] == [b"result"]
+
     @promise("11.10", "3.2")
     def test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time(self) -> None:
         # Given a consumer that waits
@@ -152,7 +175,7 @@ class HangsTests(Topic):
         threads = {name: self.background(lambda call=call: self._timed(call)) for name, call in calls.items()}  # type: ignore[misc]
         for name, thread in threads.items():
             took, answer = thread.result(2 * self.harness.deadline + self.harness.patience)
-            assert self._says_so(answer), f"{name}: {answer!r} in place of a BackendTimeout"
+            assert self._says_so(answer), f"{name}: {answer!r} instead of a BackendTimeout"
             assert took <= self.harness.deadline + LATE, f"{name}: it took {took:.1f} s"
 
     def _says_so(self, answer: object) -> bool:

@@ -1,4 +1,5 @@
-"""Leases: how long a lease lasts, what a lease counts, and that a verdict without a valid lease changes nothing."""
+"""Leases: the duration of a lease, the numbers that a lease changes, and verdicts without a valid lease, which change
+nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class LeaseTests(Topic):
 
     @promise("1.2", "4.2")
     def test_an_ended_lease_shows_in_every_answer_before_another_reserve(self) -> None:
-        # Given a job whose lease has ended, and that no consumer has reserved since
+        # Given a job whose lease has ended. No consumer has reserved the job since then
         lease = self.abandoned()
         # Then peek and stats show the job as ready
         record = self.peek(lease.id)
@@ -75,7 +76,7 @@ class LeaseTests(Topic):
     def test_a_short_ttr_is_raised_to_the_shortest_that_there_is(self) -> None:
         # Given a ttr below the backend's shortest ttr
         if self.can.min_ttr <= 1:
-            self.does_not_apply("its shortest lease is as short as any")
+            self.does_not_apply("its shortest lease is not longer than multiq's shortest ttr")
         self.enqueue(ttr=1)
         over = self.in_(self.can.min_ttr)
         lease = self.take()
@@ -103,7 +104,7 @@ class LeaseTests(Topic):
     def test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job(
         self, verdict: Callable[[Lease], Verdict]
     ) -> None:
-        # Given a lease that has ended, and a job that no consumer has reserved since
+        # Given a lease that has ended, and a job that no consumer has reserved since then
         lease = self.abandoned(body=b"once", priority=5)
         # When the old holder sends a verdict
         self.refused(verdict(lease))
@@ -126,8 +127,8 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs(self) -> None:
-        # Given jobs that were abandoned, and that another consumer has reserved
-        leases, other = self._abandoned_by_one_and_held_by_another()
+        # Given jobs whose leases have ended. Another consumer has reserved the jobs since then
+        leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         # When the old holder sends a verdict of each kind, then all verdicts are refused
         self._refuse_all_kinds(leases)
         # And the new holder's verdicts are accepted
@@ -137,7 +138,7 @@ class LeaseTests(Topic):
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_the_same_consumer_holds_the_jobs_again(self) -> None:
         # Given a consumer that let its leases end, and has reserved the same jobs again
-        leases = self._abandoned_of_each_kind()
+        leases = self._leases_that_have_ended()
         again = self.reserve()
         assert len(again) == len(leases)
         # When the consumer settles with its first leases, then all verdicts are refused
@@ -148,8 +149,8 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_released_the_jobs(self) -> None:
-        # Given abandoned jobs that another consumer has reserved and released
-        leases, other = self._abandoned_by_one_and_held_by_another()
+        # Given jobs with ended leases that another consumer has reserved and released
+        leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         self.settle(*map(Release, other.held.values()), by=other)
         # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
@@ -157,8 +158,8 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_put_the_jobs_off(self) -> None:
-        # Given abandoned jobs that another consumer has reserved, and released with a delay
-        leases, other = self._abandoned_by_one_and_held_by_another()
+        # Given jobs with ended leases that another consumer has reserved, and released with a delay
+        leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         self.settle(*(Release(lease, delay=LONG) for lease in other.held.values()), by=other)
         # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
@@ -166,8 +167,8 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_buried_the_jobs(self) -> None:
-        # Given abandoned jobs that another consumer has reserved and buried
-        leases, other = self._abandoned_by_one_and_held_by_another()
+        # Given jobs with ended leases that another consumer has reserved and buried
+        leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         self.settle(*map(Bury, other.held.values()), by=other)
         # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
@@ -175,8 +176,8 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_the_jobs_were_buried_and_kicked(self) -> None:
-        # Given abandoned jobs that another consumer has buried, and a caller has kicked
-        leases, other = self._abandoned_by_one_and_held_by_another()
+        # Given jobs with ended leases that another consumer has buried, and a caller has kicked
+        leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         self.settle(*map(Bury, other.held.values()), by=other)
         assert self.backend.kick(self.queue, len(leases)) == len(leases)
         # When the old holder sends its verdicts, then nothing changes
@@ -186,8 +187,8 @@ class LeaseTests(Topic):
     @promise("4.4", "7.1")
     @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_rescheduled(self) -> None:
-        # Given jobs that were abandoned, and rescheduled since
-        leases = self._abandoned_of_each_kind()
+        # Given jobs whose leases have ended, and which were rescheduled after that
+        leases = self._leases_that_have_ended()
         ids = [self.backend.reschedule(self.queue, lease.id, LONG) for lease in leases]
         # When the old holder sends its verdicts, then nothing changes
         self._refuse_all_kinds(leases)
@@ -196,8 +197,8 @@ class LeaseTests(Topic):
     @promise("4.4", "8.1")
     @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_deleted(self) -> None:
-        # Given jobs that were abandoned, and deleted since
-        leases = self._abandoned_of_each_kind()
+        # Given jobs whose leases have ended, and which were deleted after that
+        leases = self._leases_that_have_ended()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
         # When the old holder sends its verdicts, then no job comes back
@@ -206,8 +207,8 @@ class LeaseTests(Topic):
 
     @promise("4.4", "5.1")
     def test_stale_verdicts_are_refused_when_another_consumer_acked_the_jobs(self) -> None:
-        # Given abandoned jobs that another consumer has reserved and acked
-        leases, other = self._abandoned_by_one_and_held_by_another()
+        # Given jobs with ended leases that another consumer has reserved and acked
+        leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         self.settle(*map(Ack, other.held.values()), by=other)
         # When the old holder sends its verdicts, then no job comes back
         self._refuse_all_kinds(leases)
@@ -216,8 +217,8 @@ class LeaseTests(Topic):
     @promise("4.4", "2.4")
     @requires("client_ids", "management")
     def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
-        # Given jobs that were abandoned and deleted, and new jobs with the same ids that another consumer holds
-        leases = self._abandoned_of_each_kind()
+        # Given leases that have ended. Their jobs were deleted, and another consumer holds new jobs with the same ids
+        leases = self._leases_that_have_ended()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
             self.enqueue(b"new", id=lease.id)
@@ -243,7 +244,7 @@ class LeaseTests(Topic):
 
     @promise("4.5", "4.6")
     def test_an_ended_lease_counts_as_an_attempt_and_as_a_crash(self) -> None:
-        # Given a job that was abandoned twice
+        # Given a job of which two leases have ended
         first = self.abandoned()
         assert (first.attempt, first.crashes) == (1, 0)
         second = self.take()
@@ -345,15 +346,15 @@ class LeaseTests(Topic):
 
     # --- internals ---
 
-    def _abandoned_of_each_kind(self) -> list[Lease]:
+    def _leases_that_have_ended(self) -> list[Lease]:
         self.enqueue_all(*(kind.encode() for kind in VERDICTS), ttr=self.short_ttr, priority=5)
         leases = self.reserve()
         assert len(leases) == len(VERDICTS)
         self.harness.past(self.in_(self.short_ttr))
         return leases
 
-    def _abandoned_by_one_and_held_by_another(self) -> tuple[list[Lease], TrackedConsumer]:
-        leases = self._abandoned_of_each_kind()
+    def _ended_leases_of_jobs_that_another_consumer_holds(self) -> tuple[list[Lease], TrackedConsumer]:
+        leases = self._leases_that_have_ended()
         other = self.another_consumer(backend=self.another_backend())
         assert len(self.reserve(by=other)) == len(leases)
         return leases, other

@@ -1,4 +1,4 @@
-"""Opening and closing: what survives the end of an object, a process and a server."""
+"""Opening and closing: the jobs that survive the end of an object, a process or a server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LifecycleTests(Topic):
     def test_a_backend_that_was_never_used_can_be_closed(self) -> None:
         # Given a new backend
         backend = self.another_backend()
-        # When the backend is closed at once, then it can still be used
+        # When the backend is closed immediately, then it can still be used
         backend.close()
         assert backend.stats(self.queue).ready == 0
 

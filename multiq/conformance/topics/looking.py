@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multiq.backend import STORED_STATES, Ack, Bury, GiveBack, JobRecord, Release, State, Touch
+from multiq.backend import STORED_STATES, Ack, Bury, GiveBack, JobRecord, Release, State, Terms, Touch
 from multiq.conformance.case import LONG, Topic, promise, requires, without
 from multiq.errors import JobNotFound, Unsupported
 from multiq.ids import new_id
@@ -34,8 +34,9 @@ class PeekTests(Topic):
         # Given a job in one of the states, with LONG as its delay or 2 * LONG as its ttr
         job_id = self.given(state, ttr=2 * LONG)
         due_in = self.peek(job_id).due_in
-        # Then a ready job is due now, a buried job is never due, and other jobs are due after the delay or the ttr
-        if state is State.BURIED:
+        # Then a ready job is due now, a buried or held job is never due, and any other job is due after the delay or
+        # the ttr
+        if state in {State.BURIED, State.HELD}:
             assert due_in is None
         else:
             expected = {State.READY: 0.0, State.DELAYED: LONG, State.RESERVED: 2 * LONG}
@@ -53,7 +54,7 @@ class PeekTests(Topic):
 
     @promise("9.1")
     def test_peek_changes_nothing(self) -> None:
-        # Given two jobs, which are peeked at, the second one often
+        # Given two jobs. A caller peeks at the first job one time, and at the second job five times
         first, second = self.enqueue_all(b"first", b"second")
         for _ in range(5):
             self.peek(second)
@@ -176,9 +177,11 @@ class JobsTests(Topic):
         ids = {State.DELAYED: self.enqueue(delay=LONG)}
         for state in (State.BURIED, State.RESERVED, State.READY):
             ids[state] = self.given(state)
+        if self.can.holds:
+            ids[State.HELD] = self.given(State.HELD)
         # Then the listing of each state has only the job in this state
-        for state in STORED_STATES:
-            assert [record.id for record in self.backend.jobs(self.queue, state).jobs] == [ids[state]]
+        for state, job_id in ids.items():
+            assert [record.id for record in self.backend.jobs(self.queue, state).jobs] == [job_id]
 
     @promise("9.2", "9.1")
     @requires("lists_jobs", "priorities")
@@ -197,7 +200,7 @@ class JobsTests(Topic):
     @promise("1.2", "9.2")
     @requires("lists_jobs")
     def test_due_and_abandoned_jobs_are_listed_as_ready(self) -> None:
-        # Given a delayed job that is due, and a job whose lease has ended, and no reserve since
+        # Given a delayed job that is due, and a job whose lease has ended. No consumer has reserved since then
         due = self.enqueue(delay=self.short_delay)
         abandoned = self.abandoned()
         self.harness.past(self.in_(self.short_delay))
@@ -220,7 +223,10 @@ class JobsTests(Topic):
     def test_pages_follow_each_other_without_gap_or_overlap(self, state: State) -> None:
         # Given more jobs than fit on a page, many of one priority and one due time
         bodies = [b"%02d" % number for number in range(11)]
-        self.enqueue_all(*bodies, delay=LONG if state is State.DELAYED else 0, ttr=LONG)
+        if state is State.HELD:
+            self.need("holds")
+        terms = Terms(awaits=1) if state is State.HELD else None
+        self.enqueue_all(*bodies, delay=LONG if state is State.DELAYED else 0, ttr=LONG, terms=terms)
         if state in {State.RESERVED, State.BURIED}:
             leases = self.reserve()
             self.settle(*map(Bury, leases if state is State.BURIED else []))
@@ -232,7 +238,7 @@ class JobsTests(Topic):
 
     @promise("9.3")
     @requires("lists_jobs")
-    def test_a_page_of_exactly_the_rest_is_the_last(self) -> None:
+    def test_a_page_that_has_all_remaining_jobs_is_the_last(self) -> None:
         # Given as many jobs as fill two pages
         self.enqueue_all(*[b"x"] * 6)
         # Then there are two pages, and no empty third page
@@ -287,6 +293,8 @@ class JobsTests(Topic):
     @without("lists_jobs")
     @pytest.mark.parametrize("state", STORED_STATES)
     def test_a_state_that_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
+        if state is State.HELD and self.can.holds and not self.can.one_step:
+            self.does_not_apply("held jobs are in another store than the other jobs, and that store lists them")
         # Given several jobs in one state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)
@@ -325,7 +333,7 @@ class JobsTests(Topic):
     def _timeless(record: JobRecord) -> tuple[object, ...]:
         return (
             record.queue, record.id, record.state, record.body, record.priority, record.ttr, record.attempt,
-            record.crashes, record.kicks, record.reason,
+            record.crashes, record.kicks, record.reason, record.memo, record.detail, record.awaits,
         )  # fmt: skip
 
 
@@ -393,7 +401,7 @@ class StatsTests(Topic):
 
     @promise("9.5", "11.5")
     def test_other_queues_are_not_counted(self) -> None:
-        # Given another queue with jobs in every state
+        # Given another queue with ready, delayed and buried jobs
         other = self.another_queue()
         consumer = self.another_consumer(other)
         self.enqueue_all(*[b"x"] * 4, queue=other)
@@ -406,7 +414,7 @@ class StatsTests(Topic):
 class QueuesTests(Topic):
     @promise("9.4")
     def test_queues_are_named_in_order(self) -> None:
-        # Given queues that are used in another order than that of their names
+        # Given queues that are used in another order than the order of their names
         names = [self.another_queue() for _ in range(12)]
         for name in (names[3], names[11], names[0], names[2], names[10]):
             self.enqueue(queue=name)

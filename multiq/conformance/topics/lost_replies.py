@@ -1,7 +1,8 @@
 """Lost replies: wherever the connection is cut, the operation is carried out once, and the caller's last answer is
 correct.
 
-A caller whose connection ends cannot know whether the server has received the call. So the tests cut requests, too.
+If a caller's connection ends, the caller cannot know whether the server has received the call. So the tests cut
+requests, too.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from multiq.backend import Ack, Bury, Release, State
+from multiq.backend import Ack, After, Arrive, Bury, Drop, Enqueue, Put, Release, State, Touch, Version
 from multiq.conformance.case import ALL, LONG, VERDICTS, Topic, TrackedConsumer, promise, requires, without
 from multiq.conformance.proxy import CutReply, CutRequest
-from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain, JobNotFound
+from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
+from multiq.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from multiq.backend import Backend, Lease, Verdict
+    from multiq.backend import Backend, Lease, Step, Verdict
     from multiq.conformance.proxy import Fault, Proxy
     from multiq.errors import LeaseLost
 
@@ -108,7 +110,7 @@ class LostRepliesTests(Topic):
 
     @promise("2.9", "11.9")
     @without("client_ids")
-    def test_an_enqueue_whose_reply_is_lost_and_that_cannot_know_says_so(self) -> None:
+    def test_an_enqueue_whose_reply_is_lost_reports_which_jobs_may_be_there(self) -> None:
         for cut in self._cuts():
             jobs = [self.new(b"a"), self.new(b"b"), self.new(b"late", delay=LONG)]
             there, perhaps, unsent = len(jobs), 0, 0
@@ -144,7 +146,7 @@ class LostRepliesTests(Topic):
                 with cut.armed():
                     leases = self._insist(consumer.reserve, 2, 0)
                 assert [lease.body for lease in leases] == [b"x"] * 2
-                if not self.can.disconnect_ends_lease:  # otherwise an attempt may have ended with its connection
+                if not self.can.disconnect_ends_lease:  # else an attempt may have ended with its connection
                     assert [(lease.attempt, lease.crashes) for lease in leases] == [(1, 0)] * 2
                     assert [lease.id for lease in leases] == ids[:2] or not self.can.total_order
                 self._all_done(consumer, leases)
@@ -254,7 +256,9 @@ class LostRepliesTests(Topic):
             (lease,) = consumer.reserve(1, 0)
             try:
                 with cut.armed(times=1000):
-                    assert consumer.settle([Release(lease)]) == [None], "a verdict that was carried out is called lost"
+                    assert consumer.settle([Release(lease)]) == [None], (
+                        "the answer is LeaseLost for a verdict that was carried out"
+                    )
             except BackendUnavailable:
                 if self.state(job_id) is not State.READY:
                     continue
@@ -266,9 +270,292 @@ class LostRepliesTests(Topic):
             theirs = self.take(by=rival)
             (answer,) = self._insist(consumer.settle, [Release(lease)])
             # Then the answer says that the release was carried out, and the other consumer keeps its lease
-            assert answer is None, "a verdict that was carried out is called lost"
+            assert answer is None, "the answer is LeaseLost for a verdict that was carried out"
             self.settle(Ack(theirs), by=rival)
-        assert carried_out, "no release of which the reply was lost was carried out"
+        assert carried_out, "no release was carried out whose reply was lost"
+
+    # --- outcomes and memos ---
+
+    @promise("11.9", "12.1")
+    @requires("outcomes")
+    def test_acks_whose_reply_is_lost_keep_one_outcome_each(self) -> None:
+        for cut in self._cuts():
+            with self._consumer(cut) as consumer:
+                # Given acks with and without an outcome, in a call whose reply is lost
+                self._put(3)
+                held = consumer.reserve(3, 0)
+                with cut.armed():
+                    answers = self._insist(consumer.settle, [*map(self._keeping, held[:2]), Ack(held[2])])
+                # Then the outcome of each accepted ack is kept, with attempt 1, and the other jobs have no outcome
+                done = self._answered_or_kept(held, answers)
+                found = self.backend.outcomes(self.queue, [lease.id for lease in held])
+                assert [outcome and (outcome.body, outcome.attempt) for outcome in found] == [
+                    (lease.id.encode(), 1) if lease.id in done and lease is not held[2] else None for lease in held
+                ]
+                kept = [lease.id for lease in held[:2] if lease.id in done]
+                assert sorted(outcome.id for outcome in self.backend.history(self.queue).outcomes) == sorted(kept)
+
+    @promise("11.9", "12.1", "5.9")
+    @requires("outcomes")
+    def test_an_exchange_whose_reply_is_lost_keeps_one_outcome(self) -> None:
+        for cut in self._cuts():
+            with self._consumer(cut) as consumer:
+                self._put(4)
+                held = consumer.reserve(2, 0)
+                with cut.armed():
+                    answers, leases = self._insist(consumer.exchange, [*map(self._keeping, held)], 1, 0)
+                assert len(leases) <= 1
+                done = self._answered_or_kept(held, answers)
+                found = self.backend.outcomes(self.queue, [lease.id for lease in held])
+                assert [outcome and outcome.body for outcome in found] == [
+                    lease.id.encode() if lease.id in done else None for lease in held
+                ]
+                self._all_done(consumer, leases)
+
+    @promise("11.9", "12.6", "12.2")
+    @requires("outcomes", "portable_leases")
+    def test_an_outcome_that_was_forgotten_does_not_come_back_when_its_ack_is_repeated(self) -> None:
+        carried_out = 0
+        for cut in self._cuts():
+            # Given an ack, while the replies to the call and to its repetitions are lost
+            consumer = self.another_consumer(backend=cut.far)
+            job_id = self.enqueue(ttr=LONG)
+            (lease,) = consumer.reserve(1, 0)
+            try:
+                with cut.armed(times=1000):
+                    assert consumer.settle([self._keeping(lease)]) == [None], (
+                        "the answer is LeaseLost for an ack that was carried out"
+                    )
+            except BackendUnavailable:
+                if self.backend.outcomes(self.queue, [job_id]) == [None]:
+                    continue
+            else:
+                carried_out += cut.at is not None
+                continue
+            # Given an ack that was carried out. When its outcome is forgotten, and the holder repeats the ack
+            carried_out += 1
+            assert self.backend.forget(self.queue, [job_id]) == 1
+            # Then the answer says that the ack was carried out, and no outcome is kept
+            assert self._insist(consumer.settle, [self._keeping(lease)]) == [None], (
+                "the answer is LeaseLost for an ack that was carried out"
+            )
+            assert self.backend.history(self.queue).outcomes == [], "the outcome was kept again"
+        assert carried_out, "the test proved nothing: no ack was carried out before its reply was lost"
+
+    @promise("11.9", "12.6")
+    @requires("outcomes")
+    def test_a_forget_whose_reply_is_lost_counts_what_it_deleted(self) -> None:
+        for cut in self._cuts():
+            first, *doomed = self._kept(4)
+            is_known, answer = self._managed(cut, cut.far.forget, self.queue, doomed)
+            left = [outcome.id for outcome in self.backend.history(self.queue).outcomes]
+            assert left == [first] or (not is_known and sorted(left) == sorted([first, *doomed]))
+            assert not is_known or answer == 3
+
+    @promise("11.9", "12.4", "12.5")
+    @requires("outcomes")
+    def test_a_look_at_outcomes_whose_reply_is_lost_sees_what_is_there(self) -> None:
+        for cut in self._cuts():
+            ids = self._kept(3)
+            with cut.armed():
+                found = self._insist(cut.far.outcomes, self.queue, [ids[1], "no-such-job", ids[0]])
+            assert [outcome and outcome.id for outcome in found] == [ids[1], None, ids[0]]
+
+    @promise("11.9", "12.5")
+    @requires("outcomes")
+    def test_a_history_whose_reply_is_lost_has_what_is_there(self) -> None:
+        for cut in self._cuts():
+            ids = self._kept(3)
+            with cut.armed():
+                page = self._insist(cut.far.history, self.queue, limit=2)
+            assert page.after is not None
+            with cut.armed():
+                last = self._insist(cut.far.history, self.queue, limit=2, after=page.after)
+            assert last.after is None
+            assert sorted(outcome.id for outcome in (*page.outcomes, *last.outcomes)) == sorted(ids)
+
+    @promise("11.9", "13.1", "13.3")
+    @requires("memos", "inspection")
+    @pytest.mark.parametrize("kind", [Release, Bury, Touch])
+    def test_a_verdict_with_a_memo_whose_reply_is_lost_is_carried_out_once(
+        self, kind: type[Release | Bury | Touch]
+    ) -> None:
+        after = After(memo=b"memo", detail=b"detail")
+        states = {Release: State.READY, Bury: State.BURIED, Touch: State.RESERVED}
+
+        def stored(job_id: str) -> None:
+            job = self.peek(job_id)
+            assert (job.state, job.memo) == (states[kind], b"memo")
+            assert job.detail == (b"" if kind is Touch else b"detail")
+
+        self._settled("", stored, lambda lease: kind(lease, after=after), then=Ack if kind is Touch else None)
+
+    # --- steps and notes ---
+
+    @promise("11.9", "15.7", "15.1", "14.2")
+    @requires("holds", "inspection")
+    @pytest.mark.parametrize("kind", [Ack, Release, Bury, Touch])
+    def test_the_steps_of_verdicts_whose_reply_is_lost_are_carried_out_once(
+        self, kind: type[Ack | Release | Bury | Touch]
+    ) -> None:
+        for cut in self._cuts():
+            with self._consumer(cut) as consumer:
+                # Given verdicts, each of which arrives at a held job, adds two more members, and enqueues a job
+                other = self.another_queue()
+                self._put(2)
+                held = consumer.reserve(2, 0)
+                job_id = self.held(4)
+                new = [self.new(), self.new()]
+                verdicts = [
+                    kind(lease, after=After(steps=(
+                        Arrive(self.queue, job_id, lease.id, expect=2), Enqueue(self.queue, job), Enqueue(other, job),
+                    )))
+                    for lease, job in zip(held, new, strict=True)
+                ]  # fmt: skip
+                # When these verdicts are sent in a call whose reply is lost
+                with cut.armed():
+                    answers = self._insist(consumer.settle, verdicts)
+                # Then each step of an accepted verdict has one effect, and the steps of a refused verdict have none
+                done = self._answered(held, answers)
+                self._assert_once(
+                    job_id, 4 + len(done), [job.id for job, lease in zip(new, held, strict=True) if lease.id in done]
+                )
+                while cut.far.relay([self.queue]):
+                    continue
+                assert self.counts(other) == (len(done), 0, 0, 0)
+                self._relay_is_idle(other)
+
+    @promise("11.9", "15.7", "5.9", "15.4")
+    @requires("holds", "inspection")
+    def test_the_steps_of_an_exchange_whose_reply_is_lost_are_carried_out_once(self) -> None:
+        for cut in self._cuts():
+            with self._consumer(cut) as consumer:
+                self._put(1)
+                (lease,) = consumer.reserve(1, 0)
+                job_id, waits = self.held(ttr=LONG), self.held(3)
+                steps = (Arrive(self.queue, job_id, lease.id), Arrive(self.queue, waits, lease.id, expect=2))
+                with cut.armed():
+                    answers, leases = self._insist(consumer.exchange, [Ack(lease, After(steps=steps))], 2, 0)
+                # Then the job that its verdict has released is handed out, now or with the next reserve
+                if self._answered([lease], answers):
+                    assert self._all_done(consumer, leases) == [job_id]
+                    assert self.peek(waits).awaits == 4
+
+    @promise("11.9", "15.7", "15.3")
+    @requires("holds", "inspection", "portable_leases")
+    def test_steps_are_not_carried_out_again_when_a_verdict_is_repeated_later(self) -> None:
+        carried_out = 0
+        for cut in self._cuts():
+            # Given an ack with steps, while the replies to the call and to its repetitions are lost
+            consumer = self.another_consumer(backend=cut.far)
+            self.enqueue(ttr=LONG)
+            (lease,) = consumer.reserve(1, 0)
+            job_id, new = self.held(2), self.new()
+            ack = Ack(lease, After(steps=(Arrive(self.queue, job_id, "a"), Enqueue(self.queue, new))))
+            try:
+                with cut.armed(times=1000):
+                    assert consumer.settle([ack]) == [None], "the answer is LeaseLost for an ack that was carried out"
+            except BackendUnavailable:
+                if not self._is_there(new.id):
+                    continue
+            else:
+                carried_out += cut.at is not None
+                continue
+            # Given an ack that was carried out. When the job that it enqueued is done, and the ack is repeated
+            carried_out += 1
+            other = self.another_consumer()
+            self.settle(Ack(self.take(by=other)), by=other)
+            assert self._insist(consumer.settle, [ack]) == [None], (
+                "the answer is LeaseLost for an ack that was carried out"
+            )
+            # Then there is no second job
+            assert not self._is_there(new.id)
+            assert self.peek(job_id).awaits == 1
+        assert carried_out, "the test proved nothing: no ack was carried out before its reply was lost"
+
+    @promise("11.9", "15.7", "15.5")
+    @requires("holds", "inspection")
+    def test_the_steps_of_carry_out_whose_reply_is_lost_are_carried_out_once(self) -> None:
+        for cut in self._cuts():
+            # Given steps that arrive at a held job and enqueue jobs, in a call whose reply is lost
+            other = self.another_queue()
+            job_id, jobs = self.held(4), [self.new(), self.new()]
+            steps: list[Step] = [
+                Arrive(self.queue, job_id, "a", expect=2), *(Enqueue(self.queue, job) for job in jobs),
+                Arrive(self.queue, job_id, "b", expect=2), *(Enqueue(other, job) for job in jobs),
+            ]  # fmt: skip
+            with cut.armed():
+                assert self._insist(cut.far.carry_out, steps) is True
+            # Then each step has one effect
+            self._assert_once(job_id, 6, [job.id for job in jobs])
+            while cut.far.relay([self.queue]):
+                continue
+            assert self.counts(other) == (2, 0, 0, 0)
+            self._relay_is_idle(other)
+
+    @promise("11.9", "15.7", "16.2")
+    @requires("holds", "notes", "inspection")
+    @pytest.mark.parametrize("when", ["there is a note", "there is no note"])
+    def test_a_condition_whose_reply_is_lost_has_the_answer_of_the_first_attempt(self, when: str) -> None:
+        for cut in self._cuts():
+            # Given a condition that holds, and steps, one of which changes the note of the condition
+            version = self._given_note() if when == "there is a note" else ""
+            job = self.new()
+            steps: list[Step] = [Put(self.queue, "key", b"new"), Enqueue(self.queue, job)]
+            # When the steps are carried out in a call whose reply is lost
+            is_known, answer = self._managed(
+                cut, partial(cut.far.carry_out, steps, when=[Version(self.queue, "key", version)])
+            )
+            note = self.backend.note(self.queue, "key")
+            is_done = note is not None and note.value == b"new"
+            # Then both steps are carried out, or neither of them. If the call returns an answer, both steps are carried
+            # out, and the answer reports this.
+            assert self._is_there(job.id) is is_done, "one of two steps was carried out without the other"
+            assert not is_known or (answer, is_done) == (True, True), "the answer denies a condition that held"
+
+    @promise("11.9", "15.7", "16.2")
+    @requires("holds", "notes", "inspection")
+    def test_a_condition_that_does_not_hold_is_answered_so_though_the_reply_is_lost(self) -> None:
+        for cut in self._cuts():
+            version = self._given_note()
+            assert self.backend.carry_out([Put(self.queue, "key", b"newer")])
+            job = self.new()
+            conditions = [Version(self.queue, "key", version)]
+            steps: list[Step] = [Put(self.queue, "key", b"wrong"), Enqueue(self.queue, job)]
+            with cut.armed():
+                assert self._insist(cut.far.carry_out, steps, when=conditions) is False
+            note = self.backend.note(self.queue, "key")
+            assert note is not None
+            assert (note.value, self._is_there(job.id)) == (b"newer", False)
+
+    @promise("11.9", "15.7", "16.1")
+    @requires("holds", "notes")
+    def test_a_put_and_a_drop_whose_replies_are_lost_are_carried_out(self) -> None:
+        for cut in self._cuts():
+            version = self._given_note()
+            with cut.armed():
+                assert self._insist(cut.far.carry_out, [Put(self.queue, "key", b"new", LONG)]) is True
+            note = self.backend.note(self.queue, "key")
+            assert note is not None
+            assert (note.value, note.version != version, self.about(note.expires_in, LONG)) == (b"new", True, True)
+            with cut.armed():
+                assert self._insist(cut.far.carry_out, [Drop(self.queue, "key")]) is True
+            assert self.backend.note(self.queue, "key") is None
+
+    @promise("11.9", "16.3")
+    @requires("holds", "notes")
+    def test_a_look_at_notes_whose_reply_is_lost_sees_what_is_there(self) -> None:
+        for cut in self._cuts():
+            version = self._given_note()
+            assert self.backend.carry_out([Put(self.queue, "key-2", b"2"), Put(self.queue, "key-3", b"3")])
+            with cut.armed():
+                note = self._insist(cut.far.note, self.queue, "key")
+            assert note is not None
+            assert (note.value, note.version) == (b"old", version)
+            with cut.armed():
+                page = self._insist(cut.far.notes, self.queue, "key", limit=2)
+            assert [found.key for found in page.notes] == ["key", "key-2"]
+            assert page.after is not None
 
     # --- managing ---
 
@@ -280,6 +567,41 @@ class LostRepliesTests(Topic):
             is_known, _ = self._managed(cut, cut.far.delete, self.queue, doomed)
             left = [job_id for job_id in (first, doomed, last) if self._is_there(job_id)]
             assert left == [first, last] or (not is_known and left == [first, doomed, last])
+
+    @promise("11.9", "8.5")
+    @requires("management")
+    def test_a_delete_of_many_jobs_whose_reply_is_lost_answers_for_each_job(self) -> None:
+        self._deleted_many(None)
+
+    @promise("11.9", "8.5", "12.11")
+    @requires("management", "outcomes")
+    def test_a_delete_of_many_jobs_whose_reply_is_lost_keeps_an_outcome_for_each(self) -> None:
+        self._deleted_many(After(keep=LONG, outcome=b"why", kind="cancelled"))
+
+    def _deleted_many(self, after: After | None) -> None:
+        for cut in self._cuts():
+            # Given a reserved job and two that are ready
+            self._put(1)
+            reserved = self.take(by=self.another_consumer()).id
+            first, second = self._put(2)
+            # When these jobs and one that does not exist are deleted in one call
+            missing = new_id()
+            call = partial(cut.far.delete_many, after=after)
+            is_known, answers = self._managed(cut, call, self.queue, [missing, second, reserved, first])
+            # Then each job has its own answer
+            left = {job_id for job_id in (first, second) if self._is_there(job_id)}
+            assert not is_known or not left
+            assert not is_known or [type(answer) for answer in answers] == [
+                JobNotFound,
+                type(None),
+                JobReserved,
+                type(None),
+            ], "the answer must be that of this job, got that of another job"
+            # Then only the jobs that are gone have an outcome
+            assert self.state(reserved) is State.RESERVED
+            if after is not None:
+                kept = {outcome.id for outcome in self.backend.history(self.queue).outcomes}
+                assert kept == {first, second} - left
 
     @promise("11.9", "7.1", "7.2")
     @requires("management")
@@ -362,13 +684,13 @@ class LostRepliesTests(Topic):
     def _cuts(self) -> Iterator[Cut]:
         """Yield cuts, each with its own queue.
 
-        The first has no fault. Then come cuts of the reply at several bytes, then cuts of the request.
+        The first ``Cut`` has no fault. Cuts of the reply at several bytes follow, and then cuts of the request.
         """
         proxy, far = self.proxied()
         whole = Cut(proxy, far, None)
         yield whole
         size = whole.size
-        assert size > 0, "the call went round the proxy of Harness.proxied()"
+        assert size > 0, "the call did not go through the proxy of Harness.proxied()"
         cuts: list[tuple[int, type[Fault]]] = [
             (at, CutReply) for at in sorted({0, size // 4, size // 2, 3 * size // 4, size - 2, size - 1} - {-1})
         ]
@@ -397,6 +719,34 @@ class LostRepliesTests(Topic):
 
     def _put(self, count: int) -> list[str]:
         return self.enqueue_all(*[b"x"] * count, ttr=LONG)
+
+    def _kept(self, count: int) -> list[str]:
+        """The ids of jobs with an outcome."""
+        ids = self._put(count)
+        consumer = self.another_consumer()
+        self.settle(*map(self._keeping, self.reserve(by=consumer)), by=consumer)
+        return ids
+
+    @staticmethod
+    def _keeping(lease: Lease) -> Ack:
+        return Ack(lease, After(keep=LONG, outcome=lease.id.encode()))
+
+    def _given_note(self) -> str:
+        """Store a note. Returns its version."""
+        assert self.backend.carry_out([Put(self.queue, "key", b"old")])
+        note = self.backend.note(self.queue, "key")
+        assert note is not None
+        return note.version
+
+    def _assert_once(self, job_id: str, awaits: int, new: list[str]) -> None:
+        """Fail unless *job_id* waits for *awaits* members, and each of the jobs *new* is ready."""
+        assert self.peek(job_id).awaits == awaits
+        assert [self.state(added) for added in new] == [State.READY] * len(new)
+
+    def _relay_is_idle(self, other: str) -> None:
+        before = self.counts(other)
+        assert self.backend.relay([self.queue, other]) == 0
+        assert self.counts(other) == before
 
     def _put_buried(self, count: int) -> list[str]:
         ids = self._put(count)
@@ -435,17 +785,28 @@ class LostRepliesTests(Topic):
             ready, _, reserved, _ = self.counts()
             if not ready and not reserved:
                 return sorted(done)
-            assert time.monotonic() < give_up_at, f"{reserved} jobs stay reserved, and no call has raised an error"
+            assert time.monotonic() < give_up_at, (
+                f"{ready} jobs stay ready and {reserved} reserved, and no call has raised an error"
+            )
             leases = consumer.reserve(ALL, 0)
 
     def _answered(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:
         """The ids of the jobs whose verdicts were accepted.
 
-        A verdict may be refused only if the job's lease ended with the connection.
+        A refused verdict is allowed only if the job's lease ended with the connection.
         """
         if not self.can.disconnect_ends_lease:
-            assert list(answers) == [None] * len(held), "a verdict that was carried out is called lost"
+            assert list(answers) == [None] * len(held), "the answer is LeaseLost for a verdict that was carried out"
         return [lease.id for lease, answer in zip(held, answers, strict=True) if answer is None]
+
+    def _answered_or_kept(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:
+        """The ids of the jobs whose acks were accepted. Without ``one_step``, also the ids of the jobs whose outcomes
+        are kept."""
+        done = self._answered(held, answers)
+        if self.can.one_step:
+            return done
+        kept = self.backend.outcomes(self.queue, [lease.id for lease in held])
+        return [lease.id for lease, outcome in zip(held, kept, strict=True) if outcome is not None or lease.id in done]
 
     def _settled(
         self,
@@ -454,7 +815,7 @@ class LostRepliesTests(Topic):
         verdict: Callable[[Lease], Verdict] | None = None,
         then: Callable[[Lease], Verdict] | None = None,
     ) -> None:
-        """Settle two jobs in one call whose reply is lost. *holds* checks a job whose verdict was accepted."""
+        """Settle two jobs in one call whose reply is lost. *holds* checks each job whose verdict was accepted."""
         make = verdict or VERDICTS[kind]
         for cut in self._cuts():
             with self._consumer(cut) as consumer:

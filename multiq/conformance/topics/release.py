@@ -74,7 +74,7 @@ class ReleaseTests(Topic):
     @promise("5.2")
     @requires("priorities")
     def test_a_release_can_give_the_first_priority_of_all(self) -> None:
-        # Given a job that is released with priority 0, which is a priority like any other
+        # Given a job that is released with priority 0. This is a priority like any other
         self.enqueue(priority=900)
         self.settle(Release(self.take(), priority=0))
         # Then the job's priority is 0
@@ -88,7 +88,7 @@ class ReleaseTests(Topic):
         self.settle(Release(self.take(), delay=self.short_delay, priority=3))
         over = self.in_(self.short_delay)
         self.enqueue(b"other", priority=4)
-        # When the job is due, then its order is that of its new priority
+        # When the job is due, then its place is the place of its new priority
         self.harness.past(over)
         assert self.bodies() == [b"late", b"other"]
 

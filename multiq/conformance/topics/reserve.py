@@ -35,7 +35,7 @@ class ReserveTests(Topic):
         # Given fewer jobs than a call asks for, and a long timeout
         self.enqueue_all(b"a", b"b")
         waiting = self.background(lambda: self.worker.reserve(10, 3 * self.harness.patience))
-        # Then the call returns these jobs at once
+        # Then the call returns these jobs immediately
         assert self.in_line([lease.body for lease in self.woken(waiting)], [b"a", b"b"])
 
     @promise("3.2")
@@ -111,7 +111,7 @@ class ReserveTests(Topic):
         numbers = [b"%d" % number for number in range(1, 121)]
         for at in range(0, 120, 40):
             self.enqueue_all(*numbers[at : at + 40])
-        # Then the jobs come by age, and not in the order of their numbers as text
+        # Then the jobs come by age. The order of their numbers as text does not matter
         assert self.bodies() == numbers
 
     @promise("3.4")
@@ -251,8 +251,8 @@ class ReserveTests(Topic):
         consumer = self.another_consumer(self.queue, other, self.queue)
         for queue in (self.queue, other):
             self.enqueue_all(queue.encode(), queue.encode(), queue=queue)
-        # When the consumer reserves all jobs, then each comes once, and the jobs of the queue that is named first come
-        # first
+        # When the consumer reserves all jobs, then each job comes once, and the jobs of the queue that is named first
+        # come first
         found = [lease for _ in range(5) for lease in self.reserve(limit, by=consumer)]
         assert [lease.body for lease in found] == [name.encode() for name in (self.queue,) * 2 + (other,) * 2]
         assert len({lease.id for lease in found}) == 4

@@ -83,7 +83,8 @@ class SettleTests(Topic):
         self.enqueue_all(*[b"x"] * 300, ttr=LONG)
         leases = self.reserve()
         assert len(leases) == 300
-        # When all jobs are settled in one call, with three kinds of verdicts in turn, then each verdict is carried out
+        # When all jobs are settled in one call, with three alternating kinds of verdicts, then each verdict is carried
+        # out
         kinds = [Ack, Bury, Release]
         self.settle(*(kinds[number % 3](lease) for number, lease in enumerate(leases)))
         assert self.counts() == (100, 0, 0, 100)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from multiq.conformance.case import TrackedConsumer
 
-IDLE = 3.0  # the length in seconds of a wait whose requests are counted
-IDLE_REQUESTS = 2  # the most requests of a consumer during one wait in the server
+IDLE = 3.0  # seconds of a wait during which requests are counted
+IDLE_REQUESTS = 2  # the largest number of requests of a consumer during one wait in the server
 IDLE_TRIES = 3  # the number of waits, one of which must be within IDLE_REQUESTS: a busy machine may disturb the others
 SPINNING = 0.25  # the share of a core that a waiting consumer must not exceed
 
@@ -185,7 +185,7 @@ class WaitingTests(Topic):
         assert [lease.body for lease in self.woken(waiting)] == [b"second"]
 
     @promise("3.7", "3.6")
-    def test_every_waiting_consumer_gets_one_of_as_many_jobs(self) -> None:
+    def test_each_waiting_consumer_gets_one_job_of_a_batch(self) -> None:
         # Given several consumers that wait
         consumers = [self.another_consumer(backend=self.another_backend()) for _ in range(self.harness.threads)]
         waiting = [self.waiting(consumer) for consumer in consumers]
@@ -240,13 +240,16 @@ class WaitingTests(Topic):
         consumer.reserve(1, 0)
         seen: list[int] = []
         while not seen or seen[-1] > IDLE_REQUESTS:
-            assert len(seen) < IDLE_TRIES, f"at most {IDLE_REQUESTS} requests are seldom, and there were {seen}"
+            assert len(seen) < IDLE_TRIES, (
+                f"an idle consumer must send at most {IDLE_REQUESTS} requests in a wait, got {seen}"
+            )
             before = asked()
             seconds = IDLE if before is not None else 4 * SLEEP_GRACE
             # When the consumer waits for a while
             started, spent = time.monotonic(), time.thread_time()
             assert consumer.reserve(1, seconds) == []
-            # Then it waits in the server. It sends requests when its wait begins and ends, and uses little CPU time.
+            # Then the consumer waits in the server. It sends requests when its wait begins and ends, and uses little
+            # CPU time.
             seen.append((asked() or 0) - (before or 0))
             assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
@@ -254,7 +257,7 @@ class WaitingTests(Topic):
         """Returns a consumer, and a function that returns the number of requests. None: this harness cannot count
         requests.
 
-        The number is that of all requests to the server, or of this consumer's requests through a proxy.
+        This is the number of all requests to the server, or of this consumer's requests through a proxy.
         """
         if self.harness.requests_served() is not None:
             return self.worker, self.harness.requests_served
@@ -280,7 +283,7 @@ class WaitingTests(Topic):
     def test_an_interrupt_before_the_wait_ends_the_next_one(self) -> None:
         # Given a consumer that is interrupted before its wait begins
         self.worker.interrupt()
-        # When the consumer begins to wait, then the call returns at once
+        # When the consumer begins to wait, then the call returns immediately
         waiting = self.background(lambda: self.worker.reserve(1, 3 * self.harness.patience))
         assert self.woken(waiting) == []
 

@@ -1,4 +1,5 @@
-"""Waking in time: a waiting consumer has a job soon after the job is ready, and not only at an occasional poll."""
+"""Waking in time: a waiting consumer has a job soon after the job is ready. It does not have to wait for an occasional
+poll."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from multiq.backend import Abandon, Ack, GiveBack, Release, State, Touch
+from multiq.backend import Abandon, Ack, Arrive, Enqueue, GiveBack, Release, State, Touch
 from multiq.conformance.case import LONG, SLEEP_GRACE, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.proxy import Latency
@@ -28,12 +29,24 @@ WITHIN = 0.5  # seconds from the moment when a job is ready until a waiting cons
 LEASE_LATE = 1.0  # seconds from a lease's end until the lease's job must be ready (4.2)
 BASELINES = 5  # the delay may be longer by this many times ``_baseline``, because this machine may be slow
 TRIES = 3
-GOOD = 2  # the number of these runs that must be in time: an occasional poll may be in time by chance
+GOOD = 2  # this number of ``TRIES`` runs must be in time: a single poll may be in time by chance
 OFFSETS = 12  # the number of moments at which a job comes while a consumer begins to wait
 LATENCY = 0.03  # seconds by which replies are delayed in this test
 
 #: Operations that give a waiting consumer a job.
-VERBS = ("enqueue", "a batch", "release", "give_back", "abandon", "kick", "kick_job", "reschedule", "resume")
+VERBS = (
+    "enqueue",
+    "a batch",
+    "release",
+    "give_back",
+    "abandon",
+    "kick",
+    "kick_job",
+    "reschedule",
+    "resume",
+    "arrive",
+    "enqueue step",
+)
 #: Operations after which a waiting consumer gets a job when some time has passed.
 TIMES = ("enqueue", "release", "reschedule", "pause")
 
@@ -53,7 +66,7 @@ class WakingTests(Topic):
 
     @promise("3.10", "3.7")
     @requires("shared")
-    @pytest.mark.parametrize("verb", ["enqueue", "kick", "kick_job", "reschedule", "resume"])
+    @pytest.mark.parametrize("verb", ["enqueue", "kick", "kick_job", "reschedule", "resume", "arrive", "enqueue step"])
     def test_a_waiting_consumer_has_another_process_s_job_in_time(self, verb: str) -> None:
         # Given a consumer that waits, when another process gives it a job, then the consumer has the job in time
         self._in_time(lambda: self._wakes(partial(self._given_for, verb), elsewhere=True))
@@ -61,14 +74,14 @@ class WakingTests(Topic):
     @promise("3.10", "3.7", "5.9")
     @pytest.mark.parametrize("how", ["reserve", "exchange"])
     def test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues(self, how: str) -> None:
-        # Given a consumer of two queues, which was woken before and waits again in a reserve or in an exchange
-        # When a job is enqueued in one of the queues, then the consumer has the job in time
+        # Given a consumer of two queues. This consumer was woken before, and now waits again in a reserve or in an
+        # exchange When a job is enqueued in one of the queues, then the consumer has the job in time
         for at in (1, 0):
             self._in_time(partial(self._wakes_again, how, at))
 
     @promise("3.10", "3.7")
     def test_two_jobs_wake_two_consumers_in_time(self) -> None:
-        # Given two consumers that wait, when two jobs are enqueued at once, then each consumer has one job in time
+        # Given two consumers that wait, when two jobs are enqueued together, then each consumer has one job in time
         self._in_time(self._wake_two)
 
     @promise("3.10", "2.5", "7.3", "10.2")
@@ -94,7 +107,7 @@ class WakingTests(Topic):
             lease = self.take(by=holder)
             return lambda _: holder.settle([Touch(lease)])
 
-        # When no other verdict comes, then the waiting consumer has the job in time after the lease's end
+        # When the lease ends without a further verdict, then the waiting consumer has the job in time
         self._in_time(lambda: self._wakes(prepared, after=ttr + LEASE_LATE), good=1)
 
     @promise("3.10", "2.7")
@@ -143,14 +156,25 @@ class WakingTests(Topic):
             self.enqueue()
             self.backend.pause(queue, LONG)
             return lambda backend: backend.resume(queue)
+        if verb in {"arrive", "enqueue step"}:
+            return self._given_by_step(queue, verb)
         self._worker = None
         job_id = self.given(State.BURIED if verb == "kick" else State.DELAYED)
         if verb == "kick":
             return lambda backend: backend.kick(queue, 1)
         self.need("management")
-        if verb == "kick_job":
-            return lambda backend: backend.kick_job(queue, job_id)
-        return lambda backend: backend.reschedule(queue, job_id, 0)
+        calls: dict[str, Callable[[Backend], object]] = {
+            "kick_job": lambda backend: backend.kick_job(queue, job_id),
+            "reschedule": lambda backend: backend.reschedule(queue, job_id, 0),
+        }
+        return calls[verb]
+
+    def _given_by_step(self, queue: str, verb: str) -> Callable[[Backend], object]:
+        self.need("holds")
+        if verb == "arrive":
+            job_id = self.held(queue=queue)
+            return lambda backend: backend.carry_out([Arrive(queue, job_id, "member")])
+        return lambda backend: backend.carry_out([Enqueue(queue, self.new())])
 
     def _given_soon(self, what: str, delay: float) -> Callable[[Backend], object]:
         """Like ``_given_for``, but the job becomes due after *delay* seconds."""
@@ -188,17 +212,17 @@ class WakingTests(Topic):
         for _ in range(TRIES):
             try:
                 took, most = late()
-            except BackendTimeout as exc:  # the server had no time for the call, which shows nothing about waking
+            except BackendTimeout as exc:  # the server had no time for the call; this shows nothing about waking
                 took, most = 1.0, 0.0
                 seen.append(str(exc))
             else:
-                seen.append(f"{took:.2f} s, at most {most:.2f} s")
+                seen.append(f"{took:.2f} s (the limit is {most:.2f} s)")
             good -= took <= most
             if good <= 0:
                 return
             if good > TRIES - len(seen):
                 break
-        raise AssertionError(f"a waiting consumer had its job late: after {'; after '.join(seen)}")
+        raise AssertionError(f"a waiting consumer had its job late, delay in each run: {'; '.join(seen)}")
 
     def _most(self, baseline: float, lag: Lag) -> float:
         promised = WITHIN if self.can.waits_in_server else max(WITHIN, self.can.poll_interval)
@@ -327,7 +351,7 @@ class WakingTests(Topic):
             done_at = time.monotonic()
             for end in (go_read, go_write, ready_read):
                 os.close(end)
-            assert ended_well(child), "another process could not do it"
+            assert ended_well(child), "the other process ended with an error"
             return done_at
 
         return say

@@ -1,116 +1,43 @@
-"""Backends with one planted bug each, which show what mistakes the suite finds.
-
-Each backend is the memory backend with a few lines changed. Each bug has occurred in a real queue. The backends are
-complete: ``PLANTED["late ack"].open()`` returns one that can be used and measured like any other.
-"""
+"""Planted bugs about jobs: fences, time, counters, order, batches, waiting, and lost replies."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import msgspec
 
 from multiq.backend import Abandon, Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
-from multiq.backend.memory import Job, JobQueue, MemoryBackend, MemoryConsumer, Store
+from multiq.backend.memory import Job, JobQueue, MemoryConsumer, Store
+from multiq.conformance.memory_server import WiredBackend, WiredConsumer
 from multiq.driverkit.clock import SECOND
-from multiq.errors import BackendTimeout
+from multiq.errors import BackendTimeout, JobNotFound, JobReserved
 from multiq.ids import new_id
 
-from .harness import ManualHarness
-from .memory_server import WiredBackend, WiredConsumer, WireServer
-from .proxy import Proxy
+from .registry import Planted, plant
 
 if TYPE_CHECKING:
     import itertools
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from multiq.backend import Backend, NewJob, Verdict
-    from multiq.driverkit.clock import Clock
+    from multiq.backend import After, NewJob, Verdict
+    from multiq.backend.memory_limits import KeptLimits
+    from multiq.backend.memory_outcomes import KeptOutcomes
+    from multiq.backend.memory_unique import UniqueKeys
     from multiq.errors import LeaseLost
-
-
-class PlantedBug(NamedTuple):
-    name: str
-    does: str
-    """What the backend does wrong, in a sentence."""
-    test: str
-    """The test as ``Topic.test_name``, like in a report's rows."""
-    backend: type[MemoryBackend]
-
-    def open(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> MemoryBackend:
-        """Open the backend. Backends with the same *name* share their jobs, as ``memory://name`` does."""
-        return self.backend(name=name and f"{self.name}/{name}", clock=clock)
-
-    def harness(self) -> type[ManualHarness]:
-        """Make a harness for this backend, with a clock that is moved by hand."""
-        bug = self
-
-        class PlantedHarness(ManualHarness):
-            patience = 0.5  # seconds after which a consumer that has not woken counts as asleep
-            deadline = 0.3
-
-            def __init__(self) -> None:
-                super().__init__()
-                self._servers: list[WireServer] = []
-
-            def open(self) -> MemoryBackend:
-                return bug.open(name=self.prefix, clock=self.clock)
-
-            def proxied(self) -> tuple[Proxy, Backend]:
-                if not issubclass(bug.backend, WiredBackend):
-                    return super().proxied()
-                self._servers.append(WireServer(bug.backend.on_repeat))
-                proxy = Proxy(self._servers[-1].address)
-                far = bug.backend(name=f"{bug.name}/{self.prefix}", clock=self.clock)
-                far.connect((proxy.host, proxy.port), self.deadline)
-                return proxy, far
-
-            def close(self) -> None:
-                super().close()
-                for server in self._servers:
-                    server.close()
-
-        return PlantedHarness
-
-
-#: The planted bugs by name.
-PLANTED: dict[str, PlantedBug] = {}
-
-
-def _plant(name: str, does: str, test: str) -> Callable[[type[MemoryBackend]], type[MemoryBackend]]:
-    def register(backend: type[MemoryBackend]) -> type[MemoryBackend]:
-        PLANTED[name] = PlantedBug(name, does, test, backend)
-        return backend
-
-    return register
-
-
-class _Planted(MemoryBackend):
-    """A memory backend with replaceable classes for consumers and queues."""
-
-    consumer_class: ClassVar[type[MemoryConsumer]] = MemoryConsumer
-    queue_class: ClassVar[type[JobQueue]] = JobQueue
-
-    def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
-        super().__init__(name=name, clock=clock)
-        self._store.queue_class = self.queue_class
-
-    def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
-        return self.consumer_class(self._store, queues)
 
 
 # --- capabilities ----------------------------------------------------------------------------------------
 
 
-@_plant(
+@plant(
     "declared and refused",
     "managing jobs by their ids is declared, and kicking one is refused",
     "Capabilities.test_an_optional_part_works_or_is_refused[management]",
 )
-class _DeclaredAndRefused(_Planted):
+class _DeclaredAndRefused(Planted):
     def kick_job(self, queue: str, job_id: str) -> None:
         raise self.unsupported("management")
 
@@ -133,12 +60,12 @@ class _UnfencedAck(MemoryConsumer):
         return super()._settle_one(verdict, now)
 
 
-@_plant(
+@plant(
     "unfenced ack",
     "an ack deletes the job by its id, whichever lease it has now",
     "Lease.test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs",
 )
-class _NoFenceOnAck(_Planted):
+class _NoFenceOnAck(Planted):
     consumer_class = _UnfencedAck
 
 
@@ -152,21 +79,21 @@ class _UnfencedRelease(MemoryConsumer):
         return super()._settle_one(verdict, now)
 
 
-@_plant(
+@plant(
     "unfenced release",
     "a release moves the job whatever has become of it",
     "Lease.test_stale_verdicts_are_refused_when_another_consumer_buried_the_jobs",
 )
-class _NoFenceOnRelease(_Planted):
+class _NoFenceOnRelease(Planted):
     consumer_class = _UnfencedRelease
 
 
-@_plant(
+@plant(
     "fenced by state",
     "a verdict is checked against the state reserved, and not against the reservation",
     "Lease.test_stale_verdicts_are_refused_when_the_same_consumer_holds_the_jobs_again",
 )
-class _FencedByState(_Planted):
+class _FencedByState(Planted):
     queue_class = _HeldByAnybody
 
 
@@ -184,12 +111,12 @@ class _LateAccepted(MemoryConsumer):
         return super()._settle_one(verdict, now)
 
 
-@_plant(
+@plant(
     "late ack",
     "a verdict is accepted after its lease has ended, as long as no other consumer has taken the job",
     "Lease.test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job[ack]",
 )
-class _LateAck(_Planted):
+class _LateAck(Planted):
     consumer_class = _LateAccepted
 
 
@@ -201,8 +128,8 @@ class _EarlyQueue(JobQueue):
         super().make_due(job, max(0.0, delay - 1.0), now)
 
 
-@_plant("early", "delayed jobs are due a second early", "Enqueue.test_a_delayed_job_is_never_early[2.5 s]")
-class _Early(_Planted):
+@plant("early", "delayed jobs are due a second early", "Enqueue.test_a_delayed_job_is_never_early[2.5 s]")
+class _Early(Planted):
     queue_class = _EarlyQueue
 
 
@@ -211,8 +138,8 @@ class _RoundingQueue(JobQueue):
         super().make_due(job, int(delay), now)
 
 
-@_plant("whole seconds", "delays are cut to whole seconds", "Enqueue.test_a_delayed_job_is_never_early[0.999 s]")
-class _WholeSeconds(_Planted):
+@plant("whole seconds", "delays are cut to whole seconds", "Enqueue.test_a_delayed_job_is_never_early[0.999 s]")
+class _WholeSeconds(Planted):
     queue_class = _RoundingQueue
 
 
@@ -222,8 +149,8 @@ class _NoTouchQueue(JobQueue):
             super().extend(job, now)
 
 
-@_plant("touch does nothing", "a touch does not extend the lease", "Touch.test_a_touch_gives_the_full_ttr_again")
-class _TouchDoesNothing(_Planted):
+@plant("touch does nothing", "a touch does not extend the lease", "Touch.test_a_touch_gives_the_full_ttr_again")
+class _TouchDoesNothing(Planted):
     queue_class = _NoTouchQueue
 
 
@@ -235,13 +162,13 @@ class _ForgetfulQueue(JobQueue):
         return super().add(new, now)
 
 
-@_plant("pause forgotten", "an enqueue ends a pause", "Pause.test_a_paused_queue_takes_jobs")
-class _PauseForgotten(_Planted):
+@plant("pause forgotten", "an enqueue ends a pause", "Pause.test_a_paused_queue_takes_jobs")
+class _PauseForgotten(Planted):
     queue_class = _ForgetfulQueue
 
 
-@_plant("pause stops time", "a paused queue promotes nothing", "Pause.test_delays_run_on_during_a_pause")
-class _PauseStopsTime(_Planted):
+@plant("pause stops time", "a paused queue promotes nothing", "Pause.test_delays_run_on_during_a_pause")
+class _PauseStopsTime(Planted):
     class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
         def promote(self, now: int) -> None:
             if self.paused_until <= now:
@@ -256,12 +183,12 @@ class _CarefreeQueue(JobQueue):
         super().make_ready(job, crashed=False)
 
 
-@_plant(
+@plant(
     "crashes not counted",
-    "a lease that ends is not counted as a crash: a poison pill goes round for ever",
+    "a lease that ends is not counted as a crash: a job that kills its workers is retried forever",
     "Lease.test_an_ended_lease_counts_as_an_attempt_and_as_a_crash",
 )
-class _CrashesNotCounted(_Planted):
+class _CrashesNotCounted(Planted):
     queue_class = _CarefreeQueue
 
 
@@ -271,12 +198,12 @@ class _CountsGivenBack(MemoryConsumer):
         super()._carry_out(verdict, queue, job, now)
 
 
-@_plant(
+@plant(
     "give back counts",
     "a job that was given back has used up an attempt",
     "GiveBack.test_a_job_given_back_has_not_been_attempted",
 )
-class _GiveBackCounts(_Planted):
+class _GiveBackCounts(Planted):
     consumer_class = _CountsGivenBack
 
 
@@ -286,21 +213,21 @@ class _AbandonReleases(MemoryConsumer):
         super()._carry_out(verdict, queue, job, now)
 
 
-@_plant(
+@plant(
     "abandon not counted",
     "a job that is abandoned for a dead worker is not counted as a crash",
     "Abandon.test_each_crash_is_counted_once",
 )
-class _AbandonIsNoCrash(_Planted):
+class _AbandonIsNoCrash(Planted):
     consumer_class = _AbandonReleases
 
 
-@_plant(
+@plant(
     "buried not counted",
     "stats count no buried jobs, and say 0",
     "Stats.test_each_state_is_counted_by_itself",
 )
-class _BuriedNotCounted(_Planted):
+class _BuriedNotCounted(Planted):
     def stats(self, queue: str) -> QueueStats:
         stats = super().stats(queue)
         return QueueStats(
@@ -317,7 +244,7 @@ class _BuriedNotCounted(_Planted):
 
 
 class _TextSequence:
-    """Numbers that sort like text: 10 comes before 2 and 9, as in a sorted set of texts."""
+    """Numbers that are sorted as text: 10 comes before 2 and 9."""
 
     def __init__(self, inner: itertools.count[int]) -> None:
         self._inner = inner
@@ -328,23 +255,30 @@ class _TextSequence:
 
 
 class _TextQueue(JobQueue):
-    def __init__(self, name: str, sequence: itertools.count[int]) -> None:
-        super().__init__(name, _TextSequence(sequence))  # type: ignore[arg-type]
+    def __init__(
+        self,
+        name: str,
+        sequence: itertools.count[int],
+        outcomes: KeptOutcomes,
+        unique_keys: UniqueKeys,
+        limits: KeptLimits,
+    ) -> None:
+        super().__init__(name, _TextSequence(sequence), outcomes, unique_keys, limits)  # type: ignore[arg-type]
 
 
-@_plant(
+@plant(
     "order as text",
     "jobs of one priority go in the order of their numbers as text: 1, 10, 11, 2...",
     "Reserve.test_jobs_of_one_priority_go_oldest_first_past_the_tenth",
 )
-class _OrderAsText(_Planted):
+class _OrderAsText(Planted):
     queue_class = _TextQueue
 
 
-@_plant("priority reversed", "larger numbers go first", "Reserve.test_the_lowest_priority_number_goes_first")
-class _PriorityReversed(_Planted):
+@plant("priority reversed", "larger numbers go first", "Reserve.test_the_lowest_priority_number_goes_first")
+class _PriorityReversed(Planted):
     class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
-        def take(self, now: int, token: str) -> Job | None:
+        def take(self, now: int, token: str, *, with_gates: bool = True) -> Job | None:
             ready = [job for job in self.jobs.values() if job.state is State.READY]
             if not ready or self.paused_until > now:
                 return None
@@ -364,12 +298,12 @@ class _Impartial(MemoryConsumer):
         return super()._take(limit, now, sorted(order, key=best))
 
 
-@_plant(
+@plant(
     "queues mixed",
     "the best priority of all queues goes first, as on beanstalkd's watch list",
     "Reserve.test_earlier_queues_come_first_against_all_priorities",
 )
-class _QueuesMixed(_Planted):
+class _QueuesMixed(Planted):
     consumer_class = _Impartial
 
 
@@ -380,12 +314,12 @@ class _Stubborn(MemoryConsumer):
         return super().reserve(limit, timeout)
 
 
-@_plant(
+@plant(
     "order ignored",
-    "a consumer that is given an order asks its queues in its own",
+    "a call that is given an order of queues uses the consumer's own order",
     "QueueOrder.test_the_order_holds_for_the_call",
 )
-class _OrderIgnored(_Planted):
+class _OrderIgnored(Planted):
     consumer_class = _Stubborn
 
 
@@ -396,44 +330,44 @@ class _Remembering(MemoryConsumer):
         return super().reserve(limit, timeout)
 
 
-@_plant(
+@plant(
     "order kept",
-    "a consumer that was given an order for one call goes on in it",
+    "an order of queues that was given for one call applies to later calls, too",
     "QueueOrder.test_the_next_call_without_an_order_has_the_consumer_s_own",
 )
-class _OrderKept(_Planted):
+class _OrderKept(Planted):
     consumer_class = _Remembering
 
 
-@_plant(
+@plant(
     "give-back not delayed",
     "a job that is given back with a delay is ready at once",
     "GiveBack.test_a_job_given_back_with_a_delay_is_ready_after_it_and_not_before",
 )
-class _GiveBackNotDelayed(_Planted):
+class _GiveBackNotDelayed(Planted):
     class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
         def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
             super()._carry_out(GiveBack(verdict.lease) if isinstance(verdict, GiveBack) else verdict, queue, job, now)
 
 
-@_plant(
+@plant(
     "delayed give-back counted",
-    "a job that is given back with a delay has been attempted",
+    "a give-back with a delay counts as an attempt",
     "GiveBack.test_a_delayed_give_back_counts_no_attempt",
 )
-class _DelayedGiveBackCounted(_Planted):
+class _DelayedGiveBackCounted(Planted):
     class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
         def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
             job.attempt += isinstance(verdict, GiveBack) and verdict.delay > 0
             super()._carry_out(verdict, queue, job, now)
 
 
-@_plant(
+@plant(
     "retried at the tail",
     "a released job goes to the end of its queue",
     "Reserve.test_a_released_job_goes_before_younger_ones",
 )
-class _RetriedAtTheTail(_Planted):
+class _RetriedAtTheTail(Planted):
     class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
         def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
             if isinstance(verdict, Release):
@@ -441,12 +375,12 @@ class _RetriedAtTheTail(_Planted):
             super()._carry_out(verdict, queue, job, now)
 
 
-@_plant(
+@plant(
     "kicks delayed jobs",
     "a kick with nothing buried kicks delayed jobs, as beanstalkd's does",
     "Kick.test_a_kick_never_touches_delayed_jobs",
 )
-class _KicksDelayedJobs(_Planted):
+class _KicksDelayedJobs(Planted):
     def kick(self, queue: str, limit: int) -> int:
         kicked = super().kick(queue, limit)
         delayed = self.jobs(queue, State.DELAYED, limit=limit).jobs if kicked == 0 else []
@@ -464,21 +398,50 @@ class _HarshQueue(JobQueue):
         return job if job is not None else super().unreserved(job_id)
 
 
-@_plant(
+@plant(
     "deletes reserved jobs",
-    "delete takes a job away from under its holder",
+    "delete deletes a reserved job",
     "Delete.test_a_reserved_job_cannot_be_deleted",
 )
-class _DeletesReservedJobs(_Planted):
+class _DeletesReservedJobs(Planted):
     queue_class = _HarshQueue
 
 
-@_plant(
+@plant(
+    "answers in another order",
+    "delete_many answers first for the jobs that it has deleted",
+    "Delete.test_of_many_jobs_those_are_deleted_that_are_not_reserved",
+)
+class _AnswersInAnotherOrder(Planted):
+    def delete_many(
+        self, queue: str, ids: Sequence[str], *, after: After | None = None
+    ) -> list[JobNotFound | JobReserved | None]:
+        return sorted(super().delete_many(queue, ids, after=after), key=lambda answer: answer is not None)
+
+
+@plant(
+    "an ended lease denies",
+    "delete_many does not delete a job whose lease has ended",
+    "Delete.test_a_job_is_deleted_with_others_in_any_state_but_reserved[lease ended]",
+)
+class _AnEndedLeaseDenies(Planted):
+    def delete_many(
+        self, queue: str, ids: Sequence[str], *, after: After | None = None
+    ) -> list[JobNotFound | JobReserved | None]:
+        with self._store.lock:
+            jobs = self._store.queue(queue, self._store.clock()).jobs
+            crashed = {job_id for job_id in ids if job_id in jobs and jobs[job_id].crashes}
+        free = [job_id for job_id in ids if job_id not in crashed]
+        answers = dict(zip(free, super().delete_many(queue, free, after=after), strict=True))
+        return [JobReserved(queue, job_id) if job_id in crashed else answers[job_id] for job_id in ids]
+
+
+@plant(
     "purges reserved jobs",
-    "purge takes jobs away from under their holders",
+    "purge deletes reserved jobs",
     "Purge.test_a_purge_never_deletes_a_reserved_job",
 )
-class _PurgesReservedJobs(_Planted):
+class _PurgesReservedJobs(Planted):
     def purge(self, queue: str, states: Sequence[State]) -> int:
         purged = super().purge(queue, states)
         with self._store.changed:
@@ -489,24 +452,24 @@ class _PurgesReservedJobs(_Planted):
         return purged + len(doomed)
 
 
-@_plant(
+@plant(
     "half a batch",
     "the second half of a long batch is lost without an error",
     "Enqueue.test_a_thousand_jobs_in_one_call_all_arrive_in_order",
 )
-class _HalfABatch(_Planted):
+class _HalfABatch(Planted):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         kept = jobs if len(jobs) < 500 else jobs[: len(jobs) // 2]
         super().enqueue(queue, kept, connection=connection)
         return [job.id for job in jobs]
 
 
-@_plant(
+@plant(
     "batches in parts",
-    "a batch is written in parts, and others see it grow",
+    "a batch is written in parts, and other clients see the parts",
     "Concurrency.test_a_part_of_a_batch_is_never_seen",
 )
-class _BatchesInParts(_Planted):
+class _BatchesInParts(Planted):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         ids = []
         for at in range(0, len(jobs), 20):
@@ -527,12 +490,12 @@ class _DoublingQueue(JobQueue):
         return super().add(new, now)
 
 
-@_plant(
+@plant(
     "repeats doubled",
     "an enqueue that is repeated makes a second job",
     "Enqueue.test_a_repeated_enqueue_makes_no_second_job",
 )
-class _RepeatsDoubled(_Planted):
+class _RepeatsDoubled(Planted):
     queue_class = _DoublingQueue
 
 
@@ -543,8 +506,8 @@ class _Racing(MemoryConsumer):
         with self._store.changed:
             now = self._store.clock()
             seen = [
-                (queue, job)
-                for queue in map(lambda name: self._store.queue(name, now), self.queues)  # noqa: C417 - one call each
+                (queue, job, job.body)  # the body is dropped when another consumer settles the job
+                for queue in (self._store.queue(name, now) for name in self.queues)
                 if queue.paused_until <= now
                 for _, job in queue.listing(State.READY)
             ][:limit]
@@ -552,9 +515,9 @@ class _Racing(MemoryConsumer):
             return super().reserve(limit, timeout, queues)
         time.sleep(0.0005)
         with self._store.changed:
-            return [self._seize(queue, job) for queue, job in seen]
+            return [self._seize(queue, job, body) for queue, job, body in seen]
 
-    def _seize(self, queue: JobQueue, job: Job) -> Lease:
+    def _seize(self, queue: JobQueue, job: Job, body: bytes) -> Lease:
         now = self._store.clock()
         job.attempt += 1
         job.token = str(next(self._tokens))
@@ -563,22 +526,23 @@ class _Racing(MemoryConsumer):
             queue=queue.name,
             id=job.id,
             token=job.token,
-            body=job.body,
+            body=body,
             priority=job.priority,
             ttr=job.ttr,
             attempt=job.attempt,
             crashes=job.crashes,
             kicks=job.kicks,
             age=(now - job.enqueued_at) / SECOND,
+            memo=job.memo,
         )
 
 
-@_plant(
+@plant(
     "handed out twice",
-    "two consumers that look at one moment get the same job",
+    "two consumers that reserve at the same moment get the same job",
     "Concurrency.test_of_many_that_want_one_job_one_gets_it",
 )
-class _HandedOutTwice(_Planted):
+class _HandedOutTwice(Planted):
     consumer_class = _Racing
 
 
@@ -591,24 +555,24 @@ class _AllOrNothing(MemoryConsumer):
         return [first] * len(verdicts) if first is not None else super().settle(verdicts)
 
 
-@_plant(
+@plant(
     "one refusal for all",
     "one stale verdict in a call refuses all others",
     "Settle.test_a_refused_verdict_does_not_touch_the_others",
 )
-class _OneRefusalForAll(_Planted):
+class _OneRefusalForAll(Planted):
     consumer_class = _AllOrNothing
 
 
 # --- reading and waking ----------------------------------------------------------------------------------
 
 
-@_plant(
+@plant(
     "page skips a job",
     "a listing's cursor points behind the first job of the next page",
     "Jobs.test_pages_follow_each_other_without_gap_or_overlap[ready]",
 )
-class _PageSkipsAJob(_Planted):
+class _PageSkipsAJob(Planted):
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         page = super().jobs(queue, state, limit=limit, after=after)
         if page.after is None:
@@ -617,8 +581,8 @@ class _PageSkipsAJob(_Planted):
         return Page(page.jobs, skipped.after)
 
 
-@_plant("peek counts", "a look at a job counts as an attempt", "Peek.test_peek_changes_nothing")
-class _PeekCounts(_Planted):
+@plant("peek counts", "peek counts as an attempt", "Peek.test_peek_changes_nothing")
+class _PeekCounts(Planted):
     def peek(self, queue: str, job_id: str) -> JobRecord:
         record = super().peek(queue, job_id)
         with self._store.changed:
@@ -662,17 +626,17 @@ class _Planning(MemoryConsumer):
         return was
 
 
-@_plant(
+@plant(
     "sleeps too long",
     "a consumer that sleeps until the next due time does not notice an earlier one",
     "Waiting.test_an_earlier_due_time_is_noticed_by_a_waiting_consumer",
 )
-class _SleepsTooLong(_Planted):
+class _SleepsTooLong(Planted):
     consumer_class = _Planning
 
 
 class _NeverWoken(MemoryConsumer):
-    """Polls at the beginning and at the end of its timeout, and not in between."""
+    """Polls at the beginning and at the end of its timeout, but never in between."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         leases = super().reserve(limit, 0, queues)
@@ -684,12 +648,12 @@ class _NeverWoken(MemoryConsumer):
         return super().reserve(limit, 0, queues)
 
 
-@_plant(
-    "wakes for nothing",
+@plant(
+    "is not woken",
     "a waiting consumer is not woken by a new job",
     "Waiting.test_a_new_job_wakes_a_waiting_consumer",
 )
-class _WakesForNothing(_Planted):
+class _IsNotWoken(Planted):
     consumer_class = _NeverWoken
 
 
@@ -697,11 +661,11 @@ class _WakesForNothing(_Planted):
 
 
 def _again(_: object, call: Callable[[], object]) -> object:
-    """Carry out a repeated call once more, like a server that does not recognise the repetition."""
+    """Carry out a repeated call once more. A server that does not recognise the repetition has this bug."""
     return call()
 
 
-@_plant(
+@plant(
     "delete denied",
     "a delete that is repeated because its reply was lost says that there was no such job",
     "LostReplies.test_a_delete_whose_reply_is_lost_does_not_say_that_there_was_no_job",
@@ -710,7 +674,27 @@ class _DeleteDenied(WiredBackend):
     on_repeat: ClassVar = {"delete": _again}
 
 
-@_plant(
+@plant(
+    "many deletes denied",
+    "a delete_many that is repeated because its reply was lost says that there were no such jobs",
+    "LostReplies.test_a_delete_of_many_jobs_whose_reply_is_lost_answers_for_each_job",
+)
+class _ManyDeletesDenied(WiredBackend):
+    on_repeat: ClassVar = {"delete_many": _again}
+
+
+@plant(
+    "missing means deleted",
+    "a delete_many that is repeated because its reply was lost takes each job that is gone for deleted",
+    "LostReplies.test_a_delete_of_many_jobs_whose_reply_is_lost_keeps_an_outcome_for_each",
+)
+class _MissingMeansDeleted(WiredBackend):
+    on_repeat: ClassVar = {
+        "delete_many": lambda answers, _: [None if isinstance(each, JobNotFound) else each for each in answers]
+    }
+
+
+@plant(
     "kick answers 0",
     "a kick that is repeated because its reply was lost finds nothing to kick, and says so",
     "LostReplies.test_a_kick_whose_reply_is_lost_counts_what_it_kicked",
@@ -719,7 +703,7 @@ class _KickAnswersZero(WiredBackend):
     on_repeat: ClassVar = {"kick": lambda *_: 0}
 
 
-@_plant(
+@plant(
     "purge answers 0",
     "a purge that is repeated because its reply was lost finds nothing to delete, and says so",
     "LostReplies.test_a_purge_whose_reply_is_lost_counts_what_it_deleted",
@@ -732,16 +716,16 @@ def _and_one_more(leases: Any, call: Callable[[], Any]) -> list[Lease]:
     return [*leases, *call()[:1]]
 
 
-@_plant(
+@plant(
     "three for two",
-    "a reserve that is repeated because its reply was lost hands out what it got, and more",
+    "a reserve that is repeated because its reply was lost hands out the jobs of the first call, and more",
     "LostReplies.test_a_reserve_whose_reply_is_lost_hands_out_no_more_than_was_asked_and_loses_none",
 )
 class _ThreeForTwo(WiredBackend):
     on_repeat: ClassVar = {"reserve": _and_one_more}
 
 
-@_plant(
+@plant(
     "lost with the reply",
     "the jobs of a waiting reserve whose reply was lost stay reserved, and no consumer has them",
     "LostReplies.test_a_waiting_reserve_whose_reply_is_lost_gets_the_job_that_comes",
@@ -750,7 +734,7 @@ class _LostWithTheReply(WiredBackend):
     on_repeat: ClassVar = {"reserve": lambda *_: []}
 
 
-@_plant(
+@plant(
     "ack called lost",
     "an ack that counted, and is repeated because its reply was lost, is refused",
     "LostReplies.test_an_ack_whose_reply_is_lost_is_answered_as_it_was_carried_out",
@@ -765,34 +749,34 @@ def _under_new_ids(ids: object, call: Any) -> object:
     return ids
 
 
-@_plant(
+@plant(
     "enqueued twice",
-    "an enqueue that is repeated because its reply was lost makes its jobs again",
+    "an enqueue that is repeated because its reply was lost stores its jobs twice",
     "LostReplies.test_an_enqueue_whose_reply_is_lost_adds_its_jobs_once",
 )
 class _EnqueuedTwice(WiredBackend):
     on_repeat: ClassVar = {"enqueue": _under_new_ids}
 
 
-@_plant(
+@plant(
     "uncertain called unavailable",
-    "an enqueue whose replies are lost for good says that the server is out of reach, as if nothing were there",
+    "an enqueue whose replies are all lost raises BackendUnavailable, as if nothing had been stored",
     "LostReplies.test_an_enqueue_whose_replies_are_all_lost_names_the_jobs_whose_outcome_is_unknown",
 )
 class _UncertainCalledUnavailable(WiredBackend):
     names_uncertain_enqueues = False
 
 
-@_plant(
+@plant(
     "uncertain called timeout",
-    "an enqueue that the server does not answer is a timeout, as if nothing had been sent",
+    "an enqueue that the server does not answer raises BackendTimeout, as if nothing had been sent",
     "Hangs.test_an_enqueue_that_a_server_does_not_answer_is_uncertain_and_can_be_repeated",
 )
 class _UncertainCalledTimeout(WiredBackend):
     names_uncertain_enqueues = False
 
 
-@_plant(
+@plant(
     "zero for a lost reply",
     "counts no ready jobs if the reply is lost",
     "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
@@ -801,25 +785,25 @@ class _Unavailable(WiredBackend):
     on_repeat: ClassVar = {"stats": lambda stats, _: msgspec.structs.replace(stats, ready=0)}
 
 
-@_plant(
+@plant(
     "kick presumed",
-    "a kick of one job whose connection is lost is taken for done, though the server never received it",
+    "a kick of one job whose connection is lost counts as carried out, though the server never received it",
     "LostReplies.test_a_kick_of_one_job_whose_reply_is_lost_kicks_it_once",
 )
 class _KickPresumed(WiredBackend):
     on_loss: ClassVar = {"kick_job": None}
 
 
-@_plant(
+@plant(
     "verdicts presumed",
-    "a verdict whose connection is lost is taken for done, though the server never received it",
+    "a verdict whose connection is lost counts as carried out, though the server never received it",
     "LostReplies.test_a_bury_whose_reply_is_lost_is_carried_out_once",
 )
 class _VerdictsPresumed(WiredBackend):
     on_loss: ClassVar = {"settle": [None, None]}
 
 
-@_plant(
+@plant(
     "attempts counted twice",
     "a reserve that is repeated because its reply was lost counts a crash, and another attempt",
     "LostReplies.test_a_reserve_whose_reply_is_lost_counts_one_attempt",
@@ -842,7 +826,7 @@ def _put_behind(answers: object, call: Any) -> object:
     return answers
 
 
-@_plant(
+@plant(
     "released again, put behind",
     "a release that is repeated because its reply was lost moves its job to the end of the queue",
     "LostReplies.test_a_release_whose_reply_is_lost_leaves_the_job_in_its_place",
@@ -856,7 +840,7 @@ def _twice_as_late(_: object, call: Any) -> object:
     return call.func(verb, queue, job_id, 2 * delay)
 
 
-@_plant(
+@plant(
     "rescheduled from then",
     "a reschedule that is repeated because its reply was lost adds its delay to that of the first",
     "LostReplies.test_a_reschedule_whose_reply_is_lost_moves_its_job_once",
@@ -865,7 +849,7 @@ class _RescheduledFromThen(WiredBackend):
     on_repeat: ClassVar = {"reschedule": _twice_as_late}
 
 
-@_plant(
+@plant(
     "page without a next",
     "a listing that is repeated because its reply was lost ends after a page",
     "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[jobs]",
@@ -874,9 +858,9 @@ class _PageWithoutANext(WiredBackend):
     on_repeat: ClassVar = {"jobs": lambda page, _: Page(page.jobs, None)}
 
 
-@_plant(
+@plant(
     "patient",
-    "each of its tries waits for the whole of a deadline, and more",
+    "each attempt of a call waits for the whole deadline, and more",
     "Hangs.test_every_call_to_a_server_that_hangs_ends_with_a_timeout_in_time",
 )
 class _Patient(WiredBackend):
@@ -895,9 +879,9 @@ class _OnceSilentAlwaysDone(WiredConsumer):
         return answers
 
 
-@_plant(
+@plant(
     "silence is consent",
-    "a verdict that the server did not answer is taken for done when it is said again",
+    "a verdict that the server did not answer counts as carried out when it is repeated",
     "Hangs.test_a_verdict_that_a_server_took_no_notice_of_can_be_said_again",
 )
 class _SilenceIsConsent(WiredBackend):
@@ -915,7 +899,7 @@ class _TriesForLong(WiredConsumer):
         return super().exchange(verdicts, limit, timeout, queues)
 
 
-@_plant(
+@plant(
     "patient exchange",
     "an exchange that is not answered is tried again, with a deadline of its own",
     "Hangs.test_an_exchange_with_a_server_that_hangs_ends_in_time",
@@ -925,7 +909,7 @@ class _PatientExchange(WiredBackend):
         return _TriesForLong(self, queues)
 
 
-@_plant(
+@plant(
     "silence means empty",
     "a reserve on a server that does not answer finds no job",
     "Hangs.test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time",
@@ -936,7 +920,7 @@ class _SilenceIsNoJob(WiredBackend):
 
 # --- waking late -----------------------------------------------------------------------------------------
 
-_NOW_AND_THEN = 3.0  # seconds between two polls: a job may wait this long if no consumer is woken
+_NOW_AND_THEN = 3.0  # seconds between two polls; if no consumer is woken, a job may wait for this time
 
 
 class _NotifyingStore(Store):
@@ -986,7 +970,7 @@ class _Waiting(MemoryConsumer):
         return answers
 
 
-class _Notifying(_Planted):
+class _Notifying(Planted):
     """Notifies after each operation that may give a consumer a job, except the operations in ``silent``."""
 
     store_class = _NotifyingStore
@@ -1024,33 +1008,33 @@ class _Notifying(_Planted):
 _IN_TIME = "Waking.test_a_waiting_consumer_has_the_job_in_time"
 
 
-@_plant("no wakeup", "no consumer is ever woken: all look every three seconds", f"{_IN_TIME}[enqueue]")
+@plant("no wakeup", "no consumer is ever woken: all poll every three seconds", f"{_IN_TIME}[enqueue]")
 class _NoWakeup(_Notifying):
     silent = frozenset({"enqueue", "reschedule", "kick", "kick_job", "resume"})
 
 
-@_plant("reschedule does not wake", "a job rescheduled to now waits for the next look", f"{_IN_TIME}[reschedule]")
+@plant("reschedule does not wake", "a job rescheduled to now waits for the next poll", f"{_IN_TIME}[reschedule]")
 class _RescheduleDoesNotWake(_Notifying):
     silent = frozenset({"reschedule"})
 
 
-@_plant("kick does not wake", "a kicked job waits for the next look", f"{_IN_TIME}[kick]")
+@plant("kick does not wake", "a kicked job waits for the next poll", f"{_IN_TIME}[kick]")
 class _KickDoesNotWake(_Notifying):
     silent = frozenset({"kick"})
 
 
-@_plant("resume does not wake", "a resumed queue waits for the next look", f"{_IN_TIME}[resume]")
+@plant("resume does not wake", "a resumed queue waits for the next poll", f"{_IN_TIME}[resume]")
 class _ResumeDoesNotWake(_Notifying):
     silent = frozenset({"resume"})
 
 
-@_plant("release does not wake", "a released job waits for the next look", f"{_IN_TIME}[release]")
+@plant("release does not wake", "a released job waits for the next poll", f"{_IN_TIME}[release]")
 class _ReleaseDoesNotWake(_Notifying):
     class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
         notifies_after = ()
 
 
-@_plant("abandon does not wake", "an abandoned job waits for the next look", f"{_IN_TIME}[abandon]")
+@plant("abandon does not wake", "an abandoned job waits for the next poll", f"{_IN_TIME}[abandon]")
 class _AbandonDoesNotWake(_Notifying):
     class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
         notifies_after = (Release, GiveBack)
@@ -1069,9 +1053,9 @@ class _SleepsInExchanges(_Waiting):
         return answers, leases
 
 
-@_plant(
+@plant(
     "exchange is not woken",
-    "an exchange that waits looks every three seconds",
+    "an exchange that waits polls every three seconds",
     "Waking.test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues[exchange]",
 )
 class _ExchangeIsNotWoken(_Notifying):
@@ -1091,9 +1075,9 @@ class _WokenOnce(_Waiting):
         return super().reserve(limit, max(0.0, give_up_at - time.monotonic()), queues)
 
 
-@_plant(
+@plant(
     "woken once",
-    "a consumer is woken in its first wait, and then looks every three seconds",
+    "a consumer is woken in its first wait, and then polls every three seconds",
     "Waking.test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues[reserve]",
 )
 class _OnlyWokenOnce(_Notifying):
@@ -1107,9 +1091,9 @@ class _NotifiesOne(_NotifyingStore):
             self.changed.notify(1)
 
 
-@_plant(
+@plant(
     "wakes only one",
-    "a batch of jobs wakes one of the consumers that wait, and the others look every three seconds",
+    "a batch of jobs wakes one of the consumers that wait, and the others poll every three seconds",
     "Waking.test_two_jobs_wake_two_consumers_in_time",
 )
 class _OneIsWoken(_Notifying):
@@ -1126,9 +1110,7 @@ class _OneIsWoken(_Notifying):
         return ids
 
 
-@_plant(
-    "wakes too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
-)
+@plant("wakes too early", "a batch is notified before it is stored, and found at the next poll", f"{_IN_TIME}[a batch]")
 class _NotifiesTooEarly(_Notifying):
     silent = frozenset({"enqueue"})
 
@@ -1138,9 +1120,9 @@ class _NotifiesTooEarly(_Notifying):
         return super().enqueue(queue, jobs, connection=connection)
 
 
-@_plant(
+@plant(
     "listens too late",
-    "a consumer begins to listen when it has looked: what comes in between is found at the next look",
+    "a consumer begins to listen after its poll: a job that comes in between is found at the next poll",
     "Waking.test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time",
 )
 class _WaitsTooLate(_Notifying):
@@ -1156,9 +1138,9 @@ class _PollingConsumer(WiredConsumer):
         return leases
 
 
-@_plant(
+@plant(
     "polls",
-    "a consumer that is said to wait in the server asks it five times a second",
+    "a consumer that declares waits_in_server sends five requests a second",
     "Waiting.test_an_idle_consumer_asks_the_server_seldom",
 )
 class _Polls(WiredBackend):
@@ -1176,21 +1158,21 @@ class _PutsBehind(MemoryConsumer):
         super()._carry_out(verdict, queue, job, now)
 
 
-@_plant(
+@plant(
     "put off, put behind",
     "a job that is released with a delay takes a new place",
     "Reserve.test_a_job_released_with_a_delay_is_still_the_oldest_when_it_is_due",
 )
-class _PutOffPutBehind(_Planted):
+class _PutOffPutBehind(Planted):
     consumer_class = _PutsBehind
 
 
-@_plant(
+@plant(
     "duplicates re-time",
     "enqueuing the id of a delayed job again gives it the new delay",
     "Enqueue.test_a_known_id_does_not_re_time_a_delayed_job",
 )
-class _DuplicatesReTime(_Planted):
+class _DuplicatesReTime(Planted):
     class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
         def add(self, new: NewJob, now: int) -> str:
             job = self.jobs.get(new.id)
@@ -1199,12 +1181,12 @@ class _DuplicatesReTime(_Planted):
             return super().add(new, now)
 
 
-@_plant(
+@plant(
     "duplicates dig up",
     "enqueuing the id of a buried job with a delay makes it a delayed one",
     "Enqueue.test_a_known_id_leaves_the_job_in_its_state[buried]",
 )
-class _DuplicatesDigUp(_Planted):
+class _DuplicatesDigUp(Planted):
     class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
         def add(self, new: NewJob, now: int) -> str:
             job = self.jobs.get(new.id)
@@ -1213,12 +1195,12 @@ class _DuplicatesDigUp(_Planted):
             return super().add(new, now)
 
 
-@_plant(
+@plant(
     "duplicates prolong",
     "enqueuing the id of a reserved job gives it the new ttr",
     "Enqueue.test_a_known_id_leaves_the_job_in_its_state[reserved]",
 )
-class _DuplicatesProlong(_Planted):
+class _DuplicatesProlong(Planted):
     class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
         def add(self, new: NewJob, now: int) -> str:
             job = self.jobs.get(new.id)
@@ -1227,19 +1209,19 @@ class _DuplicatesProlong(_Planted):
             return super().add(new, now)
 
 
-@_plant(
+@plant(
     "delays cut",
     "delays are cut to hundredths of a second, though microseconds are declared",
     "Enqueue.test_no_fraction_of_a_delay_is_cut_off[enqueue]",
 )
-class _DelaysCut(_Planted):
+class _DelaysCut(Planted):
     class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
         def make_due(self, job: Job, delay: float, now: int) -> None:
             super().make_due(job, int(delay * 100) / 100, now)
 
 
-@_plant("long delays cut", "delays are cut to a year", "Enqueue.test_the_longest_delay_is_kept")
-class _LongDelaysCut(_Planted):
+@plant("long delays cut", "delays are cut to a year", "Enqueue.test_the_longest_delay_is_kept")
+class _LongDelaysCut(Planted):
     class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
         def make_due(self, job: Job, delay: float, now: int) -> None:
             super().make_due(job, min(delay, 365 * 86400.0), now)
@@ -1261,12 +1243,12 @@ class _SeesNoPause(MemoryConsumer):
                     queue.paused_until = paused_until
 
 
-@_plant(
+@plant(
     "exchange sees no pause",
     "an exchange hands out jobs of a paused queue",
     "Pause.test_an_exchange_hands_out_nothing_of_a_paused_queue",
 )
-class _ExchangeSeesNoPause(_Planted):
+class _ExchangeSeesNoPause(Planted):
     consumer_class = _SeesNoPause
 
 
@@ -1277,12 +1259,12 @@ class _OtherClock(MemoryConsumer):
         return leases
 
 
-@_plant(
+@plant(
     "asked by another clock",
-    "asked_at is by the time of day",
+    "asked_at is a time of day, not a monotonic time",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[at once]",
 )
-class _AskedByAnotherClock(_Planted):
+class _AskedByAnotherClock(Planted):
     consumer_class = _OtherClock
 
 
@@ -1293,9 +1275,9 @@ class _StaleConsumer(_Waiting):
         return super().reserve(limit, timeout, queues)
 
 
-@_plant(
+@plant(
     "asked long ago",
-    "after a wait asked_at is that of the request before",
+    "after a wait, asked_at is the time of the previous request",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[after a wait]",
 )
 class _AskedLongAgo(_Notifying):
