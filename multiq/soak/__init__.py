@@ -5,7 +5,7 @@
 - ``invariants`` holds the properties that every history must have.
 - ``checking`` checks a history by all invariants.
 
-These four modules import only the errors of multiq, so that the tested code has no part in the check.
+From multiq, these four modules import only the errors. So the tested code has no part in the check.
 
 - ``tasks`` and ``clients`` are the load.
 - ``crew`` starts the processes of the load.

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from .site import Site
 
 _WITHOUT_FAULTS = 5.0  # seconds of load after all faults are healed
-_DRAIN = 60.0  # seconds, at most, until nothing but buried jobs is left
+_DRAIN = 60.0  # the longest time, in seconds, until only buried jobs are left
 _BETWEEN = 0.7  # seconds from one fault to the next
 _LOOK_EVERY = 2.0  # seconds between two checks of a soak that ends with the first violation
-_UNWRITTEN = 500_000_000  # ns; an older event has been written to its file
+_UNWRITTEN = 500_000_000  # ns; an event that is older than this has certainly been written to its file
 _MIB = 1 << 20
 
 
@@ -44,7 +44,7 @@ class Plan:
     seconds: float
     """The duration of the load with faults."""
     faults: Collection[str] | None = None
-    """The names of the faults to make. None: all faults that the site allows."""
+    """The names of the faults to make, or None for all faults that are available on the tested store."""
     drain: float = _DRAIN
     """The time limit of draining, in seconds."""
     until: str = ""
@@ -98,7 +98,7 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
 
 
 def setting_for(driver: str, load: Load) -> Setting:
-    """The facts about a backend that the invariants need."""
+    """Return the facts about a backend that the invariants need."""
     return Setting(
         ends_leases_with_connection=driver == "beanstalk",
         one_consumer=frozenset({load.lane}),

@@ -37,7 +37,7 @@ class Verdict:
         if name == "I18":
             return [event for event in self.events if event.f in {"memory", "files"}]
         jobs = {number for one in found[:_SHOWN] for number in (one.number, *one.others) if number is not None}
-        if any(one.number is None for one in found):  # a violation of counts concerns every job that the audit found
+        if any(one.number is None for one in found):  # a violation about counts concerns all jobs that the audit found
             jobs |= {number for event in self.events if event.f == "audit" for number in event.jobs}
         return cut(self.events, jobs)
 
@@ -87,7 +87,7 @@ def _figures(stories: Stories) -> dict[str, int]:
         figures["left undone"] = sum(any(state != "buried" for state in story.at_rest) for story in stories)
     kinds = Counter(event.kind for event in stories.notes["struck"])
     figures["faults"] = sum(kinds.values())
-    if stories.notes["missed"]:  # faults that were tried and not observed
+    if stories.notes["missed"]:  # faults that were tried but not observed
         figures["faults missed"] = len(stories.notes["missed"])
     kinds.update(f"{fault.kind} by a job" for fault in stories.faults if fault.proc.startswith("job."))
     return {**figures, **dict(sorted(kinds.items()))}

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _load = of_this_process()
 _folder = Path(_load.folder)
 _parent = os.getppid()
-_OF_LANE = 3  # jobs at most in one enqueue to the lane, because its single consumer takes them one by one
+_OF_LANE = 3  # the largest number of jobs in one enqueue to the lane, because its only consumer takes jobs one by one
 _VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
 
 
@@ -61,24 +61,41 @@ class Caller:
     def call(
         self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any
     ) -> Any:
-        """Return the result of *work*. If *work* raises, record the error and return None."""
+        """Return the result of *work*. If *work* raises, record the error and return None.
+
+        The fields *asked* are stored with the call in the history. *told* makes the fields of the answer from the
+        result.
+        """
         op = self.recorder.invoke(f, **asked)
+        watch = _Stopwatch()
         try:
             result = work()
         except Exception as exc:  # noqa: BLE001 - the history records the exception
             type_, fields = _failure(exc)
-            self.recorder.answer(type_, f, op, **fields)  # type: ignore[arg-type]
+            self.recorder.answer(type_, f, op, seconds=watch.seconds, **fields)  # type: ignore[arg-type]
             time.sleep(0.05)  # keeps the history small during an outage
             return None
-        self.recorder.answer("ok", f, op, **(told(result) if told else {}))
+        self.recorder.answer("ok", f, op, seconds=watch.seconds, **(told(result) if told else {}))
         return result
 
 
-def _failure(exc: Exception) -> tuple[str, dict[str, Any]]:
-    """The event type and the fields for a call that raised.
+class _Stopwatch:
+    """Measures the duration of a call. A stopwatch is made after the call's ``invoke`` was written. It is read before
+    the call's answer is written, because the writing of an event can wait for a busy disk."""
 
-    The type is always ``info``, because the effect is unknown. After a ``BackendError`` of a settle, the server may or
-    may not have carried out the verdicts.
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+
+def _failure(exc: Exception) -> tuple[str, dict[str, Any]]:
+    """Return the event type and the fields for a call that has raised an error.
+
+    The type is always ``info``, because the effect is unknown. After a ``BackendError`` of a settle, it is unknown
+    whether the server has carried out the verdicts.
     """
     fields = {"err": f"{type(exc).__name__}: {exc}"[:300], "is_typed": isinstance(exc, MultiqError)}
     return "info", fields
@@ -134,18 +151,19 @@ def _produce_raw(caller: Caller, backend: Backend, queue: str, numbers: Sequence
 
 def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> Any:
     op = caller.recorder.invoke("enqueue", **asked)
+    watch = _Stopwatch()
     try:
         result = work()
     except (EnqueueUncertain, EnqueuePartial) as exc:
-        caller.recorder.answer("info", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
+        caller.recorder.answer("info", "enqueue", op, seconds=watch.seconds, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
-    except multiq.MultiqError as exc:  # after any other documented error none of the call's jobs is stored
-        caller.recorder.answer("fail", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
+    except multiq.MultiqError as exc:  # after any other documented error, no job of the call is stored
+        caller.recorder.answer("fail", "enqueue", op, seconds=watch.seconds, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
     except Exception as exc:  # noqa: BLE001 - the history records the exception
-        caller.recorder.answer("info", "enqueue", op, err=repr(exc)[:300], is_typed=False)
+        caller.recorder.answer("info", "enqueue", op, seconds=watch.seconds, err=repr(exc)[:300], is_typed=False)
     else:
-        caller.recorder.answer("ok", "enqueue", op)
+        caller.recorder.answer("ok", "enqueue", op, seconds=watch.seconds)
         return result
     return None
 
@@ -166,7 +184,7 @@ def consume(name: str) -> None:
 
 
 def lane(name: str) -> None:
-    """The only consumer of the queue ``lane``, which reserves one job at a time in the order of the store."""
+    """Reserve jobs of the queue ``lane`` one at a time, in the order of the store. The queue has no other consumer."""
     caller = Caller("lane", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:
@@ -219,16 +237,19 @@ def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> 
         if isinstance(verdict, Release):
             asked["delay"] = verdict.delay
         ops.append((_VERBS[type(verdict)], caller.recorder.invoke(_VERBS[type(verdict)], **asked)))
+    watch = _Stopwatch()
     try:
         lost: Sequence[LeaseLost | None] = consumer.settle(verdicts)
     except Exception as exc:  # noqa: BLE001 - the history records the exception
+        seconds = watch.seconds
         _, fields = _failure(exc)
         for f, op in ops:
-            caller.recorder.answer("info", f, op, **fields)
+            caller.recorder.answer("info", f, op, seconds=seconds, **fields)
         time.sleep(0.05)
         return
+    seconds = watch.seconds
     for (f, op), error in zip(ops, lost, strict=True):
-        caller.recorder.answer("ok" if error is None else "fail", f, op)
+        caller.recorder.answer("ok" if error is None else "fail", f, op, seconds=seconds)
 
 
 def manage(name: str) -> None:
@@ -263,6 +284,7 @@ def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
     f = caller.chance.choice(["delete", "reschedule", "kick"])
     delay = 0.5 if f == "reschedule" else 0.0
     op = caller.recorder.invoke(f, jobs=(number,), delay=delay, deadline=_load.timeout)
+    watch = _Stopwatch()
     try:
         if f == "delete":
             backend.delete(_load.raw, job_id)
@@ -271,21 +293,21 @@ def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
         else:
             backend.kick_job(_load.raw, job_id)
     except (JobNotFound, JobReserved):
-        caller.recorder.answer("fail", f, op)
+        caller.recorder.answer("fail", f, op, seconds=watch.seconds)
     except Exception as exc:  # noqa: BLE001 - the history records the exception
         _, fields = _failure(exc)
-        caller.recorder.answer("info", f, op, **fields)
+        caller.recorder.answer("info", f, op, seconds=watch.seconds, **fields)
     else:
-        caller.recorder.answer("ok", f, op)
+        caller.recorder.answer("ok", f, op, seconds=watch.seconds)
 
 
 def count(name: str) -> None:
-    """Record once the library's counts of each queue."""
+    """Record the job counts that multiq reports for each queue, once."""
     recorder = Recorder(_folder, f"count-{name}")
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
         for queue in _load.queues:
             with contextlib.suppress(Unsupported):
-                backend.jobs(queue, State.READY, limit=1)  # some stores make due jobs ready only when they are asked
+                backend.jobs(queue, State.READY, limit=1)  # some stores make due jobs ready only during such a call
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)

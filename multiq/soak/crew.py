@@ -24,14 +24,14 @@ CLIENTS = (("produce", "1"), ("produce", "2"), ("consume", "3"), ("consume", "4"
 _PRODUCERS = {"produce", "manage"}
 _OF_AN_OUTAGE = ("error: ", "multiq.errors.Backend")
 _NEVER = "this should not happen"
-_PATIENCE = 60.0  # seconds; a longer wait is taken for a hang
-_LAST = 300.0  # seconds that a worker may run beyond the load; ends the workers of a killed soak
+_PATIENCE = 60.0  # seconds; after this time, a process counts as hung
+_LAST = 300.0  # seconds that a worker may run after the end of the load; this limit ends the workers of a killed soak
 
 
 class Crew:
     """All processes of one soak.
 
-    *plant* names a module that each process imports first. A test uses it to plant bugs.
+    *plant* names a module that each process imports first. A test uses it to put bugs into the tested code.
     """
 
     def __init__(self, load: Load, site: Site, seconds: float, *, plant: str = "") -> None:
@@ -51,8 +51,8 @@ class Crew:
     def keep_up(self, *, with_producers: bool = True) -> dict[str, str]:
         """Start each process that is not running.
 
-        Returns a description for each process that ended without a fault, by the process's name. SIGKILL and the errors
-        of outages count as faults.
+        Returns a description of each process that ended by itself. The keys are the processes' names. Processes that
+        SIGKILL or an error of an outage has ended are left out.
         """
         badly: dict[str, str] = {}
         for options in WORKERS:
@@ -91,14 +91,15 @@ class Crew:
         return found
 
     def stop(self, *roles: str) -> dict[str, str]:
-        """End the clients of these roles. Returns a description for each bad end, by the client's name."""
+        """End the clients of these roles. Returns a description of each client that did not end well. The keys are the
+        clients' names."""
         for role in roles:
             (self._folder / f"stop-{role}").touch()
         ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}
         return self._ends(ended)
 
     def count(self) -> dict[str, str]:
-        """Record the library's own counts in the history. Returns the same as ``stop``."""
+        """Record, in the history, the job counts that multiq reports. Returns the same as ``stop``."""
         return self._ends({"count": self._client("count", "0")})
 
     def end_workers(self) -> dict[str, str]:
@@ -123,8 +124,8 @@ class Crew:
     def kill_all(self) -> bool:
         """Kill all processes. Returns whether any process was still running.
 
-        If a signal comes while a process is being started, that process is in no list. Such a process is found by its
-        environment variables.
+        If a signal comes while a process is being started, that process is missing in all lists. This method finds the
+        missing process by its environment variables.
         """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:
@@ -133,7 +134,7 @@ class Crew:
             process.wait()
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if child.environ().get(VARIABLE) == self._environment[VARIABLE]:
+                if _environment_of(child).get(VARIABLE) == self._environment[VARIABLE]:
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait(_PATIENCE)
         return bool(ran)
@@ -157,3 +158,12 @@ class Crew:
             )
         self._logs[process.pid] = path
         return process
+
+
+def _environment_of(process: psutil.Process) -> dict[str, str]:
+    """Return the environment of *process*. While the environment is empty, as during the call of ``exec``, this
+    function waits, for up to a second."""
+    give_up_at = time.monotonic() + 1.0
+    while not (found := process.environ()) and time.monotonic() < give_up_at:
+        time.sleep(0.005)
+    return dict(found)

@@ -1,4 +1,4 @@
-"""The history of a soak. Each process appends events to a file of its own, with one write for each event.
+"""The history of a soak. Each process appends events to its own file, with one write for each event.
 
 A written line stays when its process is killed. All processes run on one machine, so their times of
 ``time.monotonic_ns`` can be compared.
@@ -52,13 +52,17 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     - ``info``: the effect of the call is unknown.
     """
     f: str
-    """The name of the call, such as enqueue, claim, a verdict, start or end; or of an event, such as fault or audit."""
+    """The name of the call or the event.
+
+    Examples: enqueue, claim (a reserve), ack, start and end (of a run), fault, audit (a list of the store's last jobs).
+    """
     op: int = 0
-    """The number of a call or a run. An answer or an end has the number of its beginning. Unique in a process."""
+    """The number of a call or a run. It is unique in its process. The answer to a call has the number of the call, and
+    the end of a run has the number of the run."""
     jobs: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
-    """The attempt numbers that the claim or the run got. The first is 1."""
+    """The attempt numbers of the jobs. A job's first attempt is 1."""
     digests: tuple[str, ...] = ()
     """Digests of the payloads that were enqueued or received."""
     queue: str = ""
@@ -70,7 +74,10 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     max_attempts: int = 0
     max_crashes: int = 0
     deadline: float = 0.0
-    """The time limit of the call, in seconds. 0.0: no limit."""
+    """The time limit of the call, in seconds, or 0.0 without a limit."""
+    seconds: float = 0.0
+    """In an answer: the duration of the call without the writing of its events, which can wait for a busy disk. 0.0 if
+    the duration was not measured."""
     outcome: str = ""
     """The end of a run: done or raised."""
     err: str = ""
@@ -100,7 +107,7 @@ _FAILED = ".failed"
 class Recorder:
     """Writes the events of one process. Threads may share a recorder, because each line is one write.
 
-    A process may get the pid of an earlier process, and then appends to the earlier process's file.
+    If a process gets the pid of an earlier process, it appends to the file of the earlier process.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -139,7 +146,7 @@ class Recorder:
         else:
             if written < len(line):
                 why = f"{written} of {len(line)} bytes were written"
-        if why:  # an empty file needs no room on a full disk; its name tells ``read`` that events are missing
+        if why:  # an empty file needs no room on a full disk; by its name, ``read`` knows that events are missing
             os.close(os.open(self._path.with_suffix(_FAILED), os.O_WRONLY | os.O_CREAT, 0o600))
             raise HistoryDamaged(f"{self._path} cannot be written: {why}")
 
@@ -147,8 +154,9 @@ class Recorder:
 def read(folder: Path) -> list[Event]:
     """All events of a folder's files, in the order of time.
 
-    A killed process may leave an incomplete line, which is left out. The call of that line was never made, because a
-    call is recorded first. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
+    A killed process may leave an incomplete line. This function ignores incomplete lines. The call of that line was
+    never made, because a call is recorded before it is made. Raises ``HistoryDamaged`` if a line could not be written,
+    or cannot be read.
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
@@ -189,7 +197,7 @@ def replay(path: Path) -> list[Event]:
 def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
     """The events about these jobs, without the data of other jobs.
 
-    Events that concern no single job, such as faults, measurements and counts, are included.
+    Events that do not concern a single job, such as faults, measurements and counts, are included.
     """
     calls = {(event.proc, event.op) for event in events if event.op and not numbers.isdisjoint(event.jobs)}
     kept = []

@@ -1,10 +1,11 @@
-"""The invariants that every history must meet. Each invariant is checked alone, and names the jobs that violate it.
+"""The invariants that hold for every history. Each invariant is checked separately, and reports the jobs that violate
+it.
 
-An invariant reports only certain violations. If a reply was lost, or a fault could be the cause, the invariant assumes
-that the tested system is right.
+An invariant reports a violation only if the violation is certain. If a lost reply or a fault could explain what the
+history shows, the invariant reports nothing.
 
 A *verdict* settles a reservation. An *order* is a delete, reschedule or kick. A *claim* is a reservation that a
-consumer recorded.
+consumer recorded. The *audit* lists the jobs that the store holds at the end.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from .history import Event
     from .stories import Claim, Fault, Run, Said, Stories, Story
 
-_LEAST_GROWTH = 8.0  # MiB; less growth is no evidence, whatever the number of jobs
+_LEAST_GROWTH = 8.0  # MiB; up to this growth, a process is not reported
 _LEAST_FILES = 20.0
-_GRACE = 0.05 * SECOND  # between a process's end and the record of the fault that ended it
+_GRACE = 0.05 * SECOND  # a fault may be recorded at most this time after the end of the process that it has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +50,20 @@ class Setting:
     ends_leases_with_connection: bool = False
     """Whether a lease ends with its connection, as on beanstalkd."""
     is_durable: bool = True
-    """Whether an acknowledged job survives a kill of the server."""
+    """Whether a stored job survives a kill of the server."""
     one_consumer: frozenset[str] = frozenset()
     """Queues with a single consumer, which must get the jobs in the order of the queue."""
     counts_exactly: bool = True
-    """Whether each reservation that was not given back counts as one attempt, also across a restart.
+    """Whether each reservation that was not given back counts as one attempt, even if the server is restarted.
 
     beanstalkd counts given-back reservations, too, and counts from the beginning after a restart. So on beanstalkd an
     attempt number may be too high. After a restart the number may be too low.
     """
     reschedules_by_copy: bool = False
-    """beanstalkd: a reschedule puts the job again, then deletes the old one. If a reply is lost, both may exist."""
+    """beanstalkd: a reschedule puts the job again, and then deletes the old job. If a reply is lost, both jobs may
+    exist."""
     repeats_enqueues: bool = False
-    """MySQL: the backend repeats an enqueue whose reply was lost. The job may have been done by then."""
+    """MySQL: the backend repeats an enqueue whose reply was lost. The job may have been done before the repetition."""
     locks_rows: bool = False
     """MySQL: a transaction whose client has gone locks its rows until the server has rolled the transaction back."""
     waits_for_the_stopped: bool = False
@@ -69,7 +71,8 @@ class Setting:
     may end meanwhile.
     """
     patience: float = 10.0
-    """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one second."""
+    """Seconds that a due job may wait for an idle worker. This is longer than a lease, because a lease may have to end
+    first."""
     growth: float = 1.0
     """MiB that a process may grow for every 100,000 jobs."""
     slack: float = 1.0
@@ -86,7 +89,7 @@ def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
     for story in stories:
         if story.is_refused or story.at_rest or not stories.audited or _has_ended(stories, setting, story):
             continue
-        # a job that was handed out was stored, whatever its enqueue answered
+        # if a job was handed out, it was stored, even if its enqueue had no answer
         stored_at = min([story.stored_at, *(claim.at for claim in story.claims), *(run.at for run in story.runs)])
         if stored_at == NEVER:
             continue
@@ -98,14 +101,21 @@ def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
 def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]:
     """I2: every job that runs was enqueued, with the same payload."""
     for event in stories.strangers:
-        yield Violation("I2 nothing invented", event.jobs[0], f"{event.f} of a job that was not enqueued like this")
+        yield Violation(
+            "I2 nothing invented",
+            event.jobs[0],
+            f"{event.f} of a job that was not enqueued with this payload and queue",
+        )
     for story in stories:
         if story.is_refused and (story.runs or story.claims or story.at_rest):
-            yield Violation("I2 nothing invented", story.number, "every enqueue was answered: not stored")
+            yield Violation(
+                "I2 nothing invented", story.number, "the job exists, although each of its enqueues was refused"
+            )
 
 
 def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I3: only one reservation's ack counts. After that ack the job is neither handed out again nor in the store."""
+    """I3: the acks of only one reservation of a job are accepted. After that, the job is not handed out again, and is
+    not in the store."""
     for story in stories:
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
         if not acked:
@@ -113,20 +123,20 @@ def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
         acks = len({said.token for said in acked})
         lives = 1 + _more_lives(stories, setting, story)
         if acks > lives:
-            yield Violation("I3 one ack", story.number, f"{acks} acks of it have counted")
+            yield Violation("I3 one ack", story.number, f"{acks} acks of this job were accepted")
         elif acks == lives:
             last = max(acked, key=_said_at)
             if any(_began_after(story, run, last) for run in story.runs):
-                yield Violation("I3 one ack", story.number, "it began after its ack had counted")
+                yield Violation("I3 one ack", story.number, "it began after its ack had been accepted")
             elif any(_came_after(claim, last) for claim in story.claims):
-                yield Violation("I3 one ack", story.number, "it was handed out after its ack had counted")
+                yield Violation("I3 one ack", story.number, "it was handed out after its ack had been accepted")
             elif story.at_rest:
-                text = f"its ack has counted, and the store holds it: {', '.join(story.at_rest)}"
+                text = f"its ack was accepted, but the store still holds it: {', '.join(story.at_rest)}"
                 yield Violation("I3 one ack", story.number, text)
 
 
 def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I4: a job is not handed out while the lease of another consumer on it lasts."""
+    """I4: while the lease of one consumer on a job lasts, the job is not handed out to another consumer."""
     for story in stories:
         if _may_be_copied(setting, story):
             continue
@@ -139,7 +149,8 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I5: a verdict counts only for the newest reservation. During that reservation's lease, its verdict counts."""
+    """I5: a verdict on the newest reservation is accepted while its lease lasts. A verdict on an older reservation is
+    never accepted."""
     for story in stories:
         if _may_be_copied(setting, story):
             continue
@@ -152,7 +163,7 @@ def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
                 continue
             newer = [other for other in story.claims if other.asked > claim.at and other.at < said.asked]
             if newer:
-                text = f"{said.f} of {said.proc} has counted, though {newer[0].proc} had it since"
+                text = f"{said.f} of {said.proc} was accepted, though {newer[0].proc} got the job in between"
                 yield Violation("I5 fence", story.number, text)
 
 
@@ -182,7 +193,7 @@ def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 
 
 def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I9: the attempt number is the number of earlier reservations plus one."""
+    """I9: the attempt number is one more than the number of earlier reservations that were not given back."""
     for story in stories:
         if not story.runs and not story.claims:
             continue
@@ -278,9 +289,10 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I12: the library's counts are those of the jobs in the store. Each job is in the store once."""
+    """I12: the counts that multiq reports are the counts of the jobs in the store. Each job is in the store only
+    once."""
     for story in stories:
-        if len(story.at_rest) > 1 + _copies(setting, story):  # repeated enqueues of one id store one job
+        if len(story.at_rest) > 1 + _copies(setting, story):  # repeated enqueues of the same id store only one job
             yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
     held: Counter[tuple[str, str]] = Counter()
     for story in stories:
@@ -304,7 +316,8 @@ def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 
 
 def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I14: after the faults, no due job waits longer than the setting's patience while no job of its queue runs."""
+    """I14: after the faults, a due job does not wait for longer than the setting's patience while no job of its queue
+    runs."""
     healed = stories.notes["healed"]
     if not healed:
         return
@@ -313,7 +326,7 @@ def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
     by_queue: dict[str, list[Story]] = {}
     for story in stories:
         by_queue.setdefault(story.queue, []).append(story)
-    for found in by_queue.values():  # each queue has consumers of its own
+    for found in by_queue.values():  # each queue has its own consumers
         yield from _waited_in_vain(found, since, stopped[-1].t if stopped else NEVER, patience)
         if stopped:
             yield from _left_waiting(found, stopped[-1].t - patience)
@@ -324,11 +337,11 @@ def _waited_in_vain(found: Sequence[Story], since: int, stopped: float, patience
     waits = [wait for story in found if not story.orders for wait in _waits(story)]
     for begin, end in _gaps(runs, since, stopped, patience):
         if not runs or runs[-1][0] < end:
-            continue  # no job began afterwards, so _left_waiting judges the jobs that are left
+            continue  # no job began after that, so _left_waiting judges the remaining jobs
         for story, due_at, begun_at in waits:
             if begun_at >= end and begun_at - max(due_at, begin) > patience:
                 waited = (min(begun_at, end) - max(due_at, begin)) / SECOND
-                text = f"waited {waited:.1f} s and more while nothing of its queue ran"
+                text = f"waited {waited:.1f} s or more while no job of its queue ran"
                 yield Violation("I14 liveness", story.number, text)
                 break
 
@@ -342,7 +355,7 @@ def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
     for story in found:
         is_waiting = "ready" in story.at_rest or "delayed" in story.at_rest
         if is_waiting and _last_touched(story) < latest:
-            yield Violation("I14 liveness", story.number, f"still {story.at_rest[0]} when all was to be done")
+            yield Violation("I14 liveness", story.number, f"still {story.at_rest[0]} after the time for draining")
 
 
 def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
@@ -353,7 +366,7 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
             continue
         if answer.err and not answer.is_typed:
             yield Violation("I15 typed", number, f"{begun.f} of {begun.proc} raised {answer.err}")
-        took = (answer.t - begun.t) / SECOND
+        took = answer.seconds or (answer.t - begun.t) / SECOND
         slack = setting.slack_of_waiting if begun.f == "claim" else setting.slack
         if not begun.deadline or took <= begun.deadline + slack:
             continue
@@ -381,7 +394,7 @@ def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
             some = taken[len(taken) // 5 :]  # modules that a process loads in its first moments are not growth
             done = runs.get(target, [])
             jobs = bisect.bisect(done, some[-1].t) - bisect.bisect(done, some[0].t)
-            # A single sample may be of a moment with much work in progress, so minima are compared.
+            # A single sample may come from a moment with much work, so minima are compared.
             half = max(1, len(some) // 2)
             grown = min(event.value for event in some[-half:]) - min(event.value for event in some[:half])
             if grown > max(least, rate * jobs / 100_000):
@@ -406,7 +419,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
     "I15": typed,
     "I18": flat,
 }
-"""The invariants by their names in the specification. I16 and I17 need unique jobs and schedules, and are missing."""
+"""The invariants by name. I16 and I17 do not exist: these numbers are reserved for unique jobs and schedules."""
 
 
 # --- readings ----------------------------------------------------------------------------------------------
@@ -415,7 +428,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 def _counted_as(stories: Stories, state: str) -> str:
     """The state under which I12 counts a job.
 
-    If jobs were left undone, delays may end between the count and the audit. Then I12 does not distinguish the
+    If jobs were left undone, delays may end between the count and the audit. In this case I12 does not distinguish the
     unfinished states.
     """
     return "unfinished" if stories.left_undone and state != "buried" else state
@@ -433,7 +446,7 @@ def _has_ended(stories: Stories, setting: Setting, story: Story) -> bool:
 
 
 def _may_have_counted(stories: Stories, setting: Setting, said: Said) -> bool:
-    """Whether a verdict that was reported as refused may have counted.
+    """Whether a verdict that was reported as refused may have taken effect.
 
     On beanstalkd, a verdict whose reply was lost is reported as refused, even if the server carried it out.
     """
@@ -456,11 +469,12 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """How often the job may be done beyond the first time, as a copy or because its enqueue was repeated.
+    """The number of additional times that the job may be done. It may be done again as a copy, or because its enqueue
+    was repeated.
 
     The store forgets a job that is done. An enqueue without an answer is repeated with the same id. If the job was done
-    in between, the repeated enqueue stores the job once more. Each run that was done before the last enqueue ended
-    allows one more run.
+    between the two enqueues, the repeated enqueue stores the job once more. For each run that was done before the end
+    of the last enqueue, one more run is allowed.
     """
     copies = _copies(setting, story)
     if not (story.is_repeated or setting.repeats_enqueues):
@@ -489,7 +503,8 @@ def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
 
 
 def _is_given_up_early(stories: Stories, story: Story) -> bool:
-    """Whether the job was buried too early. Failures, and attempts that a fault used up, may explain a burial."""
+    """Whether the job was buried too early. A burial may be explained by failures, or by attempts that a fault has used
+    up."""
     if "buried" not in story.at_rest or story.verdicts or not stories.audited:
         return False
     if max((run.attempt for run in story.runs), default=0) >= story.max_attempts:
@@ -549,7 +564,7 @@ def _run_at(run: Run) -> int:
 
 
 def _overlap(first: Claim, second: Claim) -> bool:
-    """Whether the second lease certainly began while the first one certainly lasted."""
+    """Whether the second lease certainly began before the first lease could end."""
     if second.asked < first.at:  # the order of the two is unknown
         return False
     return second.at < min(first.extended + first.ttr, first.over)
@@ -586,7 +601,7 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 
 
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """I9 for a job of which only the runs are known.
+    """Check I9 for a job if only its runs are known.
 
     Each run counts, except a run that a worker gave back in a fault or at the worker's end.
     """
@@ -610,16 +625,17 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
 
 
 def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: Run, other: Run) -> bool:
-    """Whether *run* began after *other*, but may have been handed out before *other*.
+    """Whether the job may have been handed out for *run* before it was handed out for *other*, although *run* began
+    later.
 
-    A fault may delay *run* beyond its lease.
+    A fault may delay the beginning of a run until its lease has ended.
     """
     since = run.at - (story.ttr or setting.patience) * SECOND
     return run.attempt < other.attempt and any(True for _ in stories.faults_between(since, run.at, {run.proc}))
 
 
 def _may_be_given_back(stories: Stories, run: Run) -> bool:
-    """Whether a run may be left out of the count, because its process was killed before the run's end was reported.
+    """Whether the count may leave out a run, because its process was killed before it reported the run's end.
 
     The kill may come up to a second after the run's end.
     """
@@ -730,7 +746,8 @@ def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: f
 
 
 def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
-    """The job's first wait, and its wait after each release. A wait lasts from when the job was due until it began."""
+    """The job's first wait, and its wait after each release. A wait lasts from the due time of the job until the job
+    began."""
     starts = sorted(run.at for run in story.runs)
     if story.is_stored:
         yield story, max(story.due_at, story.stored_at), starts[0] if starts else NEVER

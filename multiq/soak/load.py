@@ -1,4 +1,4 @@
-"""The settings and names that all processes of one soak share. The environment passes the settings on."""
+"""The settings and names that all processes of one soak share. An environment variable passes the settings on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     released: float = 0.04
     """The share of jobs, 0 to 1, that a plain consumer releases instead of acking."""
     weights: dict[str, int] = {}
-    """The number of jobs of a kind among a hundred jobs. Replaces the number in ``tasks.KINDS``."""
+    """Weights of kinds of jobs. They replace the weights in ``tasks.KINDS``."""
 
     @property
     def tasks(self) -> str:
@@ -68,5 +68,5 @@ def of_this_process() -> Load:
 
 
 def name_of(pid: int) -> str:
-    """The name in the history of the job process with this pid."""
+    """The name that the job process with this pid has in the history."""
     return f"job.{pid}"

@@ -1,10 +1,10 @@
 """The faults of a soak, on processes, links and stores. Each fault is recorded before it is made.
 
-A fault counts only if its effect was observed:
+A fault is counted only if its effect was observed:
 
-- The process ended by the signal, or was stopped.
+- The signal ended or stopped the process.
 - The proxy cut or held data.
-- The server stood still, or has a new run id.
+- The server confirmed the fault, or has a new run id.
 
 A fault without an observed effect is recorded as ``missed``.
 """
@@ -43,7 +43,7 @@ OF_LINKS = ("cut", "freeze links", "swallow", "slow down", "lose replies", "lose
 
 
 def available(site: Site) -> list[str]:
-    """The names of the faults that can be made at this site."""
+    """The names of the faults that can be made on this store."""
     names = list(OF_WORKERS)
     if site.proxy is not None:
         names += [name for name in OF_LINKS if site.acks or name != "lose acks"]
@@ -61,7 +61,7 @@ class Missed(Exception):
 class Nemesis:
     """Makes faults, and records each with its target.
 
-    *only* holds the names of the faults to make. None: all available faults.
+    *only* holds the names of the faults to make. Without *only*, all available faults are made.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Nemesis:
         self._faults = {name: mine[name] for name in available(site) if only is None or name in only}
 
     def strike(self) -> None:
-        """Make one random fault. Record its beginning and its end, or the reason why it did not happen."""
+        """Make one random fault. Record the beginning and the end of the fault, or the reason why it did not happen."""
         if not self._faults:
             return
         name = self._chance.choice(list(self._faults))
@@ -140,7 +140,7 @@ class Nemesis:
             _wait_for(lambda: process.status() == psutil.STATUS_STOPPED, f"process {process.pid} stands still")
             time.sleep(TTR + 0.5)
         finally:
-            with contextlib.suppress(psutil.NoSuchProcess):  # its parent may have killed it
+            with contextlib.suppress(psutil.NoSuchProcess):  # the process's parent may have killed it
                 process.resume()
 
     def _a_child(self) -> psutil.Process:
@@ -166,7 +166,7 @@ class Nemesis:
         self._stop(psutil.Process(process.pid), name)
 
     def _a_consumer(self) -> tuple[str, subprocess.Popen[bytes]]:
-        """The name of a random plain consumer in the history, and its process."""
+        """A random plain consumer: the name that it has in the history, and its process."""
         mine = [(key, process) for key, process in sorted(self._crew.clients.items()) if key[0] == "consume"]
         (role, name), process = self._chance.choice(mine)
         return f"{role}-{name}.{process.pid}", process
@@ -191,7 +191,7 @@ class Nemesis:
     def _swallow(self) -> None:
         """Drop the data that is sent, while the connections stay open.
 
-        Then cut the connections, because a TCP connection cannot go on without the dropped data.
+        Then cut the connections, because a TCP connection cannot continue without the dropped data.
         """
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
@@ -214,15 +214,16 @@ class Nemesis:
         _seen(self._site.proxy.replied - before, "the server sent nothing")
 
     def _lose_replies(self) -> None:
-        """The server carries out requests, and its replies are lost."""
+        """Let the server carry out requests, and lose its replies."""
         self._cut_some(CutReply(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_requests(self) -> None:
-        """Requests are lost before they reach the server. The clients cannot know whether the server got them."""
+        """Lose requests before they reach the server. The clients cannot know whether the server has received the
+        requests."""
         self._cut_some(CutRequest(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_acks(self) -> None:
-        """The server carries out acks, and its replies are lost."""
+        """Let the server carry out acks, and lose its replies."""
         self._cut_some(CutReply(after=self._site.acks, times=5))
 
     def _cut_some(self, fault: Fault) -> None:
@@ -232,7 +233,7 @@ class Nemesis:
         self._site.proxy.arm(fault)
         time.sleep(_CUT_FOR)
         self._site.proxy.disarm()
-        _seen(self._site.proxy.happened - before, "nothing came by that was to be cut")
+        _seen(self._site.proxy.happened - before, "no request or reply came that the proxy was to cut")
 
     # --- servers ---
 
@@ -256,15 +257,15 @@ class Nemesis:
         server.restart()
         after = server.run_id()
         self._recorder.note("back", kind="restart server")
-        _seen(before != after, f"the server is the one of before: {after}")
+        _seen(before != after, f"the server was not restarted: its run id is still {after}")
 
     def _own(self, kind: str, do: Callable[[], object]) -> None:
         self._note(kind, "store", 2.0)
         try:
             happened = do()
-        except Exception as exc:  # the site's own client may raise any exception
+        except Exception as exc:  # the store's client may raise any exception
             raise Missed(f"{type(exc).__name__}: {exc}") from exc
-        _seen(happened, f"the server did not say so: {happened!r}")
+        _seen(happened, f"the server did not confirm it: {happened!r}")
 
 
 def _seen(happened: object, otherwise: str) -> None:

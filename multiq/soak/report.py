@@ -30,7 +30,7 @@ _PROMISES = (
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Times in seconds."""
+    """The spread of some times, in seconds."""
 
     count: int
     p50: float
@@ -39,7 +39,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, times: Iterable[float]) -> Spread | None:
-        """The spread of these times. None if there are no times."""
+        """Return the spread of these times, or None if *times* is empty."""
         ordered = sorted(times)
         if not ordered:
             return None
@@ -57,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """The duration of the load with faults."""
     figures: dict[str, int]
-    """Numbers of jobs: asked for, stored, run, run again, ...; and totals of faults."""
+    """Numbers of jobs (requested, stored, run, run again, ...) and totals of faults."""
     faults: dict[str, int]
     """The number of faults of each kind: faults of the nemesis, and faults that jobs made on their own processes."""
     violations: dict[str, int]
@@ -134,16 +134,16 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
     ]
     if outages:
         parts += [
-            "From the end of an outage to the next job that begins (median / 99 of 100 / longest, and how many):\n",
+            "Time from the end of an outage to the next job that begins (median / 99 of 100 / longest / number):\n",
             table(head, [[kind, *(str(one.recovery.get(kind, "-")) for one in outcomes)] for kind in outages]),
         ]
     parts += [
-        "Memory of job processes, less each one's first fifth of samples (I18: 8 MiB, or 1 MiB for 100,000 jobs):\n",
+        "Growth of job processes after the first fifth of their samples (I18: 8 MiB, or 1 MiB for 100,000 jobs):\n",
         table(
             head,
             [
                 ["samples", *(f"{one.samples:,}" for one in outcomes)],
-                ["most growth of one", *(f"{one.growth:.1f} MiB" for one in outcomes)],
+                ["most growth of one process", *(f"{one.growth:.1f} MiB" for one in outcomes)],
             ],
         ),
     ]

@@ -1,4 +1,4 @@
-"""The store that a soak tests, with the ways to reach it and the faults that can be made on it."""
+"""The site of a soak: the store under test, with the ways to reach it and the faults that can be made on it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Server(Protocol):
 
 @dataclass
 class Site:
-    """A store and its properties. A fault is not available if it needs a field that is None."""
+    """A store under test. A fault is not available if it needs a field that is None."""
 
     driver: str
     """The backend's name."""
@@ -53,6 +53,6 @@ class Site:
     acks: bytes = b""
     """Bytes that only an ack request contains."""
     own_faults: dict[str, Callable[[], object]] = field(default_factory=dict)
-    """Faults that only this kind of store has, by their names in the history. Each function returns a true value if its
-    fault happened.
+    """Faults that only this kind of store has. The keys are the faults' names in the history. Each function returns a
+    true value if its fault happened.
     """

@@ -1,7 +1,7 @@
-"""A site for a store that the user has set up.
+"""Describes a store that the user has set up as the ``Site`` of a soak.
 
-A soak works only in queues of its own, whose names no other program uses. At the end their jobs are purged. The data
-that the driver stores for an empty queue is removed, too.
+A soak uses only its own queues. No other program uses the names of these queues. At the end, the soak purges their
+jobs, and removes the data that the driver stores for an empty queue.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ if TYPE_CHECKING:
     from .site import Held
 
 _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
-"""The default ports of the stores that a proxy can stand in front of.
-
-A proxy needs a store with a single address. The connection must not verify TLS.
-"""
+"""The default ports of the stores that can be reached through a proxy: a single address, and no TLS."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
-"""The order in which the states are listed. A job that becomes ready meanwhile is seen twice rather than missed."""
+"""The order in which the states are listed. With this order, a job that becomes ready during the listing may be seen
+twice, but is not missed."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100
@@ -62,7 +60,7 @@ class Harm(NamedTuple):
     """The faults that a soak may make on the server itself. The default is none."""
 
     freeze_pid: int | None = None
-    """The pid of the server's process on this machine. The soak stops that process for seconds."""
+    """The pid of the server's process on this machine. The soak stops that process for some seconds."""
     restart_command: str = ""
     """A shell command that kills the server and starts it again."""
     flush_scripts: bool = False
@@ -71,7 +69,7 @@ class Harm(NamedTuple):
 
 @contextlib.contextmanager
 def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iterator[Site]:
-    """The site for the store at *url*. The *queues* are removed at the end.
+    """Yield the site for the store at *url*, and remove the *queues* at the end.
 
     Raises ``UrlInvalid``, ``OptionInvalid``, ``BackendNotInstalled``, ``BackendError``, and ``QueueLeftBehind``.
     """
@@ -90,7 +88,7 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
         others: list[str] = []
         backend = stack.enter_context(open_backend(direct))
         for queue in queues:
-            backend.stats(queue)  # raises for a wrong URL before anything begins
+            backend.stats(queue)  # if the URL is wrong, this raises an error before anything begins
         # if other queues have appeared, the file is not removed
         stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))
         stack.callback(_clean, backend, name, direct, queues)
@@ -105,7 +103,9 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
             site.server = _Server(backend, queues[0], harm, name, direct, address)
         if harm.flush_scripts:
             if name != "redis" or address is None:
-                raise OptionInvalid(f"{redact(url)} has no scripts that can be flushed: only redis://host:port has")
+                raise OptionInvalid(
+                    f"{redact(url)} has no scripts that can be flushed: this fault needs a URL like redis://host:port"
+                )
             site.own_faults["flush scripts"] = lambda: _redis_says(direct, address, "SCRIPT", "FLUSH") == "OK"
         yield site
 
@@ -139,7 +139,8 @@ def _through(url: str, port: int) -> str:
 
 
 def _file_to_be(url: str) -> Path | None:
-    """The file that a soak on SQLite would create. None if the file exists, or if the URL names no file."""
+    """The file that a soak on SQLite would create. None if the file already exists, or if the URL does not name a
+    file."""
     if not url.startswith("sqlite:///"):
         return None
     path = Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
@@ -156,10 +157,10 @@ def _remove_file(path: Path | None) -> None:
 
 
 def _held(backend: Backend, queues: Sequence[str]) -> Held:
-    """All jobs, from the library's listing.
+    """All jobs of the queues.
 
-    In a store without listings the ready jobs are reserved and acked. Then the buried jobs are kicked, reserved and
-    acked.
+    If the backend cannot list jobs, the ready jobs are reserved and acked. Then the buried jobs are kicked, reserved
+    and acked.
     """
     found: Held = []
     for queue in queues:
@@ -278,9 +279,10 @@ class _Server:
             self._process.resume()
 
     def run_id(self) -> object:
-        """The run id that the server reports, or else the number of restarts.
+        """The run id that the server reports.
 
-        After a restart command, a server without a readable run id counts as a new server.
+        If the server has no run id, the number of restart commands is used instead. This number differs after each
+        command.
         """
         told = None
         if self._address is not None:
@@ -291,9 +293,9 @@ class _Server:
     def restart(self) -> None:
         """Run the restart command, and wait until the server serves.
 
-        Raises ``RestartFailed``, because a soak needs a server.
+        Raises ``RestartFailed`` if the command fails, or if the server does not serve within a minute.
         """
-        with tempfile.TemporaryFile() as output:  # not a pipe, which the started server would hold open
+        with tempfile.TemporaryFile() as output:  # a file, because the started server would hold a pipe open
             done = subprocess.run(  # noqa: S602 - the user's own
                 self._restart_command, shell=True, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )

@@ -1,4 +1,8 @@
-"""A history grouped by job. A story holds a job's enqueues, reservations, runs and verdicts, and its last state."""
+"""A history grouped by job. A story holds the enqueues, reservations, runs and verdicts of a job, and the job's last
+state.
+
+At the end of a soak, an audit lists the jobs that the store still holds.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +48,12 @@ class Claim:
     ttr: int
     """Nanoseconds."""
     extended: int
-    """The moment at which the claim, or the last touch that counted, was asked for.
+    """The moment at which the claim, or the last successful touch, was sent.
 
     The lease lasts at least a ttr from this moment.
     """
     over: float = NEVER
-    """The moment at which the first verdict on the lease was asked for."""
+    """The moment at which the first verdict on the lease was sent."""
     since: int = 0
     """The earliest moment at which the job may have been handed out.
 
@@ -85,7 +89,7 @@ class Story:
     max_crashes: int
     digest: str
     stored_at: float = NEVER
-    """The moment at which an enqueue first answered that the job is stored."""
+    """The moment of the first answer that says that the job is stored."""
     over_at: float = 0.0
     """The end of the job's last enqueue. An enqueue without an answer ends at its deadline."""
     is_stored: bool = False
@@ -155,7 +159,8 @@ class Stories:
         return any(event.err for event in self.notes["drained"])
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
-        """Faults that overlap with that time, on the store, on the link or on one of these processes."""
+        """Faults on the store, on the link or on one of these processes that overlap with the time from *begin* to
+        *end*."""
         # The faults are sorted by time. A fault that lasts at *begin* began no earlier than *begin* minus the duration
         # of the longest fault.
         first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
@@ -188,7 +193,7 @@ class Stories:
             self.notes[f].append(event)
 
     def _over(self, event: Event) -> None:
-        """Extend the nemesis's last fault, if the fault lasted longer than was recorded at its start."""
+        """Extend the last fault of this process, if the fault lasted longer than was recorded at its start."""
         self.notes[event.f].append(event)
         for fault in reversed(self.faults):
             if fault.proc == event.proc:
@@ -270,7 +275,7 @@ class Stories:
         for at, number in enumerate(answer.jobs):
             story = self._known(answer, number, answer.digests[at] if answer.digests else "")
             if story is not None and begun.queue and story.queue != begun.queue:
-                self.strangers.append(answer)  # from another queue than the claim named
+                self.strangers.append(answer)  # the job is from another queue than the claim has named
             elif story is not None:
                 token = answer.tokens[at]
                 claim = Claim(

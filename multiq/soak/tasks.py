@@ -64,7 +64,7 @@ def _written_down(mark: str, digest: str) -> Iterator[int]:
 
 
 def _ends(kind: str, seconds: float) -> None:
-    """Record a fault that the job is about to make on its own process, in the form that the nemesis uses."""
+    """Record a fault that the job is about to make on its own process, as ``nemesis`` records its faults."""
     recorder = _recorder()
     recorder.note("fault", kind=kind, target=recorder.proc, value=seconds)
 
@@ -108,7 +108,7 @@ async def along(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def fail(mark: str, digest: str) -> None:
-    """Fails the first time."""
+    """Fails in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             raise Planned
@@ -122,7 +122,7 @@ def fail_always(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def kill(mark: str, digest: str) -> None:
-    """Kills its process with SIGKILL the first time."""
+    """Kills its process with SIGKILL in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 1.0)
@@ -131,7 +131,7 @@ def kill(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def leave(mark: str, digest: str) -> None:
-    """Ends its process with exit code 0 the first time."""
+    """Ends its process with exit code 0 in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 1.0)
@@ -140,7 +140,7 @@ def leave(mark: str, digest: str) -> None:
 
 @app.task(timeout=TIMEOUT, **_options)
 def hang(mark: str, digest: str) -> None:
-    """Ignores its time limit the first time, so that its process has to be ended."""
+    """Ignores its time limit in its first run, so that its process must be ended."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 10.0)
@@ -152,7 +152,7 @@ def hang(mark: str, digest: str) -> None:
 
 @app.task(timeout=TIMEOUT, **_options)
 async def ahang(mark: str, digest: str) -> None:
-    """Exceeds its time limit the first time."""
+    """Exceeds its time limit in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             await asyncio.sleep(30)
@@ -171,4 +171,4 @@ KINDS: dict[str, tuple[Any, int]] = {
     "hang": (hang, 1),
     "ahang": (ahang, 1),
 }
-"""The task of each kind, and the number of its jobs among a hundred jobs."""
+"""The task of each kind, and its weight: a client draws the kind of each job by these weights."""

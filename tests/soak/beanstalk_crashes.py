@@ -8,8 +8,8 @@ In each round some connections wait, are handed a job each at once, and delete i
 again on its log, and every job is looked at: those that were acknowledged and not deleted must be there, and no others.
 The bodies are about as large as what the server keeps of a connection, so that damage shows soon.
 
-Exits with 1 if a job was lost or came back after its deletion. Crashes are counted and are no failure, as the program
-is what is installed; with another one first on the PATH the same rounds show whether that one has the fault.
+Exits with 1 if a job was lost or came back after its deletion. Crashes are counted, but are not failures of this
+script, because the installed beanstalkd causes them. To test another beanstalkd, put it first on the PATH.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Jobs:
             self.there.add(number)
 
     def check(self, found: set[int]) -> str | None:
-        """A text about what is wrong with the jobs that were found; None if nothing is."""
+        """A text about the faults of the jobs that were found; None if there is no fault."""
         lost, back = self.there - found, found - self.there - self.unsure
         self.there, self.unsure = set(found), set()
         if lost or back:

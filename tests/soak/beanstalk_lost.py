@@ -1,19 +1,20 @@
-"""Replies that are lost and idle connections that are cut around leases' ends: no stale verdict counts, none is false.
+"""Replies are lost and idle connections are cut around leases' ends: no stale verdict may be accepted.
 
     python tests/soak/beanstalk_lost.py --rounds 1000
 
 In each round a consumer takes a job through a proxy. At a random moment around the end of its lease, its connection has
 a fault: the reply or the request of its verdict is cut, the idle connection is cut or frozen, perhaps with unread
 replies before that, or replies come late. Meanwhile a rival, a bare socket that sends raw commands, takes the job as
-soon as it is ready, and acks, buries, delays or releases it, or keeps it.
+soon as it is ready, and then acks, buries, delays, releases or keeps the job.
 
-The judge uses the replies to the rival, and what the server reports in the end; it shares no code with the driver.
+The verdicts are judged by the replies to the rival, and what the server reports in the end, by code that the driver
+does not use.
 
 - *stale*: a verdict was accepted although the rival had the job before, or the job is not as the verdict leaves it.
 - *false*: a verdict was refused although its connection was intact and the answer came before the lease's end. That a
   cut connection ends its leases is a documented property of the backend.
 
-Exits with 1 and prints why if there is any.
+Exits with 1 if a verdict was stale or false, and prints why.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from multiq.backend import Lease, Verdict
     from multiq.errors import LeaseLost
 
-TTR = 3  # seconds: the shortest that is possible
+TTR = 3  # seconds: the shortest possible ttr
 TUBE = "lost"
 WORKERS = 25  # rounds at the same time, each with a consumer and a proxy of its own
 FAULTS = ("whole", "reply", "request", "cut", "unread", "frozen", "late")
@@ -59,7 +60,8 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
 
 
 class Rival:
-    """A bare socket that takes the job of one tube, does *deed* with it, and notes when each reply came."""
+    """A bare socket that takes the job of one tube, carries out *deed* on the job, and records the time of each
+    reply."""
 
     def __init__(self, address: tuple[str, int], tube: str, deed: bytes) -> None:
         self.taken_at: float | None = None
@@ -73,7 +75,7 @@ class Rival:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop waiting for the job. A job that the rival has, it keeps until ``close``."""
+        """Stop waiting for the job. If the rival has the job, it keeps the job until ``close``."""
         with contextlib.suppress(OSError):
             if self.taken_at is None:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -107,7 +109,7 @@ class Rival:
 
 
 class Outcome(NamedTuple):
-    """What the judge knows about one round."""
+    """What the script knows about one round."""
 
     fault: str
     what: str
@@ -124,7 +126,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether it was accepted though the rival had the job before, or the job is not as the verdict leaves it."""
+        """Whether the verdict was accepted although the rival had the job before, or without its effect on the job."""
         if not self.accepted:
             return False
         if self.what == "touch":
@@ -134,7 +136,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_false(self) -> bool:
-        """Whether it was refused on an intact connection, though the answer came before the lease's end."""
+        """Whether the verdict was refused on an intact connection, although the answer came before the lease's end."""
         return not self.accepted and self.fault in {"whole", "late"} and self.heard_at < self.begun_at + TTR - 0.02
 
 

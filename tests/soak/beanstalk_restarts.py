@@ -1,10 +1,10 @@
-"""Restarts without a log in the middle of purge, kick and reschedule: no job of another queue is touched.
+"""Restarts of a server without a log, in the middle of purge, kick and reschedule: no job of another queue may change.
 
     python tests/soak/beanstalk_restarts.py --rounds 1000
 
 In each round a server has jobs of one queue, and a call works on them through a proxy. During the call, before one of
 its requests or with one of its replies, the server is killed and started again, and gets jobs of another queue, which
-have the same ids. Then the call goes on. A bare socket reads every job of the other queue before and after.
+have the same ids. Then the call continues. A bare socket reads every job of the other queue before and after the call.
 
 Exits with 1 and prints why if any of them has changed, or if the restart came during too few of the calls.
 """
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 OURS, THEIRS = "ours", "theirs"
-OUR_JOBS, THEIR_JOBS = 6, 14  # theirs are more, so that they also have the ids of the jobs that a reschedule makes
+# the other server has more jobs, so that it also has the ids of the jobs that a reschedule makes
+OUR_JOBS, THEIR_JOBS = 6, 14
 TOMORROW = 86400
 
 STATES = ("ready", "delayed", "buried")
@@ -173,7 +174,8 @@ def main() -> int:
     start = time.monotonic()
     with BeanstalkServer() as server, Restarting(server) as proxy:
         while met.total() < given.rounds and calls < 5 * given.rounds:
-            # a new server counts ids from 1 in each round, so that the other queue's jobs get the ids of ours, too
+            # a new server counts ids from 1 in each round, so that the other queue's jobs get the same ids as this
+            # queue's jobs
             server.kill()
             server.start()
             with open_backend(f"beanstalk://127.0.0.1:{proxy.port}") as backend:

@@ -1,11 +1,11 @@
-"""Consumers that are stopped for longer than their leases, at random moments, again and again: no late verdict counts.
+"""Consumers are stopped for longer than their leases, at random moments: no late verdict may be accepted.
 
     python tests/soak/beanstalk_stale.py --seconds 120 --processes 4
 
-Each process reserves batches from one queue, waits a little, and acks, releases or buries; it writes down which
-verdicts were accepted. One of them after the other is stopped (SIGSTOP) until its leases have ended and others have its
-jobs, and goes on. In the end the accepted verdicts of each job must be in the order of its attempts, one for each, with
-at most one ack, after which there is nothing. Exits with 1 and says why if they are not.
+Each process reserves batches from one queue, waits a little, and acks, releases or buries. It records which verdicts
+were accepted. One process after the other is stopped (SIGSTOP) until its leases have ended and other processes have its
+jobs. Then it continues. In the end the accepted verdicts of each job must be in the order of its attempts, one for each
+attempt. An ack must be the last of them. Exits with 1 and prints why if they are not.
 
 The server would not notice the ends of a stopped process's leases (see tests/drivers/beanstalk/test_server.py), so that
 no verdict would be late. The proxy sends a command on the process's connection instead, and drops the reply.
@@ -46,7 +46,7 @@ T = TypeVar("T")
 QUEUE = "stale"
 TTR = 3.0
 STOPPED = (3.2, 5.0)  # seconds
-OTHERS_TURN = (0.0, 1.0)  # seconds from the end of its leases until the stopped process goes on
+OTHERS_TURN = (0.0, 1.0)  # seconds from the end of its leases until the stopped process continues
 BATCH = 20
 
 
@@ -119,7 +119,7 @@ def work(url: str, diary: Path) -> None:
 
 
 def _insist(call: Callable[[], list[T]]) -> list[T]:
-    """Repeat a call until it succeeds, as a worker does: a call that was stopped in its middle times out."""
+    """Repeat a call until it succeeds, as a worker does: a call during which the process was stopped times out."""
     while True:
         with contextlib.suppress(BackendUnavailable):
             return call()

@@ -1,6 +1,8 @@
-"""Many processes on one store; each writes down what it enqueued and what it acked, and the lists must be the same.
+"""Many processes use one store. Each process records what it enqueued and what it acked, and the two lists must be the
+same.
 
-What a process enqueues, how it settles and what it reports as wrong depends on its store; see ``sqlite_processes.py``.
+A subclass for each store decides what a process enqueues, how it settles and what is a failure. One of them is in
+``sqlite_processes.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ QUEUES = ["high", "default", "low"]
 
 
 class Hammer(ABC):
-    """The work of one process; a subclass for each store says what it does in a turn."""
+    """The work of one process; a subclass for each store defines the calls of a turn."""
 
     def __init__(self, backend: Backend, folder: Path, name: str) -> None:
         self.backend = backend
@@ -54,7 +56,7 @@ class Hammer(ABC):
         return {"enqueued": self.enqueued, "acked": self.acked, "calls": self.calls, "slowest": self.slowest}
 
     def run(self, seconds: float) -> int:
-        """Take turns for so many seconds. Returns the exit code."""
+        """Take turns for *seconds*. Returns the exit code."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.turn()
@@ -105,7 +107,7 @@ def run(
 ) -> bool:
     """Run the processes, ``program --work FOLDER NAME SECONDS WHERE``. Returns whether all of them succeeded.
 
-    What the first failed process said is printed. *meanwhile* is called while they run.
+    What the first failed process said is printed. *meanwhile* is called while the processes run.
     """
     command = [sys.executable, "-W", "error", program, "--work", str(folder)]
     processes = [
@@ -127,7 +129,7 @@ class Sum:
 
     def __init__(self, folder: Path) -> None:
         self.diaries = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-        """The last one is of the process that worked off the rest."""
+        """The last result is that of the process that worked off the remaining jobs."""
         self.enqueued = Counter(job_id for diary in self.diaries for job_id in diary["enqueued"])
         self.acked = Counter(job_id for diary in self.diaries for job_id in diary["acked"])
         self.slowest = max(diary["slowest"] for diary in self.diaries)
@@ -137,7 +139,7 @@ class Sum:
 
     @property
     def is_right(self) -> bool:
-        """Whether something was enqueued, and each job was acked once."""
+        """Whether any job was enqueued, and each job was acked once."""
         return bool(self.enqueued) and self.enqueued == self.acked
 
     def told(self, seconds: float) -> str:

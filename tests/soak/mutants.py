@@ -2,8 +2,8 @@
 
 None of these bugs is in the library. Each mutant names the invariant that must be violated, the backends that it
 applies to, and the load that makes it visible: which faults, how many late consumers. ``python tests/soak/mutants.py``
-runs a soak for each, which ends as soon as its invariant is violated, and reports which were caught, by which
-invariant, after how long.
+runs a soak for each, which ends as soon as its invariant is violated, and reports which mutants were caught, by which
+invariant, and after how long.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
 
 
 def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
-    """An enqueue that has stored its jobs raises an error that there is no room for them."""
+    """An enqueue stores its jobs, and then raises the error that the store is full."""
     from multiq.errors import BackendFull
 
     @_wrap(backend, "enqueue")
@@ -453,7 +453,7 @@ def _takes_of_other_queues(backend: Any, _consumer: Any) -> None:
 
 
 def _stores_twice(backend: Any, _consumer: Any) -> None:
-    """An enqueue is repeated with new ids, as after a lost reply if each attempt made its own ids."""
+    """An enqueue stores its jobs a second time under new ids, as a repetition with new ids would."""
     from multiq.ids import new_id
 
     @_wrap(backend, "enqueue")
@@ -471,7 +471,7 @@ def _no_fence(_backend: Any, _consumer: Any) -> None:
     """
     driver = _driver()
     if driver == "redis":
-        _edit("lua/exchange.lua", "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then", "then")
+        _edit("lua/include/settle.lua", "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then", "then")
     elif driver == "mysql":
         _edit("sql/ack.sql", "AND token = {token} ", "")
         _edit("sql/ack_with_ticket.sql", "AND token = {token} ", "")
@@ -492,7 +492,7 @@ def _no_fence(_backend: Any, _consumer: Any) -> None:
 def _releases_what_others_hold(_backend: Any, _consumer: Any) -> None:
     """Redis: a release does not check whether the job was reserved."""
     _edit(
-        "lua/exchange.lua",
+        "lua/include/settle.lua",
         "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then",
         "or sub(verdict, 13, 13) ~= 'r' and (sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place)) then",
     )
@@ -510,7 +510,7 @@ def _forgets_calls(_backend: Any, _consumer: Any) -> None:
 
 
 def _crashes_are_no_attempts(_backend: Any, _consumer: Any) -> None:
-    """The call that takes back a lease that has ended also takes back its attempt."""
+    """When a lease has ended, its attempt is not counted."""
     driver = _driver()
     if driver == "redis":
         old, new = "sub(record, 1, 32) .. u32(", "sub(record, 1, 28) .. u32(count_at(record, 29) - 1) .. u32("
@@ -632,7 +632,7 @@ MUTANTS = {
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """Which mutants were caught on which backend, after how many seconds; the last result of each counts."""
+    """The mutants that were caught on each backend, and after how many seconds; the last result of each counts."""
     seconds = {
         (result["mutant"], result["backend"]): f"{result['seconds']}" if result["caught"] else "**missed**"
         for result in results

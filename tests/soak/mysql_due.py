@@ -1,10 +1,10 @@
-"""A stream of jobs that become due, over a slow link, beside a locked due row: no other queue waits.
+"""Many jobs become due, the link is slow, and another session has locked a due row: no other queue may wait for them.
 
     python tests/soak/mysql_due.py --seconds 30
 
 A thousand jobs a second become due in one queue, whose consumer also has a queue in front of it and one behind; the
-server's replies take 3 ms longer. Jobs that are ready in the queue in front must be handed out within 0.2 s, and those
-behind as soon as the stream ends. Exits with 1 if one waited longer.
+server's replies take 3 ms longer. Jobs that are ready in the queue in front must be handed out within 0.2 s, and the
+ready jobs in the queue behind must be handed out as soon as the stream ends. Exits with 1 if a job waited longer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from proxy import Latency, Proxy
 from servers.mysql import MysqlServer
 
 RATE = 1000  # jobs that become due per second
-EACH = 0.05  # seconds between two batches of them
+EACH = 0.05  # seconds between two batches of these jobs
 LATENCY = 0.003  # seconds
 LIMIT = 0.2  # seconds
 PROBE = 0.25  # seconds between two jobs whose waiting time is measured

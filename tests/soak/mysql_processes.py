@@ -2,10 +2,11 @@
 
     python tests/soak/mysql_processes.py --seconds 120 --processes 8
 
-Each process enqueues in bulk (some delayed, of all priorities), takes jobs, acks most, releases, buries, gives back or
-reschedules some, and lets some leases end: it acks those jobs too late, and is refused. It records what it enqueued and
-what it acked. In the end the remaining jobs are acked, and the two lists must be the same. Prints how often
-transactions were run again. Exits with 1 and prints why if the lists differ, or if any call raised.
+Each process enqueues in bulk (some jobs delayed, of all priorities) and takes jobs. It acks most of them, and releases,
+buries, gives back or reschedules others. It lets some leases end, and acks these jobs too late, so that the acks are
+refused. Each process records what it enqueued and what it acked. In the end the remaining jobs are acked, and the two
+lists must be the same. Prints how often transactions were run again. Exits with 1 and prints why if the lists differ,
+or if any call raised.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Hammer(hammer.Hammer):
         self.jobs = 0
         self.refused = 0
         self.forgotten: list[tuple[float, Lease]] = []
-        """Leases that are acked too late, each with the time from which on this is done."""
+        """Leases that are acked too late, each with the earliest time of its ack."""
 
     def turn(self) -> None:
         self.timed(self._enqueue)
@@ -100,7 +101,7 @@ class Hammer(hammer.Hammer):
     def refuse(self, verdict: Verdict, answer: LeaseLost) -> None:
         if verdict.lease.ttr != SHORT:
             super().refuse(verdict, answer)
-        self.refused += 1  # the machine was slow, and the lease has ended
+        self.refused += 1  # the machine was slow, so the lease has ended
 
     def diary(self) -> dict[str, Any]:
         counts = {failure.name: count for failure, count in repetitions.items()}

@@ -1,4 +1,5 @@
-"""Replies that are lost around a lease's end: no stale verdict is accepted, and none that counted is refused.
+"""Replies that are lost around a lease's end: no stale verdict is accepted, and no verdict that was carried out is
+refused.
 
     python tests/soak/mysql_stale.py --rounds 1000
 
@@ -64,7 +65,7 @@ def main() -> int:
 
 
 def run(rounds: int, lanes: int, seed: int) -> int:
-    """Play so many rounds. Returns the exit code; 0: the answers agree with the table."""
+    """Play this number of rounds. Returns the exit code; 0: the answers agree with the table."""
     with MysqlServer(innodb_flush_log_at_trx_commit=2) as server, ThreadPoolExecutor(lanes) as pool:
         shares = [len(range(lane, rounds, lanes)) for lane in range(lanes)]
         sums = list(pool.map(lambda lane: Lane(server, seed + lane).run(shares[lane]), range(lanes)))

@@ -18,7 +18,7 @@ def renew(name: str, text: str, *, page: Path = PAGE) -> None:
 
 
 def conditions(short_of: str = "") -> str:
-    """When and where something was measured; for a short run also what the full run is."""
+    """When and where the measurement was made; for a short run also the size of the full run."""
     today = dt.datetime.now(dt.UTC).date().isoformat()
     short = f" **A short run**: the whole one is {short_of}." if short_of else ""
     where = f"Python {platform.python_version()} on {platform.system()} ({platform.machine()})"

@@ -1,6 +1,6 @@
 """Read what a store holds by the store's own client, without any code of multiq's drivers.
 
-Jobs are identified by the mark in their bodies, states by the store's own columns, keys and counters.
+Jobs are identified by the mark in their bodies, and states are read from the store's own columns, keys and counters.
 """
 
 from __future__ import annotations

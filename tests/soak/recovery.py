@@ -1,4 +1,5 @@
-"""How soon work goes on after a server was killed and restarted, and whether calls keep their deadlines if it stops.
+"""How soon work continues after a server was killed and restarted, and whether calls keep their deadlines while a
+server is stopped.
 
 ``python tests/soak/recovery.py redis --restarts 50 --freezes 20``; without names it runs on all three backends that
 have a server. The load is that of the soak, without jobs that make faults on their own processes. A restart is over
@@ -73,7 +74,7 @@ def measure(name: str, folder: Path, *, restarts: int, freezes: int, seed: int) 
     with SITES[name](folder) as site:
         with open_backend(site.url) as backend:
             backend.queues()  # creates MySQL's tables, which may take longer than a call under test may take
-        # consumers that keep a job for seconds would be taken for ones that do not go on
+        # consumers that keep a job for seconds would look like consumers that do not continue
         load = Load(folder=str(folder), seed=seed, timeout=TIMEOUT, weights=_CALM, pace=0.05, late=0.0)
         crew = Crew(load, site, 5.0 * (restarts + freezes))
         recorder = Recorder(folder, "nemesis")
@@ -182,8 +183,8 @@ def text(recoveries: list[Recovery]) -> str:
     ]
     told = (
         "A server is killed (SIGKILL) and started again while workers, plain consumers and producers use it, "
-        f"without any intervention. Then it is frozen (SIGSTOP). A call may take {TIMEOUT:g} s. Seconds, from when the "
-        "server serves again:\n\n"
+        f"without any intervention. Then it is frozen (SIGSTOP). A call may take {TIMEOUT:g} s. The times are in "
+        "seconds, and begin when the server serves again:\n\n"
     )
     return f"{told}{table(head, rows)}"
 

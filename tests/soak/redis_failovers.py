@@ -7,7 +7,7 @@ Two producers and three consumers of several queues run all the time; one of the
 again and again. In the end each acknowledged job must have been done, except those that docs/durability.md allows to be
 lost: jobs that a replica had not received when the primary died, and jobs that an old primary accepted in a planned
 Sentinel failover without a pause of its writes.
-Exits with 1 if a server ended by itself, or if something was lost or done twice where nothing may be.
+Exits with 1 if a server ended by itself, or if a job was lost or done twice that must not be.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRAINED = 60.0  # seconds that the last jobs may take to be done
 
 
 class Load:
-    """The producers and consumers, and the answers that each got, with their times."""
+    """The producers and consumers, and the answers that each of them got, with their times."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -286,7 +286,7 @@ def phase(servers: Servers, kind: str, count: int, *, is_strict: bool) -> int:
 
 
 def fail_over(servers: Servers, kind: str, turn: int, load: Load) -> None:
-    """Make one failover, and wait until work goes on."""
+    """Make one failover, and wait until work continues."""
     known = len(load.done)
     if kind == "unplanned":
         victim = servers.victim(turn)
@@ -300,7 +300,8 @@ def fail_over(servers: Servers, kind: str, turn: int, load: Load) -> None:
 
 
 def recoveries(load: Load, began: Sequence[float]) -> list[float]:
-    """For each failover the longest time without a finished job, from its beginning to that of the next one."""
+    """The longest time without a finished job for each failover, from the beginning of the failover to that of the next
+    one."""
     moments = sorted(at for _, at in load.done)
     found = []
     for start, end in zip(began, [*began[1:], load.done[-1][1]], strict=True):

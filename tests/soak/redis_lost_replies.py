@@ -1,11 +1,12 @@
-"""Lost replies and cut idle connections around a lease's end: no stale verdict is accepted, none that counted is lost.
+"""Lost replies and cut idle connections around a lease's end: no stale verdict is accepted, and no verdict that was
+carried out is lost.
 
     python tests/soak/redis_lost_replies.py --cases 1000 --threads 16
 
 Each case has a queue of its own with one job, a consumer behind a proxy, and another one without a proxy. The first
 consumer holds the job and settles it at some moment around its lease's end. The proxy cuts its idle connection before
 that, or cuts requests and replies at some byte, once or several times. The other consumer may have taken the job by
-then, or acked it, or takes it between two repetitions; and the first one may make other calls in between.
+then, or acked it, or takes it between two repetitions; and the first consumer may make other calls in between.
 
 After each attempt the job's state is read from the server over a separate socket, by a few lines of RESP that share no
 code with the driver: whether the job is gone, buried, or held, and under which token. In the end the answer to the
@@ -39,7 +40,7 @@ from multiq.ids import new_id
 if TYPE_CHECKING:
     from multiq.backend import Consumer, Lease
 
-TTR = 1.0  # seconds: the shortest that is possible
+TTR = 1.0  # seconds: the shortest possible ttr
 PATIENCE = 60.0  # seconds that one case may take, as a guard against a hang
 HELD = "held by us"
 
@@ -89,7 +90,7 @@ class Raw:
         if self.ask("ZSCORE", f"{base}:ready", place) is not None:
             return "ready"
         if record[41:53] == bytes.fromhex(token.partition(".")[0]):
-            return HELD  # or its lease has ended: it stays there until some call looks for ended leases
+            return HELD  # the job's lease may have ended: the job stays reserved until some call looks for ended leases
         return "held by another"
 
 
@@ -107,7 +108,7 @@ class Case:
         self.story: list[str] = []
 
     def run(self) -> tuple[str, str | None]:
-        """Play the case. Returns the kind of outcome, and why it is wrong; None if it is right."""
+        """Play the case. Returns the kind of outcome, and the reason if it is wrong; None if it is right."""
         luck = self.luck
         raw = Raw(self.server.port)
         with (
@@ -220,7 +221,7 @@ class Case:
 
 
 def soak(cases: int, threads: int, seed: int) -> int:
-    """Play the cases. Returns how many were wrong."""
+    """Play the cases. Returns the number of wrong answers."""
     kinds: Counter[str] = Counter()
     wrong: list[str] = []
     numbers = iter(range(seed, seed + cases))

@@ -2,9 +2,9 @@
 
     python tests/soak/sqlite_processes.py --seconds 60 --processes 8
 
-Each process enqueues small batches (some delayed, of all priorities), takes jobs, acks most, releases, buries or gives
-back some, and records what it enqueued and what it acked. In the end the remaining jobs are acked, and the two lists
-must be the same. Exits with 1 and prints why if they are not, or if any call raised.
+Each process enqueues small batches (some jobs delayed, of all priorities) and takes jobs. It acks most of them, and
+releases, buries or gives back others. It records what it enqueued and what it acked. In the end the remaining jobs are
+acked, and the two lists must be the same. Exits with 1 and prints why if they differ, or if any call raised.
 """
 
 from __future__ import annotations

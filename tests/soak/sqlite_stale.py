@@ -1,10 +1,11 @@
-"""Verdicts around their leases' ends, with failed commits and a busy lock in between: none that is stale counts.
+"""Verdicts around their leases' ends, with failed commits and a busy lock: no stale verdict may be accepted.
 
     python tests/soak/sqlite_stale.py --verdicts 1000
 
 Two processes reserve jobs under leases of 0.2 s and settle each a moment before or after its lease's end, some of them
-twice. A third process holds the write lock now and then for longer than the two wait for it, and for some calls their
-files may not grow, so that a COMMIT fails with a real error of the system's. What raised is repeated.
+twice. A third process sometimes holds the write lock for longer than the two processes wait for it. During some calls
+the files of these processes may not grow, so that a COMMIT fails with a real error of the system. A call that raised is
+repeated.
 
 The answers are judged by triggers on the tables, which record inside each transaction the lease token that a job had
 when it was removed, released or buried. In the end each answer is compared with that record, read with plain sqlite3.
@@ -158,7 +159,7 @@ def work(file: str, diary: Path, count: int) -> int:
 
 
 def settle(consumer: Consumer, verdict: Verdict, luck: random.Random, file: str) -> dict[str, Any]:
-    """Repeat one verdict until it is answered; repeat some verdicts once more after that."""
+    """Repeat one verdict until it is answered; repeat some verdicts once more after their answer."""
     locked = failed = 0
     while True:
         began_at = time.time_ns()

@@ -1,20 +1,23 @@
-"""Stale verdicts, of leases that have ended in each way there is: each is refused, and changes nothing.
+"""Stale verdicts, of leases that have ended in every possible way: each must be refused and change nothing.
 
     python tests/soak/stale.py                      10,000 of them, on all four backends
     python tests/soak/stale.py redis --verdicts 500
     python tests/soak/stale.py --page               and renew the table of docs/reliability.md
 
-Two lanes work on one store, each with three processes that use multiq as any program does (``stale_actor.py``): one
-holds jobs, a rival takes them over, a third one puts jobs and sends verdicts on leases of the others. Each round ends
+Two lanes work on one store, each with three processes that use multiq as any program does (``stale_actor.py``): the
+first holds jobs, the second (the rival) takes them over, and the third puts jobs and sends verdicts on leases of the
+others. Each round ends
 the leases of a few hundred jobs: by their time; while the server is killed and started again with what it has on its
-disk (with SQLite all processes are killed); or, on beanstalkd, by their connection. ``KINDS`` says what happens to the
+disk (with SQLite all processes are killed); or, on beanstalkd, by their connection. ``KINDS`` lists what happens to the
 jobs then. Each old lease gets one verdict, alone or in a batch among valid ones, by ``settle`` or ``exchange``.
 
 The judge is this process, which opens no backend. It reads the raw store with the store's own client, before the
 verdict and after it, and knows by its own records which reservation of each job was the last. A verdict is stale if the
 store says that the job is not held or the lease's time is over, or if a later reservation was made. It must be refused
-with ``LeaseLost``, and the job's record must stay as it was, to the byte. A valid one must count, as the store shows.
-Exits with 1 if one of these rules is broken. With ``SOAK_MUTANT="no fence"`` (see ``mutants.py``) they are broken.
+with ``LeaseLost``, and the job's record must stay as it was, to the byte. A valid verdict must be carried out, as the
+store shows.
+Exits with 1 if one of these rules is broken. With ``SOAK_MUTANT="no fence"`` (see ``mutants.py``) these rules are
+broken.
 """
 
 from __future__ import annotations
@@ -67,9 +70,9 @@ class Kind:
 
     name: str
     live: str = ""
-    """What its holder does with the job before; the lease then lasts for an hour, so that time does not end it."""
+    """What the lease's holder first does with the job. If set, the lease lasts for an hour, so time does not end it."""
     taken: str = ""
-    """What happens to the job after that."""
+    """What another process does with the job afterwards."""
     speaker: str = "holder"
     only: tuple[str, ...] = BACKENDS
     is_live: bool = False
@@ -161,7 +164,7 @@ _SQL_STATES = {0: "ready", 1: "delayed", 2: "reserved", 3: "buried", 4: "ready"}
 
 
 class Site(ABC):
-    """A store: how programs reach it, how the judge reads it, how it is restarted."""
+    """A store: how programs connect to it, how the script reads its raw data, and how it is restarted."""
 
     ttr = 2.0
     endings: tuple[str, ...] = ("time", "restart")
@@ -300,7 +303,7 @@ class BeanstalkSite(Site):
                 left = float(stats.pop("time-left"))
                 stats.pop("age")
                 kept = (body, stats["pri"], stats["ttr"])
-                # no ``is_over`` here: the server reports the job as reserved until it can be handed out again
+                # do not use ``is_over`` here: the server reports the job as reserved until it can be handed out again
                 found[job_id] = Seen(stats["state"], False, left, kept, (*stats.items(), body))
         return found
 
@@ -450,7 +453,7 @@ class Lane:
             time.sleep(0.02)
 
     def _take(self, kind: Kind, queue: str, leases: list[Lease]) -> None:
-        """Do with the jobs what the kind says, once the leases have ended."""
+        """Carry out what the kind says on the jobs, once the leases have ended."""
         ids = [lease.id for lease in leases]
         if kind.taken in {"reschedule", "delete", "put again", "put again and hold"}:
             self._ask("rival", "reschedule" if kind.taken == "reschedule" else "delete", queue, ids=ids)
@@ -471,7 +474,7 @@ class Lane:
     # --- the late one, and the judge ---
 
     def _come_late(self, kind: Kind, queue: str, leases: list[Lease], ending: str) -> None:
-        """Send half of the verdicts alone, the others in batches, each with valid ones in between.
+        """Send half of the verdicts alone, and the others in batches with valid verdicts in between.
 
         After a restart the first verdict uses a connection that is dead, unless its consumer has reserved since.
         """
@@ -555,7 +558,7 @@ class Lane:
 
 
 def is_as_it_was(before: Seen, after: Seen, took: float) -> bool:
-    """Whether only time has changed a job meanwhile: a job whose lease is over by now may have become ready."""
+    """Whether only time has changed a job. A job whose lease has ended may have become ready."""
     if before.record == after.record:
         return after.left <= before.left
     is_over = before.state == "reserved" and before.left - took < A_WHOLE_ONE
@@ -591,7 +594,7 @@ def soak(name: str, folder: Path, *, verdicts: int, seed: int, lanes: int = LANE
 
 
 def _round(site: Site, lanes: list[Lane], ending: str, each: int) -> None:
-    """Play a round on all lanes at the same time; the store is restarted when all lanes have come to that point."""
+    """Play a round on all lanes at the same time. The store is restarted when all lanes wait for it."""
     restart = (lambda: site.restart(lanes)) if ending == "restart" else None
     barrier = threading.Barrier(len(lanes), restart, timeout=PATIENCE * 2)
     failures: list[str] = []

@@ -27,7 +27,7 @@ T = TypeVar("T")
 LONG = 3600.0  # seconds
 PATIENCE = 60.0  # seconds, as a guard against a hang
 
-#: by name: how a verdict is made, and the state of a job after it if it was in time
+#: by name: a function that makes the verdict, and the state of the job after a verdict that is in time
 VERBS: dict[str, tuple[Callable[[Lease], Verdict], str]] = {
     "ack": (Ack, "gone"),
     "release": (Release, "ready"),
@@ -74,7 +74,7 @@ def act(url: str) -> int:
             order = msgspec.json.decode(line, type=Order)
             try:
                 answer = getattr(speaker, order.do)(order) or Answer()
-            except Exception:  # the process that gave the order shows it
+            except Exception:  # the process that gave the order shows the error
                 answer = Answer(error=traceback.format_exc())
             sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             sys.stdout.buffer.flush()
@@ -153,7 +153,7 @@ class Speaker:
 
 
 def _insist(call: Callable[[], T]) -> tuple[T, int]:
-    """The call's answer, and how often it raised: its effect is unknown then, and it is repeated."""
+    """The call's answer, and how often the call raised: its effect is then unknown, and it is repeated."""
     give_up_at = time.monotonic() + PATIENCE
     for repeated in itertools.count():
         try:

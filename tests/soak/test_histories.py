@@ -1,4 +1,4 @@
-"""The checker still finds the violations in old histories, of bugs that were fixed since or were planted."""
+"""The checker still finds the violations in old histories, which show bugs that were fixed since or were planted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_folder_has_histories() -> None:
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.name.partition(".")[0])
-def test_a_red_history_stays_red(path: Path) -> None:
+def test_an_old_history_still_violates_its_invariant(path: Path) -> None:
     invariant, driver, _ = path.name.split("-", 2)
     verdict = check(replay(path), setting_for(driver, Load(folder="", seed=0, timeout=2.0)))
     assert invariant in verdict.violations

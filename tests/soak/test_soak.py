@@ -19,9 +19,9 @@ FOUND_BY_ALL = ("drops a job", "short leases", "hurries")
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_no_history_shows_what_must_not_be(name: str, tmp_path: Path) -> None:
+def test_no_history_violates_an_invariant(name: str, tmp_path: Path) -> None:
     verdict = soak(name, tmp_path, seconds=SECONDS, seed=7)
-    assert verdict.figures["faults"] + verdict.figures.get("faults missed", 0) > 0  # a busy machine has few
+    assert verdict.figures["faults"] + verdict.figures.get("faults missed", 0) > 0  # a busy machine makes few faults
     assert verdict.figures["run"] > 100
     assert verdict.is_clean, verdict.report()
 
@@ -40,6 +40,7 @@ def test_a_planted_bug_is_found_by_its_own_invariant(
 def test_work_goes_on_after_each_restart_and_calls_keep_their_deadlines(name: str, tmp_path: Path) -> None:
     found = measure(name, tmp_path, restarts=3, freezes=2, seed=7)
     assert found.all is not None
-    assert found.all.longest < 30  # work went on at all; how soon can be measured only on an idle machine
+    # work continued at all; how soon it continued can be measured only on an idle machine
+    assert found.all.longest < 30
     assert found.calls > 0
     assert found.verdict.is_clean, found.verdict.report()

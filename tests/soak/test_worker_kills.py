@@ -35,7 +35,7 @@ def test_every_job_is_done_and_every_repetition_explained_by_a_kill(tmp_path: Pa
     workers = [WorkerProcess(tmp_path, url, mode) for mode in MODES]
     killed: set[int] = set()
     try:
-        # When one of them is killed at a random moment, and replaced, over and over
+        # When one of the workers is killed at a random moment, and replaced, over and over
         for _ in range(KILLS):
             time.sleep(luck.uniform(0.05, 0.5))
             place = luck.randrange(len(workers))

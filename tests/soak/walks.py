@@ -26,7 +26,7 @@ _SHARE = 10  # walks that a process plays before it reports its progress
 def main(server: RedisServer | BeanstalkServer, said: str | None, walks: int) -> None:
     """Play walks on a server that is started here.
 
-    *walks* is how many, unless the command line says otherwise; *said* is shown by ``--help``.
+    *walks*: the number of walks, unless the command line says otherwise; *said* is shown by ``--help``.
     """
     options = _arguments(said, walks)
     start = time.monotonic()
@@ -48,7 +48,7 @@ def main(server: RedisServer | BeanstalkServer, said: str | None, walks: int) ->
 
 
 def walk(url: str, count: int) -> tuple[int, int]:
-    """Play some walks. Returns how many, and how many of them were finished in time."""
+    """Play some walks. Returns the number of walks, and how many of them were finished in time."""
     harness = UrlHarness(url)
     harness.walks = count
     with harness.open() as backend:

@@ -52,7 +52,7 @@ def _kill(folder: Path, url: str, kills: int) -> list[float]:
     with worker(folder, url, "processes=2") as process:
         for _ in range(kills):
             until(lambda: _starts(process.diary) == len(times) + 1)
-            until(lambda: process.log.count(" working ") == len(times) + 2)  # the killed child has its replacement
+            until(lambda: process.log.count(" working ") == len(times) + 2)  # the killed child has been replaced
             victim = read_diary(process.diary)[-1][2]
             killed_at = time.monotonic_ns()
             os.kill(victim, signal.SIGKILL)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MODES = ("-t 1", "-t 2", "-t 4", "--concurrency 4")
-_STALLED = 60.0  # seconds without a line of any job: longer than any lease, brake or long job lasts
+_STALLED = 60.0  # seconds without a line of any job: longer than any lease, pause between restarts, or long job
 _EVERY_LASTING = 8  # at least so many batches are between two batches of long jobs
 _MOST_LASTING = 25  # about so many batches of long jobs are made in one run
 _PROVES_NOTHING = 3  # the exit code after a crash of the server
@@ -68,7 +68,7 @@ class Losses:
     def batches(self) -> Iterator[set[int]]:
         """Enqueue one batch after the other. Yields each batch's numbers; an empty set: wait until all jobs are done.
 
-        Long jobs have no killer in their batch, because a job that is killed too often is buried, and rightly so.
+        Long jobs have no killer in their batch, because a job that is killed too often is buried.
         """
         size = self.jobs // self.kills
         every = max(_EVERY_LASTING, self.kills // _MOST_LASTING)
@@ -209,7 +209,7 @@ def _stalls(run: Losses, open_batches: list[set[int]]) -> bool:
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition. True: it did not hold within *seconds*."""
+    """Wait for a condition. True: the condition did not hold within *seconds*."""
     give_up_at = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > give_up_at:
@@ -337,7 +337,7 @@ def _left_in_beanstalk(url: str) -> list[dict[str, object]]:
 
 @contextlib.contextmanager
 def _at_once() -> Iterator[None]:
-    """The worker gets the jobs that are enqueued in the block only at its end, so that children take many at once."""
+    """Pause the queues during the block, so that children then reserve many jobs at once."""
     app.queue().pause(60)
     yield
     app.queue().resume()

@@ -1,4 +1,4 @@
-"""Whether a worker stays as it is over many jobs: ``python tests/soak/worker_memory.py --help``.
+"""Whether a worker's memory and open files grow over many jobs: ``python tests/soak/worker_memory.py --help``.
 
 A worker with one child runs no-op jobs. The child's memory and open files are read after the first 50,000 jobs and
 after the last one.

@@ -61,7 +61,7 @@ def _signal(folder: Path, url: str, mode: str, chance: random.Random) -> None:
 
 
 def _wait_for_python(process: WorkerProcess) -> None:
-    """Wait until Python's signal handlers are installed: an earlier signal ends any program, and tests nothing."""
+    """Wait until Python's signal handlers are installed. A signal before that ends any Python program."""
     caught = Path(f"/proc/{process.process.pid}/status")
     bit = 1 << (signal.SIGTERM - 1)
     while process.process.poll() is None:
