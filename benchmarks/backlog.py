@@ -36,7 +36,7 @@ def fill(backend: Backend, count: int) -> None:
 
 
 def verbs(*backends: Backend) -> list[Verbs]:
-    """Seconds of each call of each verb on each backend, taken in turns; queues are as long afterwards as before."""
+    """Seconds of each call of each verb on each backend, measured in turns. The length of the queues stays the same."""
     times: list[Verbs] = [{"enqueue": [], "reserve": [], "ack": []} for _ in backends]
     with ExitStack() as stack:
         consumers = [stack.enter_context(backend.consumer([QUEUE])) for backend in backends]
@@ -47,7 +47,7 @@ def verbs(*backends: Backend) -> list[Verbs]:
 
 
 def beside_empty(empty: Verbs, full: Verbs) -> Figures:
-    """The cost of each verb in front of a full queue, and of an empty one."""
+    """The cost of each verb on a full queue, and on an empty one."""
     figures: Figures = {}
     for verb, times in full.items():
         median, p99 = median_and_p99(times)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def baseline_of(url: str, body: bytes) -> Iterator[Baseline]:
     """The leanest loops on the server of *url*, for bodies as large as those of a no-op task."""
     bench = load_bench(url.partition(":")[0])
-    assert bench is not None  # noqa: S101 - all that are measured here have one
+    assert bench is not None  # noqa: S101 - all drivers that are measured here have one
     with bench.at(url) as adapter:
         baseline = adapter.baseline(body)
         assert baseline is not None  # noqa: S101

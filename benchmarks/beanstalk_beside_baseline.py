@@ -67,7 +67,7 @@ class BesideBeanstalk(BesideServer):
             yield lambda: not _jobs(client.stats("tube", QUEUE))
 
     def asked(self) -> int:
-        """Without the commands that only this script sends."""
+        """All commands, without those that only this script sends."""
         with self._server.client() as client:
             stats = client.stats()
         return sum(int(value) for name, value in stats.items() if name.startswith("cmd-") and name not in _OURS)

@@ -1,8 +1,8 @@
-"""What looking and managing would cost through greenstalk: ``python benchmarks/beanstalk_greenstalk.py --help``.
+"""The cost of inspection and management through greenstalk: ``python benchmarks/beanstalk_greenstalk.py --help``.
 
-Three things decide (docs/decisions/0010): the round trips and the CPU time of each call, on a private server, in
-turns; what a parser costs; and when a call ends on a server that is stopped, or sends its reply byte by byte. Needs
-beanstalkd and the extra ``dev``.
+It measures (for docs/decisions/0010) the round trips and the CPU time of each call, in turns; the cost of a parser; and
+the time after which a call ends on a server that is stopped, or sends its reply byte by byte. The server is private.
+Needs beanstalkd and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _JOB_STATS = (
 
 
 class Trips:
-    """Counts round trips: each ends with a call of one of these."""
+    """Counts round trips: each ends with a call of one of these methods."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -70,13 +70,13 @@ class Trips:
 
 
 class Kind(NamedTuple):
-    """A call that both can make."""
+    """A call that both multiq and greenstalk can make."""
 
     name: str
     ours: Callable[[], object]
     theirs: Callable[[], object]
     every: int = 1
-    """It is made so many times less often than a peek."""
+    """The call is made this many times less often than a peek."""
     prepare: Callable[[], object] = int
 
 
@@ -159,7 +159,7 @@ def compare_parsers(turns: int, count: int = 20_000) -> None:
 
 
 def compare_deadlines(server: BeanstalkServer) -> None:
-    print(f"\nseconds until a call with {_DEADLINE} s ends, and what the next call does")
+    print(f"\nseconds until a call with {_DEADLINE} s ends, and the result of the next call")
     with _both((HOST, server.port)) as calls:
         for call in calls.values():
             call()
@@ -236,7 +236,7 @@ def _queues(client: Any) -> list[str]:
 
 
 def _kick(client: Any) -> int:
-    """By id, as the server's ``kick`` takes delayed jobs when none is buried."""
+    """Kick by id, because the server's ``kick`` command takes delayed jobs if no job is buried."""
     for _ in range(_JOBS):
         client.kick_job(client.peek_buried().id)
     return _JOBS

@@ -47,7 +47,7 @@ def arguments(about: str | None, **numbers: int) -> argparse.Namespace:
 
 
 def report(title: str, measurements: Mapping[str, Callable[[], Figures]], *, as_json: bool) -> None:
-    """Take each measurement, saying which on the terminal, and print them all."""
+    """Take each measurement, print its name meanwhile, and print all figures at the end."""
     figures = {}
     with Console(stderr=True).status("") as status:
         for name, measure in measurements.items():
@@ -133,7 +133,7 @@ class Workers:
 
 
 def send(stamps: Path, count: int, delay: float = 0.0) -> list[float]:
-    """Enqueue one by one, each finding the worker idle. Returns how late each began, in ms."""
+    """Enqueue jobs one by one while the worker is idle. Returns how late each job began, in ms."""
     stamps.write_text("")
     task = stamp.options(delay=delay) if delay else stamp
     for _ in range(count):

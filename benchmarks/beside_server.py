@@ -1,4 +1,4 @@
-"""multiq compared with the leanest loop on a server. All servers are measured alike; a subclass knows its server."""
+"""multiq compared with the leanest loop on a server. Each server has a subclass, and all are measured alike."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from multiq.bench.adapter import Baseline
 
 IDLE_SECONDS = 10
-_LOOK = 0.002  # seconds between two looks whether the queue is empty
+_LOOK = 0.002  # seconds between two checks whether the queue is empty
 
 
 class BesideServer(ABC):
-    """The measurements on one server. Whatever one leaves behind is removed before the next."""
+    """The measurements on one server. Before each one, the jobs and tables of the previous one are removed."""
 
     asks: ClassVar[str] = "commands"
-    """What ``asked`` counts."""
+    """The unit of ``asked``."""
     drain_asks: ClassVar[str] = "commands"
-    """What ``asked_by_drain`` counts."""
+    """The unit of ``asked_by_drain``."""
     singles: ClassVar[float] = 1 / 4
     """How many of ``--jobs`` are enqueued one by one."""
     delay: ClassVar[float] = 0.5
     """Seconds of a delayed job; some servers support whole seconds only."""
     settling: ClassVar[float] = 1
-    """Seconds after which a waiting worker sends as few requests as it ever will."""
+    """Seconds after which a waiting worker sends no more than its lowest rate of requests."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.jobs: int = options.jobs
@@ -59,7 +59,7 @@ class BesideServer(ABC):
         self.samples: int = options.samples
 
     def measurements(self) -> dict[str, Callable[[], Figures]]:
-        """Each with its name, in the order in which they are taken."""
+        """The measurements, each with its name, in the order in which they are taken."""
         return {
             "enqueue one by one": self.single_enqueue,
             "bulk enqueue by 1,000": self.bulk_enqueue,
@@ -75,27 +75,27 @@ class BesideServer(ABC):
         """The URL of a store without jobs."""
 
     def connected(self) -> AbstractContextManager[str]:
-        """As ``empty``, with the app connected to it and its first call done."""
+        """Like ``empty``, but the app is connected to the store, and has made its first call."""
         return self.empty()
 
     @abstractmethod
     def all_wait(self, url: str, workers: int) -> None:
-        """Wait until so many worker processes wait for jobs there."""
+        """Wait until this many worker processes wait for jobs on the store."""
 
     @abstractmethod
     def emptiness(self, url: str) -> AbstractContextManager[Callable[[], bool]]:
-        """A check whether all jobs are gone, as cheap as the server allows, on a connection that is not multiq's."""
+        """A cheap check whether all jobs are gone, on a connection that is not multiq's."""
 
     @abstractmethod
     def asked(self) -> int:
         """How many requests workers have sent to the server so far."""
 
     def asked_by_drain(self) -> int:
-        """As ``asked``, for servers on which a drain is counted in another way."""
+        """Like ``asked``, for servers that count the requests of a drain in another way."""
         return self.asked()
 
     def limit_one_by_one(self, count: int) -> float:
-        """Jobs per second of the leanest way to put them with a round trip each."""
+        """Jobs per second of the leanest loop that enqueues each job with a round trip of its own."""
         return self._leanest(lambda baseline: baseline.put_one_by_one(count))
 
     # --- the three figures beside their limits ---
@@ -129,7 +129,8 @@ class BesideServer(ABC):
         )
 
     def drain(self) -> Figures:
-        """Two inline worker processes, against one loop that forgets the last 100 and takes the next 100."""
+        """The rate of two inline worker processes, compared with one loop that deletes the last 100 jobs and takes the
+        next 100."""
         counted: list[float] = []
 
         def ours() -> float:

@@ -1,9 +1,9 @@
-"""multiq on MariaDB with a long queue, and with a long past: ``python benchmarks/mysql_backlog.py --help``.
+"""multiq on MariaDB with a long queue, and with many deleted jobs: ``python benchmarks/mysql_backlog.py --help``.
 
-Two questions. What enqueue, reserve and ack cost in front of a million jobs (``--waiting``), compared with an empty
-queue; and what reserve costs while another client of the server holds a snapshot open, so that nothing of a hundred
-thousand jobs (``--past``) that were worked off can be purged. On private servers with
-``innodb_flush_log_at_trx_commit=1``. Needs the extra ``dev``, and mariadbd (``.ci/install-servers``).
+It measures two things. First, what enqueue, reserve and ack cost if a million jobs wait (``--waiting``), compared with
+an empty queue. Second, what reserve costs while another client holds a snapshot open, so that InnoDB cannot purge a
+hundred thousand finished jobs (``--past``). The servers are private, with ``innodb_flush_log_at_trx_commit=1``. Needs
+the extra ``dev``, and mariadbd (``.ci/install-servers``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from multiq.backend.registry import open_backend
 if TYPE_CHECKING:
     import argparse
 
-SETTLING = 3  # seconds in which the server writes what was enqueued
+SETTLING = 3  # seconds in which the server writes the enqueued jobs to its files
 SETTINGS: dict[str, Any] = {"innodb_buffer_pool_size": "1G", "innodb_log_file_size": "512M"}
 TAKEN = 100  # jobs in a batch of the consumer
 _NEWCOMER = """
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def waiting_jobs(options: argparse.Namespace) -> Figures:
-    """The price of the verbs in front of all of them, and what each takes on the disk."""
+    """The cost of the verbs while all these jobs wait, and what each job takes on the disk."""
     with (
         MysqlServer(**SETTINGS) as server,
         server.database() as place,
@@ -95,7 +95,7 @@ def open_snapshot(options: argparse.Namespace) -> Figures:
 
 
 class _Side:
-    """One server with a queue that is worked off, by 100 and in between one by itself."""
+    """The cost on one server with a queue that is drained: 100 jobs at a time, and single jobs in between."""
 
     def __init__(self, stack: ExitStack, server: MysqlServer) -> None:
         self.server = server
@@ -112,7 +112,7 @@ class _Side:
             cursor.execute("SELECT COUNT(*) FROM multiq_jobs")
 
     def step(self, count: int) -> bool:
-        """Reserve one, then 100, and ack them. Whether all *count* are done."""
+        """Reserve and ack one job, then 100. Returns whether all *count* jobs are done."""
         for limit, name in ((1, "reserve of one"), (TAKEN, "reserve of 100")):
             if self._done == count:
                 return True
@@ -131,7 +131,7 @@ class _Side:
         first, median = _newcomer(self.place.url)
         return figures | {
             "a new process, its first reserve ms": first * 1000,
-            "a new process, its next ones: median ms": median * 1000,
+            "a new process, its later reserves: median ms": median * 1000,
         }
 
     def _reserve(self, into: list[Lease], limit: int) -> None:

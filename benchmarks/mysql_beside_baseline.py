@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-IDLE_WORKERS = 10  # side by side, each in a database of its own, so that ten of them are sampled in one idle time
+IDLE_WORKERS = 10  # each has its own database, so that one idle time gives ten samples
 
 
 def main() -> None:
@@ -41,7 +41,8 @@ def main() -> None:
 
 
 class BesideMysql(BesideServer):
-    """Each repeat has a database of its own, because rows that are deleted and not yet purged slow down the next."""
+    """Each repeat has a database of its own, because deleted rows that are not yet purged would slow down the next
+    repeat."""
 
     asks = drain_asks = "statements"
     singles = 1 / 10
@@ -67,7 +68,7 @@ class BesideMysql(BesideServer):
                 app.close()
 
     def all_wait(self, url: str, workers: int) -> None:
-        """Wait until the workers are connected, in addition to the producer."""
+        """Wait until the workers are connected as well as the producer."""
 
         def waiting() -> bool:
             asked = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = %s"
@@ -86,7 +87,7 @@ class BesideMysql(BesideServer):
         return self._server.status("Questions")
 
     def latency(self) -> Figures:
-        """How late a job begins whose worker has had nothing to do for ten seconds."""
+        """How late the first job begins at a worker that was idle for ten seconds."""
         with tempfile.TemporaryDirectory(prefix="multiq-bench-") as folder, ExitStack() as stack:
             stamps = Path(folder, "stamps")
             stamps.write_text("")

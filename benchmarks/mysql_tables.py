@@ -1,10 +1,10 @@
-"""What decided how jobs are laid out in MySQL (docs/decisions/0013): the same work on three layouts, in leanest SQL.
+"""Measures three layouts of the MySQL tables with minimal SQL. The figures decided docs/decisions/0013.
 
     python benchmarks/mysql_tables.py
 
-together: one table, bodies in it. apart: bodies in a table of their own. split: ready and reserved jobs listed in small
-tables that a job moves between, the rest of it in a third (as Solid Queue does). Each job is inserted 1,000 at a time,
-claimed 100 at a time, and deleted with the next claim, in one transaction.
+together: one table that also has the bodies. apart: bodies in a table of their own. split: two small tables list the
+ready and the reserved jobs, and a third table has the other columns (as in Solid Queue). Jobs are inserted 1,000 at a
+time and claimed 100 at a time. The transaction of a claim deletes the jobs of the previous claim.
 """
 
 # ruff: noqa: S608 - the statements are made of numbers
@@ -70,7 +70,7 @@ def insert(connection: Connection[Any], layout: str, first: int, count: int, bod
 
 
 def work_off(connection: Connection[Any], layout: str) -> int:
-    """All jobs, one after another. Returns how many."""
+    """All jobs, one after the other. Returns how many."""
     worked, held = 0, ""
     while True:
         done = _DONE[layout](held) if held else []
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def measure(server: MysqlServer, layout: str, jobs: int, body: str) -> tuple[float, float]:
-    """Jobs a second, inserted and worked off."""
+    """Jobs inserted a second, and jobs worked off a second."""
     with server.database() as place, server.client(place.name, client_flag=CLIENT.MULTI_STATEMENTS) as connection:
         ask(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", *SCHEMAS[layout])
         start = time.perf_counter()

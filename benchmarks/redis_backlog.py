@@ -1,8 +1,8 @@
 """multiq on Redis with a long queue, on a private server: ``python benchmarks/redis_backlog.py --help``.
 
-Three questions. What a waiting job costs in memory; what enqueue, reserve and ack cost in front of a million of them
-(``--waiting``), compared with an empty queue; and how long everybody else waits when a hundred thousand jobs
-(``--due``) fall due in one instant. Needs the extra ``dev``, and redis-server (``.ci/install-servers``).
+It measures three things: the memory that a waiting job takes; what enqueue, reserve and ack cost if a million jobs wait
+(``--waiting``), compared with an empty queue; and how long other clients wait when a hundred thousand jobs (``--due``)
+become due at the same time. Needs the extra ``dev``, and redis-server (``.ci/install-servers``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def waiting_jobs(options: argparse.Namespace) -> Figures:
-    """Memory per waiting job, and the price of the verbs in front of all of them, in turns with an empty server."""
+    """Memory per waiting job, and the cost of the verbs while all these jobs wait, in turns with an empty server."""
     with (
         RedisServer() as server,
         open_backend(server.url) as long,
@@ -126,7 +126,7 @@ print(*waits)
 
     def __init__(self, server: RedisServer) -> None:
         self.waits: list[float] = []
-        """Seconds from each PING to its answer, once it is over."""
+        """Seconds from each PING to its answer, once the measurement is over."""
         self._command = [sys.executable, "-c", self._SOURCE, str(server.socket)]
 
     def __enter__(self) -> Self:

@@ -81,7 +81,7 @@ def single_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 def drain(folder: Path, options: argparse.Namespace) -> Figures:
-    """One inline worker process, from its first look to the last job's ack, against take-and-delete by 100."""
+    """One inline worker process, from its start to the last job's ack, compared with take-and-delete by 100."""
 
     def ours(path: Path) -> float:
         app.connect(f"sqlite:///{path}")
@@ -108,7 +108,7 @@ def drain(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 def idle_worker(folder: Path, options: argparse.Namespace) -> Figures:
-    """Pickup latency from another process, memory and CPU of a worker that waits."""
+    """The pickup latency, the memory and the CPU time of a waiting worker. Another process enqueues."""
     path, stamps = folder / "idle.db", folder / "stamps"
     app.connect(f"sqlite:///{path}")
     with Workers(f"sqlite:///{path}", processes=1, stamps=stamps) as worker:
@@ -122,7 +122,7 @@ def idle_worker(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 def import_time(folder: Path, options: argparse.Namespace) -> Figures:
-    """``import multiq``, beside an interpreter that imports nothing."""
+    """The time of ``import multiq``, compared with an interpreter that imports nothing."""
     path = folder / "none.db"
     ours, nothing = [], []
     for _ in range(options.repeats * 2):

@@ -1,9 +1,9 @@
-"""Whether a worker makes use of what it is given: ``python benchmarks/worker_scaling.py --help``.
+"""How a worker's speed grows with processes, threads and coroutines: ``python benchmarks/worker_scaling.py --help``.
 
-Processes: how much faster two of them drain jobs that compute for a millisecond than one does (two cores: 2 at most).
-Threads and coroutines: what share of the arithmetic limit jobs reach that only sleep for 10 ms: 50 threads can end
-5,000 of them a second, 200 coroutines 20,000. The rate is that between the first and the last tenth of the jobs, so
-that the worker's start does not count.
+Processes: the jobs compute for a millisecond, and two processes are compared with one (2 at most, on two cores).
+Threads and coroutines: the jobs sleep for 10 ms, and their rate is compared with the highest possible one. 50 threads
+can end 5,000 such jobs a second, and 200 coroutines 20,000. The first and the last tenth of the jobs do not count, so
+the worker's start does not count either.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
                 url, options.repeats, 4 * options.jobs, anap, threads=1, concurrency=200
             ),
         }
-        report("What a worker makes of its slots, on Redis", measurements, as_json=options.json)
+        report("What a worker gets from its slots, on Redis", measurements, as_json=options.json)
         app.close()
 
 
@@ -60,7 +60,7 @@ def processes(url: str, repeats: int, jobs: int) -> Figures:
 
 
 def reached(url: str, repeats: int, jobs: int, task: Task[[float], Any], *, threads: int, concurrency: int) -> Figures:
-    """The rate of one process, beside what its slots can do at most."""
+    """The rate of one process, and the highest rate that its slots allow."""
     limit = max(threads, concurrency) / NAP
     rate = median_rate(repeats, lambda: drained(url, task, jobs, threads=threads, concurrency=concurrency))
     return {"jobs /s": rate, "arithmetic limit /s": limit, "share": rate / limit}
@@ -80,7 +80,7 @@ def drained(
 
 
 def _when(left: float) -> tuple[float, int]:
-    """The moment when no more than so many are left, and how many those are."""
+    """Wait until at most *left* jobs are left. Returns the time, and the number of jobs."""
     while True:
         stats = QUEUE.stats()
         count = (stats.ready or 0) + (stats.reserved or 0)

@@ -33,7 +33,7 @@ _SHOWN = 300  # characters of a reason
 
 @click.command(help=__doc__)
 @click.option("--repeats", default=3, show_default=True, help="Turns of each library, taken by all in turn.")
-@click.option("--quick", is_flag=True, help="One small turn each: to see that all of it works. Writes no files.")
+@click.option("--quick", is_flag=True, help="One small turn each, which shows that all of it works. Writes no files.")
 @click.option("--only", multiple=True, metavar="NAME", help="Like huey or celery-mysql; may be repeated. No files.")
 @click.option("--into", type=click.Path(path_type=Path), help="Write the files there; by default benchmarks/results.")
 @click.option("--render", is_flag=True, help="Measure nothing: make table and chart from the file of the last run.")
@@ -46,13 +46,13 @@ def main(repeats: int, quick: bool, only: Sequence[str], into: Path | None, rend
         chosen = [entry for entry in ENTRIES if not only or set(only) & {entry.key, entry.library, entry.store}]
         if not chosen:
             raise click.UsageError(f"nothing is called {', '.join(only)}; names: {', '.join(e.key for e in ENTRIES)}")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and workers end on the way out
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and workers are ended
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes start with SIGINT ignored
         run = _run(chosen, 1 if quick else repeats, _QUICK if quick else Size(), console)
     show(run)
     if folder is not None:
         _write(run, folder)
-    # what is wrong with a peer is a finding; what is wrong with multiq is a bug
+    # A lost or doubled job of a peer is a result. One of multiq's is a bug, and the exit code is 1.
     sys.exit(0 if all(row.is_clean for row in run.rows if row.entry.is_ours) else 1)
 
 

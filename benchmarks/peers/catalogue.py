@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 JOBS = 20_000
-"""Jobs that every library enqueues and then drains. It enqueues some one by one, and the rest in bulk if it can."""
+"""Jobs that every library enqueues and then drains. It enqueues some of the jobs one by one, and the rest in bulk if it
+can."""
 
 
 class Entry(NamedTuple):
@@ -17,9 +18,11 @@ class Entry(NamedTuple):
     module: str
     store: str
     one: int
-    """How many of the jobs are enqueued one by one, to see how fast that is: as many as take a few seconds at most."""
+    """How many of the jobs are enqueued one by one, to measure that rate: so many that this takes a few seconds at
+    most."""
     long: int = 0
-    """How many are enqueued and drained in a second, longer run; 0: no such run, as the first one takes long enough."""
+    """How many are enqueued and drained in a second, longer run; 0: no second run, because the first one takes long
+    enough."""
 
     @property
     def key(self) -> str:

@@ -40,7 +40,7 @@ def picture(run: Run) -> str:
 
 
 def _panel(rows: Sequence[Row], store: str, name: str, *, first: bool) -> dict[str, Any]:
-    """The bars of one figure; the names stand beside the *first* panel of a row only."""
+    """The bars of one figure; only the *first* panel of a row has the libraries' names."""
     values = [
         {
             "library": row.entry.name,

@@ -88,7 +88,7 @@ class Client:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GOODBYE)
         finally:
-            if self._process.returncode is None:  # it could not end its workers
+            if self._process.returncode is None:  # the program did not end, and its workers perhaps did not either
                 for pid in (self._process.pid, *self._pids):
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGKILL)

@@ -31,7 +31,7 @@ def mark(number: int) -> None:
 
 
 def count(folder: Path) -> int:
-    """How many runs there have been, from the sizes of the files."""
+    """The number of runs so far, from the sizes of the files."""
     return sum(entry.stat().st_size for entry in os.scandir(folder)) // _RECORD.size
 
 
@@ -43,6 +43,7 @@ def read(folder: Path) -> list[Mark]:
 
 @functools.cache
 def _handle() -> int:
-    """This process's file, shared with children forked later: appends of sixteen bytes by all of them stay whole."""
+    """This process's file, shared with children forked later. All of them append sixteen bytes at a time, and no append
+    is torn."""
     path = Path(os.environ[FOLDER], str(os.getpid()))
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

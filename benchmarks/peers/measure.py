@@ -37,7 +37,7 @@ class Size(msgspec.Struct, frozen=True):
     """How much is done in one turn."""
 
     share: float = 1.0
-    """The share of the catalogue's numbers of jobs to run."""
+    """The share of the catalogue's jobs that this turn runs."""
     pickup_seconds: float = 2.5
     idle_seconds: float = 4.0
     delays: tuple[float, float] = (1.0, 3.0)
@@ -50,7 +50,7 @@ class Account(msgspec.Struct, frozen=True):
     jobs: int
     lost: int
     doubled: int
-    """Runs beyond the first."""
+    """Runs of a job beyond its first one."""
     early: int
     """Delayed jobs that began before they were due."""
 
@@ -80,7 +80,7 @@ class Turn(msgspec.Struct, frozen=True):
     """Jobs a second, one by one."""
     bulk: float | None
     drain: float
-    """Jobs a second, from the first to begin to the last, of as many jobs for every library."""
+    """Jobs a second, from the beginning of the first job to that of the last. All libraries run the same number."""
     producer_cpu: float
     """Seconds of the producer's processor time per 10,000 jobs enqueued one by one."""
     cpu: float
@@ -131,7 +131,7 @@ class Steps:
         enqueue, producer_cpu = self._enqueue("enqueue", self._some(self._entry.one))
         rest = jobs - self._next
         bulk = None if description.bulk is None else self._enqueue("enqueue_bulk", rest - _WARM)[0]
-        while (rest := jobs - self._next) > 0:  # without bulk: not measured, as others enqueue fewer singly
+        while (rest := jobs - self._next) > 0:  # a library without bulk enqueue; not measured
             self._client.ask("enqueue", first=self._take(min(rest, _AT_ONCE)), count=min(rest, _AT_ONCE))
         drain, cpu = self._drain()
         pickup = self._pickup()
@@ -163,11 +163,11 @@ class Steps:
         return bulk, drain
 
     def _some(self, jobs: int) -> int:
-        """This turn's share of so many."""
+        """The number of *jobs* that this turn runs."""
         return max(_WARM, int(jobs * self._size.share))
 
     def _drain(self) -> tuple[float, float]:
-        """Jobs a second, and processor seconds per 10,000, of what waits and has not run before."""
+        """Run all waiting jobs. Returns jobs a second, and processor seconds per 10,000 jobs."""
         ran_before = {mark.number for mark in marks.read(self._client.marks)}
         workers = [psutil.Process(pid) for pid in self._client.ask("start")["pids"]]
         self._wait_for(len(ran_before) + 1)
@@ -201,7 +201,7 @@ class Steps:
         return [(began[number] - at) / 1e6 for number, at in enumerate(times, first) if number in began]
 
     def _wait_for(self, count: int) -> None:
-        """Wait until so many jobs have run, or none has for a long time. ``account`` counts the others as lost."""
+        """Wait until *count* jobs have run, or none has run for a long time. ``account`` counts the others as lost."""
         seen, give_up_at = 0, time.monotonic() + _STANDSTILL
         while (now := marks.count(self._client.marks)) < count:
             if now > seen:
@@ -213,7 +213,7 @@ class Steps:
             raise NothingRanError(f"no job began within {_STANDSTILL:g} s. {self._client.log_end()}")
 
     def _take(self, count: int) -> int:
-        """The first of *count* numbers that no job has had."""
+        """Reserve *count* new job numbers, and return the first."""
         first = self._next
         self._next += count
         return first

@@ -38,7 +38,7 @@ _QUIET = (0.005, 0.030)  # seconds between two jobs that find the workers idle; 
 class Peer:
     """One library with its settings: how to enqueue the job, and what its workers' commands are.
 
-    The three verbs may be coroutine functions; then ``start`` is awaited before any of them.
+    The three methods may be coroutine functions; then ``start`` is awaited before any of them.
     """
 
     packages: Sequence[str]
@@ -48,17 +48,17 @@ class Peer:
     one: Callable[[int], Any]
     many: Callable[[Sequence[int]], Any] | None = None
     later: Callable[[int, float], Any] | None = None
-    """Enqueue to begin after so many seconds."""
+    """The enqueue of a job that begins after this number of seconds."""
     start: Callable[[], Any] = lambda: None
     bulk: int = 1000
     """How many jobs ``many`` is given at a time."""
     settings: str = ""
-    """What differs from the library's defaults, and what the default is."""
+    """The settings that differ from the library's defaults, with these defaults."""
     killed: str = ""
     """What happens to the jobs of a worker that is killed."""
     caveats: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Of the workers."""
+    """Environment variables of the workers."""
 
 
 class Program:
@@ -77,12 +77,12 @@ class Program:
         return {"versions": versions, "bulk": peer.bulk if peer.many else None, "later": bool(peer.later), **words}
 
     def prepare(self) -> dict[str, Any]:
-        """Connect, and make the tables where there are any."""
+        """Connect, and make the tables if the store needs tables."""
         self._done(self._peer.start())
         return {}
 
     def enqueue(self, first: int, count: int) -> dict[str, Any]:
-        """One by one."""
+        """Enqueue *count* jobs one by one."""
         call, numbers = self._peer.one, range(first, first + count)
 
         async def each() -> None:
@@ -98,7 +98,7 @@ class Program:
         return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used}
 
     def enqueue_bulk(self, first: int, count: int) -> dict[str, Any]:
-        """As many at a time as suits the library."""
+        """Enqueue ``Peer.bulk`` jobs at a time."""
         many, at_once = self._peer.many, self._peer.bulk
         if many is None:
             raise ValueError("this library enqueues one by one only: ask for enqueue")
@@ -109,7 +109,7 @@ class Program:
         return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used}
 
     def pickup(self, first: int, count: int, seconds: float) -> dict[str, Any]:
-        """Enqueue one at a time for so long, each after the one before has run. Returns when each was enqueued."""
+        """Enqueue jobs for *seconds*, each after the previous job has run. Returns when each job was enqueued."""
         sent: list[int] = []
         end = time.monotonic() + seconds
         give_up_at = end + 10.0
@@ -125,10 +125,10 @@ class Program:
         return {"sent": sent}
 
     def delayed(self, first: int, delays: Sequence[float]) -> dict[str, Any]:
-        """Returns the earliest time at which each was due: its delay after the call for it began."""
+        """Returns the earliest time at which each job was due: its delay after the call for it began."""
         later = self._peer.later
         if later is None:
-            raise ValueError("this library has no delays: what it describes says so")
+            raise ValueError("this library has no delays: its description says so")
         due = []
         for number, delay in enumerate(delays, first):
             due.append(time.monotonic_ns() + int(delay * 1e9))

@@ -23,7 +23,7 @@ class Row(msgspec.Struct):
     key: str
     turns: list[Turn] = []
     failure: str | None = None
-    """Why its turns ended early."""
+    """Why the turns ended early."""
 
     @property
     def entry(self) -> Entry:
@@ -35,7 +35,7 @@ class Row(msgspec.Struct):
 
     @property
     def account(self) -> Account:
-        """Of all turns together."""
+        """The account of all turns together."""
         each = [turn.account for turn in self.turns]
         return Account(
             sum(one.jobs for one in each),
@@ -77,21 +77,21 @@ class Run(msgspec.Struct):
     stores: dict[str, StoreRecord]
     rows: list[Row]
     jobs: int = 0
-    """How many every library enqueued and drained in a turn; 0: each had a number of its own, before there was one."""
+    """How many jobs each library enqueued and drained in a turn. 0 in older files, where the numbers differ."""
 
     def rows_of(self, store: str) -> list[Row]:
-        """Of one store: multiq first, then the fastest to drain."""
+        """The rows of one store: multiq first, then the others by their drain, the fastest first."""
         rows = [row for row in self.rows if row.entry.store == store]
         return sorted(rows, key=lambda row: (not row.entry.is_ours, -(row.median("drain") or 0)))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that *share* of the *ordered* ones do not exceed."""
+    """The value that a *share* of the *ordered* values do not exceed."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def spread(values: Sequence[float]) -> float:
-    """Half of the way from the lowest to the highest, as a share of the median."""
+    """Half the difference of the highest and the lowest value, divided by the median."""
     return (max(values) - min(values)) / 2 / statistics.median(values)
 
 

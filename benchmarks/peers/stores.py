@@ -101,7 +101,7 @@ class MysqlStore(Store):
     def commands(self, seconds: float) -> float:
         before = self._server.status("Questions")
         time.sleep(seconds)
-        own = 1  # the question itself
+        own = 1  # the status query
         return self._server.status("Questions") - before - own
 
 

@@ -20,7 +20,7 @@ GROUP = "multiq.bench"
 _Number = TypeVar("_Number", int, float)
 
 Profile: TypeAlias = Literal["fast", "durable"]
-"""How durable acknowledged jobs are.
+"""The durability of acknowledged jobs.
 
 - ``fast``: no call waits for the disk, and a crash of the server or the machine may lose jobs.
 - ``durable``: every acknowledged job is on the disk.
@@ -51,11 +51,11 @@ class Durability(msgspec.Struct, frozen=True):
 class Counters(msgspec.Struct, frozen=True):
     """A server's counts since its start. The difference of two readings is the cost of the work in between.
 
-    A count is None if this server does not count the quantity.
+    A field is None if this server does not count the quantity.
     """
 
     commands: int | None = None
-    """Requests of the server's clients, except requests that only read counters and settings. A script counts as one.
+    """Requests of the server's clients, except requests that only read counters and settings. A script is one request.
     """
     received: int | None = None
     """Bytes from the server's clients."""
@@ -67,7 +67,7 @@ class Counters(msgspec.Struct, frozen=True):
     """CPU seconds of the server's processes, user and system."""
 
     def since(self, before: Counters) -> Counters:
-        """The difference from an earlier reading. Only ``memory`` is the current number of bytes."""
+        """The difference from an earlier reading. ``memory`` is not a difference: it is the current number of bytes."""
         return Counters(
             commands=_difference(self.commands, before.commands),
             received=_difference(self.received, before.received),
@@ -81,13 +81,13 @@ class Baseline(ABC):
     """The fastest loops that the store and its client library allow, with one client.
 
     The loops write each job as durably as the server's settings say, mark the job as taken, and delete the job. The
-    loops check no lease token, and have no delays and no counters. The loops use keys or tables of their own, which
-    ``close`` removes.
+    loops check no lease token, and have no delays and no counters. The loops use their own keys or tables. ``close``
+    removes these.
     """
 
     @abstractmethod
     def put_one_by_one(self, count: int) -> float:
-        """Enqueue jobs, each in a round trip of its own. Returns jobs per second."""
+        """Enqueue jobs, each in a separate round trip. Returns jobs per second."""
 
     @abstractmethod
     def put_in_batches(self, count: int) -> float:
@@ -95,7 +95,8 @@ class Baseline(ABC):
 
     @abstractmethod
     def take_in_batches(self) -> float:
-        """Take jobs until no job is left. One call deletes the jobs taken last, and takes the next ``TAKE_BATCH``.
+        """Take jobs until no job is left. Each call deletes the jobs that the previous call took, and takes the next
+        ``TAKE_BATCH``.
 
         Returns jobs per second.
         """
@@ -128,8 +129,8 @@ class Adapter(ABC):
         return None
 
     def sweep(self, queue: str) -> None:  # noqa: B027 - a hook
-        """Remove what an empty *queue* leaves in the store. A store that removes everything by itself needs no such
-        method.
+        """Remove the data that an empty *queue* leaves in the store. A driver need not override this if its store
+        removes everything by itself.
         """
 
 
@@ -141,7 +142,7 @@ class Bench(ABC):
     def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Adapter]:
         """Run a server in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with``.
 
-        Raises ``ServerMissing``. The message names the missing program and its installation.
+        Raises ``ServerMissing``. The error's message names the missing program and how to install it.
         """
 
     @classmethod

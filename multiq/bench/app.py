@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 PLANTED = "planted://"
-"""The scheme of backends with a planted bug, as in ``planted://early``. Such backends test that the bench finds bugs.
-"""
+"""The scheme of backends with a planted bug, as in ``planted://early``. Tests use such backends to check that the bench
+finds bugs."""
 
 
 class BenchApp(App):
@@ -88,14 +88,14 @@ class PlannedFailure(Exception):
     """Raised by a job that the workload planned to fail."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"job {number} was to fail")
+        super().__init__(f"job {number} fails in this run, as the workload planned")
 
 
 def _open_planted(url: str) -> Backend:
     """Open a backend with a planted bug, which the bench must find.
 
-    ``planted://NAME``: a planted bug of the conformance suite or of the bench. ``planted://BUG@URL``: a planted bug of
-    the bench, in front of the backend of that URL.
+    ``planted://NAME`` has a bug of the conformance suite or of the bench. ``planted://NAME@URL`` wraps the backend of
+    *URL* with a bug of the bench.
     """
     from multiq.conformance import PLANTED as BUGS
 
@@ -107,5 +107,5 @@ def _open_planted(url: str) -> Backend:
     bug = BUGS.get(name.replace("-", " "))
     if bug is None or inner:
         known = sorted([*PLANTED_BUGS, *(other.replace(" ", "-") for other in BUGS)])
-        raise ArgumentsInvalid(f"no bug {name!r} is planted; there are: {', '.join(known)}")
+        raise ArgumentsInvalid(f"no planted bug {name!r}: choose one of {', '.join(known)}")
     return bug.open(name="bench")

@@ -1,6 +1,6 @@
 """Charts as inline SVG, drawn by Vega-Lite. The page's CSS variables set their colours for light, dark and paper.
 
-Every bar, and every point of a percentile curve, has a title. Browsers show it, and screen readers read it out.
+Every bar and every point of a percentile curve has a title. Browsers show the titles, and screen readers read them out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLOURS = 8
 _WIDTH = 330  # CSS pixels of a plot; with its axis it fits a phone, and two or three fit beside each other
 _PLOT = _WIDTH - 110  # width of bars, with room for figures beside them
 _BAR = 30  # height of a target's row
-_OUTLIER = 2  # times the longest bar; repeats beyond it are not shown, so that the bars have room
+_OUTLIER = 2  # repeats beyond this multiple of the longest bar are not shown, so that the bars have room
 _BAND = 46  # height of a target's strip in a time line
 _MARKS = {"bar", "point"}  # Vega's names of the marks that have a description
 _SVG = "http://www.w3.org/2000/svg"
@@ -210,7 +210,8 @@ def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> st
 
 
 def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> str | None:
-    """A bar for each target, made of several figures of one unit. None if no target has such a figure."""
+    """A bar for each target. The bar consists of several figures with the same unit. None if no target has such a
+    figure."""
     rows = []
     for result in results:
         for order, metric in enumerate(metrics):
@@ -317,7 +318,7 @@ def _dash(names: Sequence[str]) -> Spec:
 
 
 def _merged(result: Result, name: str) -> Any | None:
-    """The histograms of all repeats in one."""
+    """One histogram with the values of all repeats."""
     merged = None
     for sample in result.samples:
         if name in sample.histograms:

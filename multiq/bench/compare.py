@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .report import Report, Result, TargetInfo
 
 THRESHOLD = 0.10
-"""The largest change for the worse that still counts as no difference."""
+"""The largest change for the worse that is not reported as worse."""
 
 ENOUGH = 5
 """The number of repeats for a verdict. With fewer repeats, hardly any change can be distinguished from chance."""
@@ -67,7 +67,7 @@ class Row(msgspec.Struct, frozen=True):
     """The median of the old repeats."""
     new: float
     ratio: float | None
-    """New divided by old, of the medians. None if the old median is zero."""
+    """The new median divided by the old median. None if the old median is zero."""
     low: float | None
     """The lower end of the ratio's 95 % confidence interval. None with fewer than two repeats."""
     high: float | None
@@ -101,18 +101,19 @@ class Comparison(msgspec.Struct, frozen=True):
     """The old run's multiq version and its time."""
     new: str
     threshold: float
-    """The threshold that the caller set: 0.1 is ten per cent."""
+    """The threshold that the caller has set: 0.1 is ten per cent."""
     drift: float
-    """How much slower the machine itself did a fixed piece of work in the new run: 0.05 is five per cent.
+    """The share by which the machine itself was slower in the new run, measured by a fixed piece of work: 0.05 is five
+    per cent.
 
     A negative value means that the machine was faster. The absolute value is added to the threshold of all figures that
     depend on time.
     """
     caveats: list[str]
-    """Differences between the runs other than multiq's build."""
+    """All differences between the runs except multiq's build."""
     rows: list[Row]
     missing: list[str] = []
-    """Figures that only the old run has, although both runs ran the workload."""
+    """Figures that are missing in the new run, although both runs ran the workload."""
 
     @property
     def regressed(self) -> bool:
@@ -121,7 +122,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether any figure is missing, or has repeats that do not show whether it has changed."""
+        """Whether a figure is missing, or the repeats of a figure give no verdict."""
         return bool(self.missing) or any(row.verdict == "cannot tell" for row in self.rows)
 
     @property
@@ -134,7 +135,7 @@ class Comparison(msgspec.Struct, frozen=True):
         return sorted((row for row in self.rows if row.is_change), key=lambda row: row.harm, reverse=True)
 
     def suspects(self) -> list[Row]:
-        """Figures that look worse than allowed, without certainty. The worst figures come first."""
+        """Figures that look worse than the allowed change, but not with certainty. The worst figures come first."""
         unsure = (row for row in self.rows if row.verdict == "cannot tell" and row.harm > 1 + self.allowed)
         return sorted(unsure, key=lambda row: row.harm, reverse=True)
 
@@ -156,7 +157,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: bool = False) -> Comparison:
-    """Compare the figures that both runs have and that count (``Metric.counts``).
+    """Compare the figures that both runs have, except those that a comparison leaves out (``Metric.counts``).
 
     - *threshold*: the share by which a figure may be worse.
     - *anyway*: whether to compare runs of different work or of different machines. The differences are then caveats.
@@ -266,7 +267,7 @@ def _left_out(old: Report, new: Report) -> Iterator[str]:
 
 
 def _drift(old: Report, new: Report) -> float:
-    """How much longer the machine took for the fixed piece of work in the new run: 0.05 is five per cent."""
+    """The share by which the fixed piece of work took longer in the new run: 0.05 is five per cent."""
     if not old.reference or not new.reference:
         return 0.0
     return new.reference / old.reference - 1
@@ -381,11 +382,12 @@ def _why_not(pair: _Pair) -> str:
 
 
 def _test(pair: _Pair, allowed: float) -> _Test | None:
-    """Test the ratio of new to old against the *allowed* change. None: the repeats do not suffice for a test."""
+    """Test whether the ratio of new to old exceeds the *allowed* change. None if there are too few repeats for a
+    test."""
     if _why_not(pair):
         return None
     old, new = [math.log(value) for value in pair.old], [math.log(value) for value in pair.new]
-    if max(old) == min(old) and max(new) == min(new):  # counted, not measured
+    if max(old) == min(old) and max(new) == min(new):  # the repeats are all equal, for example counts
         return _exact(new[0] - old[0], pair.metric, allowed)
     from scipy import stats
 

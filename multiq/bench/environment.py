@@ -1,4 +1,4 @@
-"""The conditions of a run besides multiq: the machine, the versions, and the machine's other load."""
+"""The conditions of a run apart from multiq: the machine, the versions, and the machine's other load."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 
-_PIECES = 5  # pieces of work in one reading, of which the median counts
-_WARMING = 8  # readings, until the first pieces are no slower than the others
-_SLOWED = 1.25  # times as long as at its fastest; an idle machine stays below this ratio
-_OFTEN = 0.2  # of all repeats
-_STOLEN = 0.02  # of the CPU time of all cores
-_BUSY = 0.5  # of the cores, in the minute before the run
+_PIECES = 5  # pieces of work in one reading; the result is the median of their durations
+_WARMING = 8  # readings; after these, the first pieces are as fast as the others
+_SLOWED = 1.25  # the ratio of a duration to the shortest duration; an idle machine stays below this ratio
+_OFTEN = 0.2  # share of all repeats
+_STOLEN = 0.02  # share of the CPU time of all cores
+_BUSY = 0.5  # share of the cores, in the minute before the run
 
 
 def describe(folder: Path) -> dict[str, str]:
@@ -70,7 +70,8 @@ class Reading(NamedTuple):
     seconds: float
     """The duration of a fixed piece of work with some computing and some system calls."""
     stolen: float
-    """Steal time: CPU seconds, over all cores since the start, that the host gave to other machines. 0 if unknown."""
+    """Steal time: the CPU seconds that the host gave to other machines, on all cores, since the machine started. 0 if
+    unknown."""
     passed: float
     """CPU seconds of all cores since the machine started."""
 
@@ -86,7 +87,7 @@ class Meter:
         self._first = self._last = min(self.read() for _ in range(_WARMING))
 
     def read(self) -> Reading:
-        """Measure now. A measurement takes some 20 ms. No process of the run may be working meanwhile."""
+        """Measure now. A measurement takes about 20 ms. During a measurement, no process of the run may work."""
         times = psutil.cpu_times()
         reading = Reading(
             statistics.median(_timed() for _ in range(_PIECES)), float(getattr(times, "steal", 0.0)), float(sum(times))
@@ -96,13 +97,14 @@ class Meter:
         return reading
 
     def calm(self, readings: Sequence[Reading]) -> float:
-        """The slowness of the machine around a repeat: 1.0 is as fast as its fastest so far, 2.0 is half as fast."""
+        """The slowness of the machine around a repeat. 1.0: as fast as its fastest reading so far. 2.0: half as
+        fast."""
         calm = max(reading.seconds for reading in readings) / self.reference
         self._calms.append(calm)
         return calm
 
     def verdict(self) -> str | None:
-        """The reasons why the figures of this run may be unreliable, in a sentence or two. None: no reason is known."""
+        """The known reasons why the figures of this run may be unreliable, in a sentence or two, or None."""
         return "; ".join(self._reasons()) or None
 
     def _reasons(self) -> Iterator[str]:
@@ -121,7 +123,8 @@ class Meter:
 
 
 def _timed() -> float:
-    """Do the fixed piece of work, and return its duration in seconds. As in a queue, half of it is in the kernel."""
+    """Do the fixed piece of work, and return its duration in seconds. Half of the work is in the kernel, as in the work
+    of a queue."""
     start = time.perf_counter()
     data = b"multiq"
     for _ in range(2000):

@@ -73,7 +73,7 @@ def share_of_baseline(result: Result, headline: Metric) -> float | None:
 
 
 def is_cost(metric: Metric) -> bool:
-    """Whether the metric is a cost of the jobs, and not a speed."""
+    """Whether the metric is a cost of the jobs. Any other metric is a speed."""
     return metric.unit.endswith("/job") or metric.unit == "MB"
 
 
@@ -108,7 +108,7 @@ def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
 
 
 def proof(report: Report) -> VerificationSummary:
-    """The verification of all repeats and warm-ups, added up."""
+    """The sums of the verification over all repeats and warm-ups."""
     accounts = [sample.verification for result in [*report.warm_ups, *report.results] for sample in result.samples]
     checked = dict.fromkeys(word for account in accounts for word in account.checked)
     return VerificationSummary(

@@ -1,4 +1,4 @@
-"""A run as one page of HTML, with charts, and with the promises of each backend beside its speeds.
+"""A run as one page of HTML. It has charts, and shows the promises of each backend beside its speeds.
 
 The page loads nothing from elsewhere.
 """
@@ -110,7 +110,7 @@ def _printable(value: Any) -> Any:
 
 
 def _svg(drawn: str | None) -> Markup | None:
-    """The SVG as markup, which the template does not escape again."""
+    """The SVG as markup. The template does not escape markup again."""
     return Markup(drawn) if drawn else None  # noqa: S704 - Vega and ElementTree have escaped all its text
 
 
@@ -118,7 +118,8 @@ def _svg(drawn: str | None) -> Markup | None:
 
 
 def _glance(report: Report, workload: Workload) -> _Line:
-    """A workload's headline figure on each target. Of several variants, the first one's figure is used."""
+    """A workload's headline figure on each target. If there are several variants, the figure of the first variant is
+    used."""
     variant, results = next(iter(variants(report, workload).items()), ("", []))
     title = ", ".join(filter(None, (workload.title, variant)))
     return _line(f"{title}: {label(workload.metrics[0])}", results, workload.metrics[0], _names(report))
@@ -126,7 +127,7 @@ def _glance(report: Report, workload: Workload) -> _Line:
 
 def _promises(targets: Sequence[TargetInfo]) -> Iterator[_Line]:
     yield _Line("server", [one.server if one.is_ours else f"{one.server}, yours" for one in targets])
-    yield _Line("what it has acknowledged survives", [one.durability.survives for one in targets])
+    yield _Line("acknowledged jobs survive", [one.durability.survives for one in targets])
     yield _Line("by its settings", [_settings(one) for one in targets])
     for promise in dict.fromkeys(key for one in targets for key in one.promises):
         yield _Line(promise, [one.promises.get(promise, UNKNOWN) for one in targets])

@@ -1,4 +1,5 @@
-"""The memory backend's adapter for the bench. The figures show multiq's own costs, because the store is cheap."""
+"""The memory backend's adapter for the bench. The figures show multiq's own costs, because the memory store itself
+costs little."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class MemoryAdapter(Adapter):
 
 
 class MemoryBench(Bench):
-    """``memory://``. No server is started. Jobs end with the process in every profile."""
+    """``memory://``. No server is started. In every profile, the jobs are lost when the process ends."""
 
     @classmethod
     @contextmanager

@@ -1,8 +1,8 @@
-"""Backends with one planted bug each. The tests of the verification use these backends.
+"""Backends with one bug each, planted on purpose. The tests of the verification use these backends.
 
 ``planted://half-lost`` wraps the memory backend. ``planted://half-lost@sqlite:///jobs.db`` wraps the backend of that
-URL, so that several processes share the jobs. Each bug leaves the totals right. A check that only compares counts would
-not find such a bug.
+URL, so that several processes share the jobs. With each bug, the total numbers of jobs are still right. A check that
+only compares counts would not find such a bug.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
     from multiq.errors import LeaseLost
 
-_KEPT_BACK = 10  # one of this many jobs is handed out
+_KEPT_BACK = 10  # one job out of this number is handed out
 _FOR_GOOD = 10**8  # seconds; no run waits for such a delay
 
 
@@ -35,7 +35,7 @@ class PlantedBug(NamedTuple):
     wrap: Callable[[Backend], Backend]
 
     def open(self, *, name: str = "", url: str = "") -> Backend:
-        """The backend of *url*, or else a memory backend, with this bug.
+        """Return the backend of *url* with this bug. Without *url*: a memory backend with this bug.
 
         Memory backends of the same *name* share their jobs.
         """
@@ -152,8 +152,8 @@ class _BuggyConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # Some bugs do not apply to calls that ask for one job. A worker with slow jobs, as on a busy machine, asks for
-        # one job at a time. Every bug should apply to every worker, so a limit of 1 is raised to 2.
+        # Some bugs do not apply to calls that ask for one job. On a busy machine jobs are slow, and a worker with slow
+        # jobs asks for one job at a time. Every bug should apply to every worker, so a limit of 1 is raised to 2.
         lost = self.settle(verdicts) if verdicts else []
         try:
             taken = self._inner.reserve(limit, timeout, queues)
@@ -185,7 +185,7 @@ class _StoredTwice(_BuggyBackend):
         return [job, _twin(job)]
 
 
-@_plant("twin-left", "stores every job a second time, delayed for good")
+@_plant("twin-left", "stores every job a second time, delayed for years")
 class _TwinLeft(_BuggyBackend):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [job, NewJob(job.body, new_id(), job.priority, _FOR_GOOD, job.ttr)]
@@ -193,7 +193,7 @@ class _TwinLeft(_BuggyBackend):
 
 @_plant(
     "twin-uncounted",
-    "stores every job a second time, delayed for good, and counts none of these",
+    "stores every job a second time, delayed for years, and does not count these copies",
 )
 class _TwinUncounted(_TwinLeft):
     def stats(self, queue: str) -> QueueStats:
@@ -207,7 +207,7 @@ class _Shadowed(_BuggyBackend):
         return super().enqueue(queue, jobs, connection=connection)
 
 
-@_plant("buried-for-acked", "buries every second job that is acked, and cannot say what it holds")
+@_plant("buried-for-acked", "buries every second job that is acked, and cannot count its jobs")
 class _BuriedForAcked(_BuggyBackend):
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
         return [
@@ -220,7 +220,7 @@ class _BuriedForAcked(_BuggyBackend):
 
 @_plant(
     "kept-back",
-    "never hands out nine of ten jobs to a worker or a call that asks for several, and still counts them",
+    "hands out one of ten jobs to a worker or a call that asks for several, and still counts the others",
 )
 class _KeptBack(_BuggyBackend):
     def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:
@@ -242,14 +242,14 @@ class _Swallowed(_KeptBack):
 
 @_plant(
     "kept-secretly",
-    "never hands out nine of ten jobs to a worker or a call that asks for several, and counts none at all",
+    "hands out one of ten jobs to a worker or a call that asks for several, and counts no jobs at all",
 )
 class _KeptSecretly(_KeptBack):
     def stats(self, queue: str) -> QueueStats:
         return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES, 0), paused_for=None)
 
 
-@_plant("counts-nothing", "loses every tenth job, and cannot say what it holds")
+@_plant("counts-nothing", "loses every tenth job, and cannot count its jobs")
 class _CountsNothing(_BuggyBackend):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [job] if self.next() % 10 else []
@@ -258,7 +258,7 @@ class _CountsNothing(_BuggyBackend):
         return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES), paused_for=None)
 
 
-@_plant("acks-forgotten", "says yes to every second ack, and hands the job out again")
+@_plant("acks-forgotten", "accepts every second ack, but hands the job out again")
 class _AcksForgotten(_BuggyBackend):
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
         return [

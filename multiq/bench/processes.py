@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_PATIENCE = 20.0  # seconds for a process to get ready, and for a worker to end
+_PATIENCE = 20.0  # the longest time, in seconds, for a process to get ready, or for a worker to end
 _LAST_CHANCE = 3.0  # seconds
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -41,7 +41,8 @@ _processes = multiprocessing.get_context("forkserver")
 
 
 class ProcessFailed(MultiqError, RuntimeError):
-    """A process or thread of the bench failed. The message for a worker has the last line of its log."""
+    """A process or thread of the bench failed. If a worker failed, the message has the last line of the worker's
+    log."""
 
 
 class Done(msgspec.Struct, Generic[R], frozen=True):
@@ -97,7 +98,8 @@ class LoadProcess(Generic[R]):
         return done
 
     def end(self) -> None:
-        """End the process, even if it is busy. A thread is left to end by itself, because all its waits are short."""
+        """End the process, even if it is busy. A thread is not ended: it ends by itself, because all its waits are
+        short."""
         self._line.close()
         if not isinstance(self._runner, threading.Thread) and self._runner.is_alive():
             self._runner.kill()
@@ -106,7 +108,7 @@ class LoadProcess(Generic[R]):
     def _receive(self, patience: float) -> Any:
         try:
             if not self._line.poll(patience):
-                raise ProcessFailed(f"a process of the bench sent no result within {patience:.0f} s")
+                raise ProcessFailed(f"a process of the bench must answer within {patience:.0f} s, got no answer")
             answer = self._line.recv()
         except (EOFError, OSError) as exc:
             raise ProcessFailed("a process of the bench ended before it sent its result") from exc
@@ -116,7 +118,7 @@ class LoadProcess(Generic[R]):
 
 
 class WorkerProcess:
-    """A ``multiq.Worker`` with its supervisor, in a process of its own.
+    """A ``multiq.Worker`` with its supervisor, in a separate process.
 
     If *is_process* is false, threads of this process run the workers. There are as many threads as *options* has
     processes.
@@ -140,7 +142,7 @@ class WorkerProcess:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """Stop the worker as SIGTERM does, and wait for its end.
+        """Stop the worker in the same way as SIGTERM, and wait for its end.
 
         Raises ``ProcessFailed`` if the worker does not end, or ends with an error.
         """
@@ -148,13 +150,19 @@ class WorkerProcess:
             worker.stop()
         for thread in self._threads:
             thread.join(_PATIENCE)
+            if thread.is_alive():
+                raise ProcessFailed(f"a thread of the worker must end within {_PATIENCE:.0f} s after stop, still runs")
         if self._process is not None:
             self._process.terminate()
             self._process.join(_PATIENCE)
             code = self._process.exitcode
-            if code != 0:
+            if code is None:
                 self.end()
-                raise ProcessFailed(f"the worker ended with {code}{self._last_words()}")
+                raise ProcessFailed(
+                    f"the worker must end within {_PATIENCE:.0f} s after SIGTERM, still ran{self._last_words()}"
+                )
+            if code != 0:
+                raise ProcessFailed(f"the worker must end with exit code 0, got {code}{self._last_words()}")
 
     def end(self) -> None:
         """End the process, even if it is busy.
@@ -177,7 +185,7 @@ class WorkerProcess:
 
 
 class RunProcesses:
-    """All processes of one repeat. At the end of the repeat, the processes that still run are ended."""
+    """All processes of one repeat. At the end of the repeat, this class ends the processes that still run."""
 
     def __init__(self, url: str, *, are_processes: bool) -> None:
         self._url = url
@@ -212,7 +220,7 @@ class RunProcesses:
 
 
 def _nothing() -> None:
-    """Runs in the first process. The end of that process shows that the fork server has imported everything."""
+    """The function of the first process. When that process ends, the fork server has imported everything."""
 
 
 def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -259,8 +267,8 @@ def _work(url: str, options: WorkerOptions) -> None:
 def _leave_terminal() -> None:
     """Leave the terminal's session, so that Ctrl-C does not reach this process. The bench ends its processes itself.
 
-    If the bench is killed, no process stays behind. The fork server ends by itself. On Linux the kernel then sends
-    SIGTERM to the processes that the fork server has forked (``PR_SET_PDEATHSIG``).
+    If the bench is killed, no process stays behind. The fork server ends by itself. On Linux, the end of the fork
+    server makes the kernel send SIGTERM to all processes that the fork server has forked (``PR_SET_PDEATHSIG``).
     """
     os.setsid()
     if sys.platform == "linux":

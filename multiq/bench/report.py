@@ -1,4 +1,5 @@
-"""The results of a run as one document. ``--json`` writes it. The table, the page and the comparison read it."""
+"""The results of a run as one document. ``--json`` writes this document. The table, the page and the comparison read
+it."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Verification(msgspec.Struct, frozen=True):
     explained: int
     """Repeated runs of a job that a crash, a failure or the end of a lease explains.
 
-    "At least once" allows such runs, so they are no violation.
+    "At least once" allows such runs, so such a run is not a violation.
     """
     violations: list[Violation]
     checked: list[str]
@@ -75,16 +76,17 @@ class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"})
     """Seconds from the beginning of the run. Shows how repeats are interleaved."""
     seconds: float
     metrics: dict[str, float | None]
-    """The figures by the metric's name. None: this server does not report the figure."""
+    """The figures by the metric's name. A figure is None if this server does not report it."""
     verification: Verification
     histograms: dict[str, str]
     """Histograms by name (``latency``, ``lateness``): HdrHistogram, V2 encoding, base64. Values are microseconds."""
     timeline: list[tuple[float, float]]
-    """Seconds since the repeat began, and jobs finished per second from then on. Shows stalls and recovery."""
+    """Pairs: the seconds since the repeat began, and the jobs finished per second from that time on. The pairs show
+    stalls and recovery."""
     calm: float
     """The duration of a fixed piece of work around this repeat, relative to its shortest duration in the whole run.
 
-    1.0 is a machine at rest.
+    1.0 is the shortest duration, and 2.0 is a machine at half its speed.
     """
 
 
@@ -99,7 +101,7 @@ class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "basel
     parameters: dict[str, str | int | float]
     samples: list[Sample]
     baseline: float | None = None
-    """The baseline's figure, in the unit of the workload's first metric. None: no baseline was measured."""
+    """The baseline's figure, in the unit of the workload's first metric. None if no baseline was measured."""
     skipped: str | None = None
     """The reason why there are no samples, such as a capability that this backend lacks."""
 
@@ -132,7 +134,7 @@ class Workload(msgspec.Struct, frozen=True):
     name: str
     title: str
     about: str
-    """What the workload does, and what its figures mean."""
+    """A description of the workload and of the meaning of its figures."""
     metrics: list[Metric]
     """The first metric is the headline."""
 
@@ -152,12 +154,12 @@ class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
     environment: dict[str, str]
     """CPU, cores, memory, kernel, Python, client libraries and their versions, load at the start."""
     noise: str | None
-    """The reason why the figures may be unreliable. None: the machine was calm."""
+    """The reason why the figures may be unreliable. None if the machine was not disturbed."""
     workloads: list[Workload]
     targets: list[TargetInfo]
     results: list[Result]
     warm_ups: list[Result] = []
-    """Results of the warm-up and of idle workers. Such results are verified, and have no figures."""
+    """Results of the warm-up and of idle workers. These results are verified, but have no figures."""
     reference: float | None = None
     """The shortest duration in seconds of the fixed piece of work of ``Sample.calm``."""
 

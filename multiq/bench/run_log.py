@@ -1,4 +1,4 @@
-"""The run log records each run of a job. Each process has a file of its own, mapped into its memory.
+"""The run log records each run of a job. Each process has its own file, which is mapped into its memory.
 
 Writing a record takes no system call. A written record survives a SIGKILL of its process. Times are CLOCK_MONOTONIC in
 nanoseconds, which is the same clock for all processes of a machine.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _HEAD = struct.Struct("<qddqq")  # ended runs, CPU seconds at the worker's begin and end (0: not yet), pid, spare
-_RECORD = struct.Struct("<qqqii")  # job number, start, end (0: not yet), attempt, 1: this run is to fail
+_RECORD = struct.Struct("<qqqii")  # job number, start, end (0: not yet), attempt, 1 if this run is to fail
 _COUNT = struct.Struct("<q")
 _SUFFIX = ".runs"
 _UNFINISHED = ".new"
@@ -32,11 +32,11 @@ class Run(NamedTuple):
     number: int
     start: int
     end: int
-    """0: the run has not ended."""
+    """The time of the end, or 0 if the run has not ended."""
     attempt: int
     pid: int
     failed: bool = False
-    """The run raised, as the workload planned."""
+    """Whether the run has raised the error that the workload planned."""
 
     @property
     def is_finished(self) -> bool:
@@ -53,7 +53,7 @@ class RunLog:
     def __init__(self, folder: Path, capacity: int) -> None:
         handle, name = tempfile.mkstemp(_UNFINISHED, f"{os.getpid()}-", folder)
         try:
-            os.ftruncate(handle, _HEAD.size + capacity * _RECORD.size)  # sparse: takes disk space only as it is written
+            os.ftruncate(handle, _HEAD.size + capacity * _RECORD.size)  # sparse: only written parts take disk space
             self._map = mmap.mmap(handle, 0)
         finally:
             os.close(handle)
@@ -61,11 +61,11 @@ class RunLog:
         self._capacity = capacity
         self._next = itertools.count()
         self._finished = itertools.count(1)
-        # a worker that is one of several threads in a process counts the CPU time of its own thread only
+        # if a worker is one of several threads in a process, it counts only the CPU time of its own thread
         is_alone = threading.current_thread() is threading.main_thread()
         self._cpu = time.process_time if is_alone else time.thread_time
         _HEAD.pack_into(self._map, 0, 0, self._cpu(), 0.0, os.getpid(), 0)
-        Path(name).rename(self.path)  # renamed last, so that no reader sees a file without its head
+        Path(name).rename(self.path)  # the file is renamed last, so that no reader sees a file without a head
 
     def begin(self, number: int, attempt: int, *, fails: bool = False) -> int:
         """Record that a run starts now. Returns the offset for ``end``. Raises ``RunLogFull``."""
@@ -87,7 +87,7 @@ class RunLog:
 
 
 class RunLogReader:
-    """Reads a run log, also while it is written."""
+    """Reads a run log. The log may still be written at the same time."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ class RunLogReader:
 
     @property
     def cpu(self) -> float | None:
-        """CPU seconds of the worker. None if its process still runs, or was killed."""
+        """CPU seconds of the worker. None if the worker's process still runs, or was killed."""
         began, ended = struct.unpack_from("<dd", self._map, 8)
         return ended - began if ended else None
 

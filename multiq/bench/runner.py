@@ -1,6 +1,6 @@
 """Runs a bench: a warm-up, baselines, and the workloads.
 
-The targets take turns in each workload, so that the machine's noise is alike for all targets.
+The targets take turns in each workload, so that noise of the machine affects all targets alike.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def estimate(options: Options, targets: int) -> float:
 
 
 def run(setting: Setting, options: Options, on_progress: OnProgress) -> Report:
-    """Run everything. A failure on one target is reported as a violation of that target, and the others go on."""
+    """Run everything. A failure on one target is reported as a violation of that target. The run continues on the other
+    targets."""
     began_at = dt.datetime.now(dt.UTC)
     began = time.monotonic()
     with ExitStack() as stack:
@@ -190,13 +191,13 @@ class _RunInProgress:
         )
 
     def _perform(self, step: Step, target: Target) -> tuple[Outcome, Verification]:
-        """Run one repeat in a queue and a folder of its own, and verify its jobs."""
+        """Run one repeat in its own queue and folder, and verify its jobs."""
         outcome = Outcome({})
         scenario = self._scenario(target, step.workload.name)
         try:
             outcome = step.workload.run(scenario, step.variant.parameters)
         except Infeasible:
-            scenario.empty()  # removes the jobs that were enqueued until then
+            scenario.empty()  # this removes the jobs that were enqueued before the error
             self._record_aside(target, step.workload.name, verify(scenario.close()))
             raise
         except Exception as exc:  # noqa: BLE001 - the report has the error
@@ -246,7 +247,7 @@ class _RunInProgress:
     def _watch_idle(self) -> dict[str, float | None]:
         """Requests per second of one idle worker on each target.
 
-        All targets are measured at the same time. So the measurement takes no longer than on one target.
+        All targets are measured at the same time, so the measurement takes no longer than it would for one target.
         """
         seconds = _idle(self._options)
         if not seconds:
@@ -271,7 +272,7 @@ class _RunInProgress:
         self._record_aside(target, "idle", verify(scenario.close()))
 
     def _measure_baselines(self) -> None:
-        """On each target, measure the baselines that the workloads of this run are compared with."""
+        """On each target, measure the baselines to which the workloads of this run are compared."""
         wanted = [workload.baseline for workload in self._options.workloads if workload.baseline is not None]
         for target in self._targets if wanted else ():
             if target.backend == PLANTED:
@@ -312,7 +313,7 @@ def _step(seconds: float) -> str:
 
 
 def _idle(options: Options) -> float:
-    """Seconds for which idle workers are measured. 0 in a quick run, because two seconds would show nothing."""
+    """Seconds for which idle workers are measured. 0 in a quick run, because its few seconds would show nothing."""
     is_wanted = any(workload.wants_idle for workload in options.workloads)
     return _IDLE if is_wanted and not options.is_quick else 0.0
 

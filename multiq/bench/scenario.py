@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PATIENCE = 60.0
-"""Seconds without progress after which the wait ends. Jobs that are missing then are a violation."""
+"""Seconds without progress after which the wait ends. Jobs that are still missing then count as a violation."""
 
 _START = 60.0  # seconds that a worker may take until its processes have begun
-_QUIET = 1.5  # seconds; if no run has ended for this time and the store is empty, missing jobs are lost
+_QUIET = 1.5  # seconds; if no run has ended for this time and the store is empty, missing jobs count as lost
 _LOOK = 0.002  # seconds between two readings of the run logs
 _REST = 0.01  # seconds between two requests for the store's counts
 
@@ -52,7 +52,7 @@ class Cost(msgspec.Struct):
     after: Counters = Counters()
 
     def metrics(self, jobs: int) -> dict[str, float | None]:
-        """The figures, by the names in ``COSTS``. A figure whose unit is per job is divided by *jobs*."""
+        """The figures. The keys are the names in ``COSTS``. A figure whose unit is per job is divided by *jobs*."""
         spent = self.after.since(self.before)
 
         def each(amount: float | None, scale: float = 1.0) -> float | None:
@@ -97,7 +97,7 @@ class RunningWorker:
 class Scenario:
     """The queue, the processes and the records of a workload.
 
-    *app* inspects and cleans up the store in this process. *folder* is created here.
+    *app* inspects and cleans up the store in this process. The constructor creates *folder*.
     """
 
     def __init__(self, app: BenchApp, adapter: Adapter, queue: str, folder: Path, *, own: str = "") -> None:
@@ -129,7 +129,7 @@ class Scenario:
         return self._processes.take(function, self.queue, *arguments)
 
     def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
-        """Enqueue in one process, and record the sent jobs. The cost counts from that process's start signal."""
+        """Enqueue in one process, and record the sent jobs. The cost is measured from that process's start signal."""
         process = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
@@ -142,7 +142,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def measured(self, cost: Cost) -> Iterator[None]:
-        """Add the server's counts and the time of the ``with`` block to *cost*."""
+        """Measure the server's counts and the time of the ``with`` block, and add them to *cost*."""
         cost.before = self._adapter.counters()
         began = time.monotonic()
         yield
@@ -153,7 +153,7 @@ class Scenario:
     def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
         """Run a worker of *processes* processes, stop it at the end, and record its runs and its CPU time.
 
-        *runs* is the number of expected runs. Default: one for each job that was enqueued already.
+        *runs* is the number of expected runs. Default: one for each job that is already enqueued.
         """
         folder = self._folder / f"run-logs-{len(self._run_logs)}"
         folder.mkdir()
@@ -195,11 +195,12 @@ class Scenario:
             time.sleep(_REST)
 
     def sweep(self) -> None:
-        """Take the ready jobs in batches, in this process. Their order is verified if the backend promises an order."""
+        """Take the ready jobs in batches, in this process. The order of the jobs is verified if the backend promises an
+        order."""
         most = _again_and_again(self.enqueued)
         runs = sweep(self.app, self.queue, most)
         self.evidence.in_order = self.capabilities.total_order is True
-        while runs:  # an empty reply does not prove that the store is empty
+        while runs:  # even if a reply is empty, the store may have jobs
             self.evidence.runs += runs
             most -= len(runs)
             runs = sweep(self.app, self.queue, most, _REST) if self.left() != 0 and most > 0 else []
@@ -222,10 +223,10 @@ class Scenario:
             run_logs.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self.evidence.left = self._counts()
-        found = self._numbers()  # asks for jobs even if the store counts zero
+        found = self._numbers()  # this asks for jobs even if the store counts zero jobs
         self.evidence.emptied += found
         self.evidence.found_after = len(found)
-        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # even if it counts zero
+        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # even if the store counts zero jobs
         self.evidence.elsewhere = dict(self._removed_elsewhere())
         return self.evidence
 
@@ -246,7 +247,8 @@ class Scenario:
 
 
 def _again_and_again(jobs: int) -> int:
-    """An upper limit for the runs of *jobs* jobs. Only a store that hands out jobs again and again exceeds it."""
+    """An upper limit for the runs of *jobs* jobs. Only a store that hands out jobs again and again exceeds this
+    limit."""
     return 2 * jobs + 1000
 
 

@@ -1,4 +1,4 @@
-"""A throwaway server's process, with a folder and a port of its own. The server ends when this process ends.
+"""A throwaway server's process, with its own folder and its own port. The server ends when this process ends.
 
 The server shares nothing with other servers on the machine, and never uses the usual ports.
 """
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from typing import Self
 
 HOST = "127.0.0.1"
-PATIENCE = 60.0  # seconds; a longer wait is taken for a hang
+PATIENCE = 60.0  # seconds; after this time, a server counts as hung
 _PORTS = range(11000, 20000)  # the bus of a cluster adds 10000, and the kernel's ephemeral ports begin at 32768
 _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # folders of servers that are often not on a user's PATH
 _LOG_SHOWN = 3000  # characters
 
-#: The program of ``_Reaper``'s process. The program reads a line for each server process and each folder. The line is
-#: "+pid" or "+folder" when it begins to exist, and "-pid" or "-folder" when it is gone. At the end of its input the
-#: program kills the processes and removes the folders that are left.
+#: The program of ``_Reaper``'s process. The program reads lines about server processes and folders: "+pid" or "+folder"
+#: when one begins to exist, and "-pid" or "-folder" when it is gone. At the end of its input the program kills the
+#: processes and removes the folders that are left.
 _REAPER = """
 import os, shutil, signal, sys
 alive = set()
@@ -57,7 +57,7 @@ class ServerMissing(MultiqError, LookupError):
 
 
 class ServerFailed(MultiqError):
-    """A throwaway server did not start. The message has the end of its log."""
+    """A throwaway server did not start. The message has the end of the server's log."""
 
 
 def find(program: str, package: str) -> str:
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A temporary folder, which is removed at the end even if this process is killed.
+    """A temporary folder. It is removed at the end, even if this process is killed.
 
     The folder's name is short, because servers create UNIX sockets in it.
     """
@@ -105,7 +105,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU seconds that a process of this machine has used, user and system. None if they cannot be read."""
+    """CPU seconds that a process of this machine has used, user and system. None if the times cannot be read."""
     with contextlib.suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)
@@ -122,7 +122,7 @@ def resident_bytes(pid: int) -> int | None:
 class Server(ABC):
     """The process of a server, with its start and its end.
 
-    The server runs in a session of its own, so that Ctrl-C reaches only this process, which then ends the server. The
+    The server runs in its own session, so that Ctrl-C reaches only this process. This process then ends the server. The
     server does not outlive this process, even if this process is killed.
     """
 
@@ -193,14 +193,14 @@ class Server(ABC):
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End the server. Its data may be lost."""
+        """End the server. The server's data may be lost."""
         self.kill()
 
     def __enter__(self) -> Self:
         if not self.is_running:
             try:
                 self.start()
-            except BaseException:  # an impatient Ctrl-C, too
+            except BaseException:  # such as Ctrl-C while it starts
                 self.close()
                 raise
         return self

@@ -43,12 +43,14 @@ def render(report: Report) -> RenderableType:
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """The figures that are worse or better, or look worse, the worst first. The comparison's verdict comes last."""
+    """The figures that are worse or better, and the figures that look worse. The worst figures come first. The
+    comparison's verdict comes last."""
     return _Compared(comparison)
 
 
 class _Run:
-    """A report to print. The layout is made when rich prints, because the terminal's width is unknown earlier."""
+    """A report to print. The layout is made when the library rich prints, because the terminal's width is unknown
+    earlier."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -75,7 +77,7 @@ def _head(report: Report) -> Iterator[RenderableType]:
     )
     yield Text(safe(", ".join(f"{name} {value}" for name, value in report.environment.items())), style="dim")
     yield Text()
-    grid = _grid("", "SERVER", "WHAT IT HAS ACKNOWLEDGED SURVIVES")
+    grid = _grid("", "SERVER", "ACKNOWLEDGED JOBS SURVIVE")
     for target in report.targets:
         grid.add_row(Text(safe(target.name), style="bold"), safe(_server(target)), _durability(target))
     yield grid
@@ -120,7 +122,8 @@ def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int,
 
 
 def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple[Text, dict[str, Text]]]:
-    """Titles, and cells by target. Only the first variant has the rows of costs, so that they are not repeated."""
+    """The title of each row, and its cells by target. Only the first variant has the rows of costs, so that these rows
+    are not repeated."""
     rows: list[tuple[Text, dict[str, Text]]] = []
     for index, (variant, results) in enumerate(by_variant.items()):
         if variant:
@@ -174,7 +177,7 @@ def _verdict(report: Report) -> Iterator[Text]:
         yield Text(f"{many(len(broken), 'broken promise')} among {found.enqueued:,} jobs", style="bold red")
         return
     none = f"; none {safe(', '.join(found.checked))}" if found.checked else ""
-    again = f"; {many(found.explained, 'run')} beyond a job's first, each explained" if found.explained else ""
+    again = f"; {many(found.explained, 'repeated run')}, each with a known cause" if found.explained else ""
     yield Text(f"{many(found.enqueued, 'job')}, each accounted for{none}{again}", style="bold green")
 
 

@@ -1,7 +1,7 @@
 """Opens the targets of a run, and cleans up afterwards. A target is a backend that the command line names.
 
-A name starts a throwaway server. A URL names a server of the user's. On a user's server a run creates queues under
-random names, and removes them at the end. A run never reads any other queue.
+A name starts a throwaway server. A URL names a server of the user. On a user's server a run creates queues under random
+names, and removes them at the end. A run never reads any other queue.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .adapter import Profile
 
 PLANTED = "planted"
-"""Backends with a bug each, for the bench's own tests: ``planted:early``, ``planted:half-lost@sqlite:///jobs.db``."""
+"""Backends with a planted bug, for the bench's tests: ``planted:early``, ``planted:half-lost@sqlite:///jobs.db``."""
 
 _PATIENCE = 15.0  # seconds that a queue may take to become empty, because leases of killed workers must end first
 _REMOVED = (State.READY, State.DELAYED, State.BURIED)
@@ -118,7 +118,8 @@ class UrlAdapter(Adapter):
 def open_targets(
     given: Sequence[str], profile: Profile, folder: Path, *, run_id: str | None = None
 ) -> Iterator[list[Target]]:
-    """The targets, open until the end of the ``with``. *folder* is for the servers that are started.
+    """The targets, which stay open until the end of the ``with``. *folder*: the folder for the servers that are
+    started.
 
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
     ``BackendError``.
@@ -205,7 +206,7 @@ def _remove(backend: Backend, queue: str, server: str) -> None:
         if time.monotonic() > give_up_at:
             raise QueueLeftBehind(
                 f"queue {queue!r} of {server} still holds {_count(stats):,} jobs, {stats.reserved or 0:,} of them "
-                f"reserved: when their leases have ended, multiq purge {queue} -c {server}"
+                f"reserved: wait until their leases have ended, then run: multiq purge {queue} -c {server}"
             )
         time.sleep(0.1)
 

@@ -1,7 +1,7 @@
 """Verification compares the enqueued jobs, the runs, and the jobs that the store still has.
 
-Any mismatch is a violation. Each job is identified by the number that it carries as its argument. No count makes up for
-another: a missing job is lost even if another job came twice, and whatever count the store reports.
+Any mismatch is a violation. Each job is identified by the number that it carries as its argument. So a missing job is
+reported as lost even if another job came twice, and even if the store's own counts are right.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MS = 1e6
 
 
 class Sent(NamedTuple):
-    """One call that enqueued jobs, of consecutive numbers."""
+    """One call that enqueued jobs with consecutive numbers."""
 
     first: int
     jobs: int
@@ -42,8 +42,7 @@ class Sent(NamedTuple):
     """Seconds."""
     priority: int = 0
     intended: int = 0
-    """The planned time of the call, in ns, from which latencies count. 0: there was no schedule.
-    """
+    """The planned time of the call, in ns. Latencies are measured from this time. 0 without a schedule."""
 
 
 class Evidence(msgspec.Struct, kw_only=True):
@@ -52,29 +51,33 @@ class Evidence(msgspec.Struct, kw_only=True):
     sent: list[Sent]
     runs: list[Run]
     emptied: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    """Numbers of the jobs that were taken out after the work, without running them. Repetitions are included."""
+    """The numbers of the jobs that were taken out, without running them, after the work. A number may be in the list
+    more than once."""
     found_after: int = 0
     """The number of jobs in *emptied* that were found after the workload had finished with its queue. Expected: 0.
     """
     left: Mapping[str, int | None] = {}
-    """The number of jobs that the store counted after the workload, by state. None: the store cannot count them."""
+    """The number of jobs that the store counted after the workload, by state. None if the store cannot count the
+    jobs."""
     elsewhere: Mapping[str, int | None] = {}
-    """The number of jobs in each queue that did not exist before the work. None: the store cannot count them."""
+    """The number of jobs in each queue that did not exist before the work. None if the store cannot count them."""
     purged: int = 0
-    """The number of deleted jobs that the store reported for the final purge. The purge spares reserved jobs."""
+    """The number of jobs that the final purge has deleted, as the store reported it. The purge does not delete reserved
+    jobs."""
     fails: Mapping[int, int] = {}
-    """The number of planned failures of each job, by the job's number."""
+    """The number of planned failures of each job. The keys are the jobs' numbers."""
     killed: Mapping[int, int] = {}
-    """The time of each kill in ns, by the pid of the killed process. The jobs of that process are run again."""
+    """The time of each kill in ns. The keys are the pids of the killed processes. The jobs of that process are run
+    again."""
     in_order: bool = False
     """Whether the order must be by priority, then age.
 
-    The order is certain if there was one consumer, and all jobs were enqueued before it began.
+    The order is certain if there was one consumer, and all jobs were enqueued before this consumer began.
     """
     complaint: str | None = None
-    """The reason why the work could not be completed, or its figure is missing."""
+    """The reason why the work could not be completed, or why its figure is missing."""
     is_through: bool = False
-    """With a complaint: all jobs were run, and only the figure is missing."""
+    """Whether all jobs were run although there is a *complaint*. In this case only the figure is missing."""
 
 
 def verify(evidence: Evidence) -> Verification:
@@ -134,8 +137,8 @@ class _Verifier:
     def lost(self) -> Violation | None:
         """Jobs that were neither run to the end, nor handed out when the queue was emptied.
 
-        A job that the store still counts but never hands out is lost, too. If the work broke off, missing jobs may
-        still be in the store. Such jobs count as lost only if the store is known to be empty.
+        A job that the store still counts but never hands out is lost, too. If the work was interrupted, missing jobs
+        may still be in the store. Such jobs count as lost only if the store is known to be empty.
         """
         if not self.missing or (self._broke_off and self._left != 0):
             return None
@@ -185,7 +188,7 @@ class _Verifier:
         firsts = sorted((runs[0] for runs in self._by_number.values()), key=lambda run: run.start)
         places = [self._place(run.number) for run in firsts]
         found = []
-        next_due: tuple[int, int] | None = None  # of all later jobs, the job that was to go first
+        next_due: tuple[int, int] | None = None  # the job that was to go first among all later jobs
         for place in reversed(places):
             if next_due is not None and place > next_due:
                 found.append((place, next_due))
@@ -220,7 +223,8 @@ class _Verifier:
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and was never enqueued")
 
     def left_over(self) -> Violation | None:
-        """Jobs that are in the store after all work is done. If the work broke off, such jobs are no violation."""
+        """Jobs that are in the store after all work is done. If the work was interrupted, such jobs are not a
+        violation."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
         if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
             return None
@@ -233,7 +237,7 @@ class _Verifier:
         return Violation("left over", max(after, left, purged), example)
 
     def _left_elsewhere(self) -> Violation:
-        """Jobs in queues that no job was sent to."""
+        """Jobs that are in queues to which the bench has sent no job."""
         queue, count = next(iter(self._evidence.elsewhere.items()))
         jobs = "jobs, and does not say how many" if count is None else many(count, "job")
         total = sum(1 if count is None else count for count in self._evidence.elsewhere.values())
@@ -248,7 +252,8 @@ class _Verifier:
 
     @property
     def _left(self) -> int | None:
-        """The number of jobs that the store counted at the end, in any state. None: the store cannot count them."""
+        """The number of jobs that the store counted at the end, in any state. None if the store cannot count the
+        jobs."""
         counts = self._evidence.left.values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -260,7 +265,7 @@ class _Verifier:
     def _note_emptied(self) -> list[int]:
         """Count the jobs that were taken out. Returns the numbers of jobs that were never enqueued.
 
-        If the work broke off, the enqueued jobs are not known, and no numbers are returned.
+        If the work was interrupted, the enqueued jobs are not known, and no numbers are returned.
         """
         strangers = []
         before = list(accumulate((sent.jobs for sent in self._sent), initial=0))
@@ -288,7 +293,7 @@ class _Verifier:
         return (0 if sent is None else sent.priority), number
 
     def _may_rerun(self, runs: Sequence[Run]) -> int:
-        """The number of runs beyond the first that are explained.
+        """The number of additional runs, after the first run, that are explained.
 
         A failure explains one more run. A kill of the run's process explains one more run, even if the process had
         finished the job without settling it.

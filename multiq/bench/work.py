@@ -34,7 +34,7 @@ _AT_ONCE = 500  # jobs that a sweep takes with one call
 
 
 def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
-    """Enqueue each job with a call of its own."""
+    """Enqueue each job with a separate call."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()  # connects before the measurement begins
     sent = []
@@ -76,7 +76,8 @@ def enqueue_padded(app: BenchApp, go: Go, queue: str, count: int, size: int) -> 
 
 
 def enqueue_on_schedule(app: BenchApp, go: Go, queue: str, count: int, rate: float) -> list[Sent]:
-    """Enqueue a job every 1/*rate* seconds by the clock. A call that is late starts at once."""
+    """Enqueue a job every 1/*rate* seconds by the clock. If the planned time of a call has passed, the call starts
+    immediately."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()
     sent = []
@@ -92,7 +93,7 @@ def enqueue_on_schedule(app: BenchApp, go: Go, queue: str, count: int, rate: flo
 
 
 def enqueue_delayed(app: BenchApp, go: Go, queue: str, delays: Sequence[float]) -> list[Sent]:
-    """Enqueue one by one, each with its own delay in seconds."""
+    """Enqueue jobs one by one. Each job has its own delay in seconds."""
     app.queue(queue).stats()
     sent = []
     go()
@@ -119,7 +120,7 @@ def enqueue_by_priority(app: BenchApp, go: Go, queue: str, priorities: Sequence[
 
 
 def enqueue_flaky(app: BenchApp, go: Go, queue: str, failures: Sequence[int]) -> list[Sent]:
-    """Enqueue a job for each of *failures*, the number of times that the job fails before it succeeds."""
+    """Enqueue a job for each number in *failures*. The number says how often the job fails before it succeeds."""
     flaky = app.flaky.options(queue=queue)
     app.queue(queue).stats()
     go()
@@ -141,7 +142,7 @@ def enqueue_naps(app: BenchApp, go: Go, queue: str, count: int, seconds: float) 
 def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[Run, int]]:
     """Take and ack one job after the other with ``queue.reserve()``.
 
-    Returns each run, with the ns that its reserve and ack took together.
+    Returns each run, with the time in ns that its reserve and its ack took together.
     """
     jobs = app.queue(queue)
     jobs.stats()
@@ -201,7 +202,8 @@ def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) 
 
 
 def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -> dict[str, float]:
-    """The baseline's rates on this server, by the names of ``Baseline``'s methods. Empty without a baseline.
+    """The baseline's rates on this server. The keys are the names of ``Baseline``'s methods. Empty if the driver has no
+    baseline.
 
     The jobs have the same body as the workloads' jobs.
     """
@@ -226,7 +228,8 @@ def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batche
 def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Run]:
     """Take and ack due jobs in batches, until none is left or more than *most* were taken.
 
-    - *most*: ends the sweep of a store that hands out the same jobs again and again.
+    - *most*: the sweep ends when more jobs than this were taken. Without this end, the sweep of a store that hands out
+      the same jobs again and again would take for ever.
     - *timeout*: the seconds to wait for the first job.
     """
     return [

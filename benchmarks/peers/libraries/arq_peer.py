@@ -31,7 +31,7 @@ class WorkerSettings:
 
 
 class _Pool:
-    """Made when there is an event loop."""
+    """Created when there is an event loop."""
 
     redis: Any = None
 

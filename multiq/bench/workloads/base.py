@@ -42,7 +42,7 @@ class Variant(msgspec.Struct, frozen=True):
     seconds: float = 1.0
     """The estimated duration of one repeat, for the progress bar."""
     repeats: int | None = None
-    """The largest number of repeats. None: the number that the user asked for."""
+    """The largest number of repeats, or None for the number that the user asked for."""
     times: int = 1
     """The number of runs in each turn. Short and steady work shows small changes if it is repeated often enough."""
 
@@ -67,7 +67,7 @@ class Workload(ABC):
     about: ClassVar[str]
     metrics: ClassVar[list[Metric]]
     baseline: ClassVar[str | None] = None
-    """The method of ``Baseline`` that the first metric is compared with."""
+    """The name of a method of ``Baseline``. The first metric is compared with this method's figure."""
     wants_idle: ClassVar[bool] = False
     """Whether the cost of an idle worker is one of the workload's figures."""
 
@@ -81,7 +81,7 @@ class Workload(ABC):
         """The variants, in the order in which they are run."""
 
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002 - a hook
-        """The reason why a backend cannot run this workload. None: the backend can run it."""
+        """The reason why a backend cannot run this workload. None if the backend can run it."""
         return None
 
     @abstractmethod
@@ -112,7 +112,7 @@ def encoded(recorded: HdrHistogram) -> str:
 
 
 def finished_per_second(runs: Sequence[Run]) -> float | None:
-    """Runs per second, from the first run's start to the last one's end."""
+    """Runs per second, from the first run's start to the last run's end."""
     ends = [run.end for run in runs if run.is_finished]
     if len(ends) < 2:
         return None
@@ -120,7 +120,7 @@ def finished_per_second(runs: Sequence[Run]) -> float | None:
 
 
 def first_starts(runs: Sequence[Run]) -> dict[int, int]:
-    """The start of each job's first run, by the job's number."""
+    """The start of each job's first run. The keys are the jobs' numbers."""
     starts: dict[int, int] = {}
     for run in runs:
         starts.setdefault(run.number, run.start)

@@ -1,4 +1,4 @@
-"""Workloads that measure enqueues. The jobs are taken and verified afterwards, which the figures leave out."""
+"""Workloads that measure enqueues. Afterwards, the jobs are taken and verified; this part is not measured."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
     from multiq.bench.scenario import Scenario
 
-_PROBE = 10_000  # jobs of a backlog that are enqueued first, to estimate the time of the others
-_FILLING = 60.0  # seconds that enqueuing a backlog may take; removing it takes as long again
+_PROBE = 10_000  # jobs of a backlog that are enqueued first, to estimate the time for the other jobs
+_FILLING = 60.0  # seconds that the enqueue of a backlog may take; the removal of the backlog takes the same time again
 
 
 class EnqueueOne(Workload):
     name = "enqueue-one"
     title = "Enqueue one by one"
     about = (
-        "One process calls `task.enqueue(number)` again and again: a round trip, and with a durable profile a sync, "
-        "for each job. Counted from the first call to the last return."
+        "One process calls `task.enqueue(number)` again and again. Each call is a round trip, and with a durable "
+        "profile a sync. The time is measured from the first call to the last return."
     )
     metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), *COSTS]
     baseline = "put_one_by_one"
@@ -59,7 +59,7 @@ class EnqueueBulk(Workload):
 class Bodies(Workload):
     name = "bodies"
     title = "Body sizes"
-    about = "As enqueuing one by one, with an argument that makes the body about as large as the variant says."
+    about = "Does the same as `enqueue-one`, with an argument that makes the body about as large as the variant says."
     metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), Metric("throughput", "MB/s", "higher"), *COSTS]
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
@@ -91,8 +91,8 @@ class Backlog(Workload):
     title = "With a backlog"
     about = (
         "The queue already holds as many jobs as the variant says. Then one process enqueues single jobs, and takes "
-        "and acks single jobs with `queue.reserve()`: what a call costs should not depend on how many wait. The "
-        "figures are medians of single calls."
+        "and acks single jobs with `queue.reserve()`. The duration of a call should not depend on the number of "
+        "waiting jobs. The figures are medians of single calls."
     )
     metrics: ClassVar = [
         Metric("reserve and ack", "us", "lower"),
@@ -130,7 +130,8 @@ class Backlog(Workload):
 
 
 def _fill(scenario: Scenario, waiting: int) -> None:
-    """Enqueue *waiting* jobs. Raises ``Infeasible`` if the speed of the first jobs shows that this takes too long."""
+    """Enqueue *waiting* jobs. Raises ``Infeasible`` if the speed of the first jobs shows that the enqueue would take
+    too long."""
     probe = min(waiting, _PROBE)
     if not probe:
         return

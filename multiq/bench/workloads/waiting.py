@@ -21,9 +21,10 @@ class Latency(Workload):
     name = "latency"
     title = "Latency"
     about = (
-        "One process enqueues at a fixed rate, by the clock: a job that is late does not hold up the next one's "
-        "schedule. Pickup is from the moment at which a job was to be enqueued to its start in a worker, so that a "
-        "stall counts for every job that it held up. `idle` has so few that each one finds a worker that waits."
+        "One process enqueues at a fixed rate, by the clock: a late call does not delay the planned times of the next "
+        "calls. Pickup is the time from the planned time of an enqueue to the job's start in a worker, so a stall "
+        "lengthens the pickup of every job that it delays. The variant `idle` has so few jobs that each one finds a "
+        "waiting worker."
     )
     metrics: ClassVar = [
         Metric("pickup p50", "ms", "lower"),
@@ -65,9 +66,9 @@ class Delayed(Workload):
     name = "delayed"
     title = "Delayed jobs"
     about = (
-        "Jobs with fractional delays, while a worker of one process waits. Lateness is from the moment "
-        "at which a job was due (its delay, counted from the call that enqueued it) to its start. If a backend "
-        "rounds delays up (see its capabilities), the rounding counts as lateness."
+        "Jobs with fractional delays are enqueued while a worker of one process waits. Lateness is the time from "
+        "the moment at which a job is due (its delay after the call that enqueues it) to its start. If a backend "
+        "rounds delays up (see its capabilities), lateness includes the rounding."
     )
     metrics: ClassVar = [
         Metric("late by p50", "ms", "lower"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multiq.bench.run_log import Run
     from multiq.bench.scenario import RunningWorker, Scenario
 
-_HUNT = 5.0  # seconds in which a process must be found in the middle of a job
+_HUNT = 5.0  # a process must be found in the middle of a job within this number of seconds
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
 _SEED = 20  # gives the same jobs to each repeat and each target
 
@@ -40,8 +40,9 @@ class Drain(Workload):
     name = "drain"
     title = "Drain"
     about = (
-        "Jobs that do nothing wait in the queue; a worker of two processes works them off. Counted from the first "
-        "job's start to the last one's end, the growing of batches at the beginning included."
+        "Jobs that do nothing wait in the queue, and a worker of two processes runs them. The time is measured from "
+        "the start of the first job to the end of the last one. This includes the beginning, when the worker's batches "
+        "are small."
     )
     metrics: ClassVar = [Metric("drained", "jobs/s", "higher"), *COSTS]
     baseline = "take_in_batches"
@@ -64,8 +65,8 @@ class Contention(Workload):
     name = "contention"
     title = "Many at once"
     about = (
-        "Several producers enqueue one by one while a worker of several processes takes what there is. Counted from "
-        "the first call to the last job's end."
+        "Several producers enqueue one by one, while a worker of several processes runs the jobs. The time is "
+        "measured from the first call to the end of the last job."
     )
     metrics: ClassVar = [Metric("through", "jobs/s", "higher"), *COSTS]
 
@@ -99,8 +100,8 @@ class Priorities(Workload):
     name = "priorities"
     title = "Mixed priorities"
     about = (
-        "Jobs of eight priorities in random order, drained by one process. Where the backend promises an order by "
-        "priority, then age, each job out of its place is counted."
+        "One process drains jobs of eight priorities, which were enqueued in random order. If the backend promises an "
+        "order by priority, then age, the verification reports each job that runs out of order."
     )
     metrics: ClassVar = [Metric("drained", "jobs/s", "higher"), *COSTS]
 
@@ -123,8 +124,9 @@ class Failures(Workload):
     name = "failures"
     title = "Failures with retries"
     about = (
-        "A third of the jobs raises in its first run, a ninth in its second, too; they are retried at once. Counted "
-        "are runs, failed ones included: each costs a release with its reason. Their lines in the log are left out."
+        "A third of the jobs fail in their first run, and a ninth of all jobs also in their second run. They are "
+        "retried immediately. The figure includes the failed runs; each of them costs a release with its reason. The "
+        "failures are not logged."
     )
     metrics: ClassVar = [Metric("runs", "runs/s", "higher"), *COSTS]
 
@@ -149,9 +151,10 @@ class Recovery(Workload):
     name = "recovery"
     title = "Recovery"
     about = (
-        "A worker of two processes runs short jobs, and one of the two is killed in the middle of one (SIGKILL). "
-        "Measured is how long it takes until the job that it ran is run again, and until two processes work again; "
-        "jobs that the dead one had finished and not yet settled are run again, too, and count as explained."
+        "A worker of two processes runs short jobs, and one of the processes is killed (SIGKILL) while it runs a job. "
+        "Two times are measured from the kill. The first ends when that job is run again (`job back after`). The "
+        "second ends when a new process runs a job (`crew back after`). Jobs that the killed process had finished but "
+        "not settled are run again, too, and are counted as explained."
     )
     metrics: ClassVar = [
         Metric("job back after", "ms", "lower"),
@@ -165,7 +168,7 @@ class Recovery(Workload):
         return [Variant({"jobs": 1500, "job ms": 3}, seconds=4)]
 
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002
-        return None if capabilities.shared else "its jobs live in one process, and die with it"
+        return None if capabilities.shared else "its jobs exist only in the memory of one process"
 
     def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
@@ -199,14 +202,15 @@ class Settle(Workload):
     name = "settle"
     title = "Reserve and settle"
     about = (
-        "One process with a raw consumer, below the worker: what a job costs in calls of `reserve` and `settle` "
-        "with 20 jobs each, and in a `settle` of one job. The figure is the tenth percentile of the "
-        "calls, and each turn has several repeats: the figures of this workload vary least."
+        "One process uses the driver's consumer, without a worker. The figures are the time per job of `reserve` and "
+        "`settle` calls with 20 jobs each, and the time of a `settle` of one job. Each figure is the tenth percentile "
+        "of its calls, and each turn has several repeats, so the figures of this workload vary least."
     )
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),
         Metric("reserve", "us", "lower"),
-        # not judged, because a call of one job takes twice as long if client and server are on different cores
+        # comparisons do not judge this figure: a call for one job takes twice as long if client and server are on
+        # different cores
         Metric("ack of one", "us", "lower", counts=False),
     ]
 
@@ -239,7 +243,8 @@ def _kill_one(running: RunningWorker, after: int) -> tuple[Run, int]:
         time.sleep(_STANDSTILL)
         last = list(reader.runs())[-1]
         if not last.end:
-            # The time is read while the process is stopped. After the kill another process may have the job already.
+            # The time is read while the process is stopped. Directly after the kill, another process may already have
+            # the job.
             killed_at = time.monotonic_ns()
             os.kill(reader.pid, signal.SIGKILL)
             return last, killed_at

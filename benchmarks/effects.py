@@ -1,0 +1,141 @@
+"""CPU time of a job, of the client and the server: plain jobs, jobs whose results are kept, and members of a batch.
+
+    python benchmarks/effects.py mysql kept --than plain              # kept results beside plain jobs
+    python benchmarks/effects.py mysql plain --than-code ../multiq-old  # this code beside another checkout
+
+Each measurement is a process of its own, with a server of its own. The two kinds take turns, so that the machine's load
+affects both in the same way. The ratio is the median of the pairs' ratios: the speed of the first, as a part of the
+second's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.backend import Lease
+
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "tests"))
+_BATCH = 100
+_HELD_ID = "after-all"
+KINDS = ("plain", "kept", "members")
+BACKENDS = ("redis", "mysql", "sqlite")
+
+
+def measure(backend_name: str, kind: str, jobs: int) -> tuple[float, float]:
+    """Returns the microseconds of CPU time of one enqueue, and of one reserve and ack."""
+    from multiq.backend import Ack, NewJob
+    from multiq.backend.registry import open_backend
+    from multiq.bench.servers import cpu_seconds
+    from multiq.ids import new_id
+
+    after = None
+    if kind == "kept":
+        from multiq.backend import After
+
+        after = After(keep=3600, outcome=b"x" * 200)
+    with tempfile.TemporaryDirectory() as folder:
+        url, pid, close = _start(backend_name, folder)
+
+        def cpu() -> float:
+            return time.process_time() + ((cpu_seconds(pid) or 0.0) if pid else 0.0)
+
+        with open_backend(url) as backend, backend.consumer(["q"]) as consumer:
+            if kind == "members":
+                from multiq.backend import After, Arrive, Terms
+
+                backend.enqueue("q", [NewJob(b"x", _HELD_ID, terms=Terms(jobs))])
+            began = cpu()
+            for at in range(0, jobs, 1000):
+                backend.enqueue("q", [NewJob(b"x" * 200, new_id()) for _ in range(min(1000, jobs - at))])
+            enqueued = cpu()
+            done = 0
+            held: list[Lease] = []
+            while done < jobs:
+                if kind == "members":
+                    acks = [Ack(one, After(steps=(Arrive("q", _HELD_ID, one.id),))) for one in held]
+                elif after is not None:
+                    acks = [Ack(one, after) for one in held]
+                else:
+                    acks = [Ack(one) for one in held]
+                _, held = consumer.exchange(acks, _BATCH, 1.0)
+                done += len(held)
+            consumer.settle([Ack(one) for one in held])
+            drained = cpu()
+        close()
+    return (enqueued - began) / jobs * 1e6, (drained - enqueued) / jobs * 1e6
+
+
+def _start(name: str, folder: str) -> tuple[str, int | None, Callable[[], None]]:
+    """Returns the URL of a new store, the process of its server, and a function that ends the server."""
+    if name == "redis":
+        from servers.redis import RedisServer
+
+        redis = RedisServer().start()
+        return redis.url, redis.pid, redis.close
+    if name == "mysql":
+        from servers.mysql import MysqlServer
+
+        mysql = MysqlServer(innodb_flush_log_at_trx_commit="2").start()
+        mysql.ask("CREATE DATABASE jobs")
+        return mysql.url("jobs"), mysql.pid, mysql.close
+    return f"sqlite:///{folder}/jobs.db?synchronous=normal", None, lambda: None
+
+
+def _in_process(backend: str, kind: str, jobs: int, code: Path) -> tuple[float, float]:
+    environment = {**os.environ, "PYTHONPATH": f"{code}:{code / 'backends'}"}
+    command = [sys.executable, __file__, backend, kind, "--jobs", str(jobs), "--once"]
+    said = subprocess.run(  # noqa: S603 - of this file
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    enqueue, drain = map(float, said.split())
+    return enqueue, drain
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backend", choices=BACKENDS)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument(
+        "--than", choices=KINDS, help="the other kind to compare; default: the same kind, with other code"
+    )
+    parser.add_argument("--than-code", type=Path, default=ROOT, help="the root of another checkout")
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.once:
+        print(*measure(given.backend, given.kind, given.jobs))
+        return 0
+    other = given.than or given.kind
+    first, second = [], []
+    for at in range(given.rounds):
+        for is_first in (True, False) if at % 2 else (False, True):
+            if is_first:
+                first.append(_in_process(given.backend, given.kind, given.jobs, ROOT))
+            else:
+                second.append(_in_process(given.backend, other, given.jobs, given.than_code))
+    for what, index in (("enqueue", 0), ("drain", 1)):
+        mine, theirs = [one[index] for one in first], [one[index] for one in second]
+        ratios = [b / a for a, b in zip(mine, theirs, strict=True)]
+        print(
+            f"{given.backend}, {what}: {given.kind} {statistics.median(mine):.1f} us, {other} of the second "
+            f"{statistics.median(theirs):.1f} us of CPU time a job; speed {statistics.median(ratios):.2f} of the "
+            f"second's ({min(ratios):.2f} to {max(ratios):.2f}, {given.rounds} pairs)"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

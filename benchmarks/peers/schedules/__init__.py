@@ -1,0 +1,3 @@
+"""The same schedules in each library, for ``peers.lateness``."""
+
+SCHEDULES = 20

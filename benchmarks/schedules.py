@@ -1,0 +1,172 @@
+"""What schedules cost and how punctual they are.
+
+    python benchmarks/schedules.py [look|lateness|beside] [BACKEND ...]
+
+``look`` stores 10,000 schedules that are due once a day, and measures the CPU time of a scheduler's looks of ten
+minutes. The time in which the schedules are loaded is not counted. ``lateness`` has a worker run a schedule of every
+second, and reads
+from the jobs how late they were reserved, by the server's clock. ``beside`` has workers run plain jobs, in turns with
+10,000 stored schedules and with none.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path += [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).parent.parent / "tests" / "integration")]
+
+import psutil
+from stores import STORES
+
+import multiq
+from multiq.backend import Ack, Enqueue, Put
+from multiq.envelope import decode_envelope
+from multiq.schedules import Scheduler, record
+from multiq.schedules.defining import check_timing, define
+from multiq.schedules.record import Record
+from multiq.schedules.scheduler import EVERY
+
+_SCHEDULES = 10_000
+_LOOKS = 30  # of ten minutes
+_OCCURRENCES = 60
+_JOBS = {"redis": 200_000, "sqlite": 300_000, "mysql": 50_000}
+_TURNS = 10  # pairs of drains
+_START = 5.0  # seconds for a worker to start, and to read the schedules
+
+app = multiq.App("memory://")
+
+
+@app.task(queue="bench")
+def work() -> None: ...
+
+
+def store_schedules() -> None:
+    """Store schedules that are due in twelve hours."""
+    now = int(app.backend.now("bench") * 1000)
+    for start in range(0, _SCHEDULES, 500):
+        steps: list[Put | Enqueue] = []
+        for number in range(start, start + 500):
+            # due in twelve hours
+            hour = (now // 3_600_000 + 12) % 24
+            definition = define(f"s{number}", work.s(), check_timing(f"{number % 60} {hour} * * *"), origin="stored")
+            steps.append(record.put(Record(definition, now)))
+        app.backend.carry_out([*steps, *record.announce("bench")])
+
+
+def look(backend: str) -> None:
+    """Print the CPU time of a scheduler that has nothing to make, and of loading."""
+    store_schedules()
+    scheduler = Scheduler(app)
+    began = time.process_time()
+    scheduler.look()
+    loaded = time.process_time()
+    for _ in range(_LOOKS):
+        scheduler.look()
+    took = time.process_time() - loaded
+    minutes = _LOOKS * EVERY / 60
+    print(
+        f"{backend}: {_SCHEDULES:,} schedules: load {(loaded - began) * 1000:.0f} ms of CPU, looks "
+        f"{took / minutes * 1000:.2f} ms of CPU a minute",
+        flush=True,
+    )
+
+
+def lateness(backend: str) -> None:
+    """Print how late the jobs of a schedule of every second are reserved, while a scheduler runs, too."""
+    app.schedules.add("secondly", work.s(), "* * * * * *")
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "multiq", "-c", app.url, "scheduler"]
+    )
+    late: list[float] = []
+    try:
+        with app.backend.consumer(["bench"]) as consumer:
+            while len(late) < _OCCURRENCES + 3:
+                for lease in consumer.reserve(10, 5.0):
+                    late.append(lease.age - float(decode_envelope(lease.body).headers["multiq-delay"]))
+                    consumer.settle([Ack(lease)])
+    finally:
+        process.terminate()
+        process.wait()
+    # the first ones were due while the scheduler started
+    late = sorted(late[3:])
+    print(
+        f"{backend}: {len(late)} occurrences: late by p50 {late[len(late) // 2] * 1000:.1f} ms, "
+        f"p99 {late[len(late) * 99 // 100] * 1000:.1f} ms, most {late[-1] * 1000:.1f} ms",
+        flush=True,
+    )
+
+
+def beside(backend: str) -> None:
+    """Print the rate and the CPU time of a worker with stored schedules, as parts of those without schedules."""
+    jobs = _JOBS[backend]
+    rates: list[float] = []
+    costs: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, STORES[backend](Path(folder)) as other:
+        store_schedules()
+        for turn in range(_TURNS):
+            pair = {}
+            for url in (app.url, other) if turn % 2 else (other, app.url):
+                with multiq.App(url) as place:
+                    pair[url] = drain(place, jobs)
+            (rate, cost), (rate_of_none, cost_of_none) = pair[app.url], pair[other]
+            rates.append(rate / rate_of_none)
+            costs.append(cost / cost_of_none)
+    rate, cost = statistics.median(rates), statistics.median(costs)
+    print(
+        f"{backend}: beside {_SCHEDULES:,} schedules a worker drains {rate:.3f} of the jobs per second, with "
+        f"{cost:.3f} of the CPU time per job (medians of {_TURNS} pairs)",
+        flush=True,
+    )
+
+
+def drain(place: multiq.App, jobs: int) -> tuple[float, float]:
+    """Return the jobs per second of a worker that is already running, and its CPU time in seconds."""
+    queue = place.queue("plain")
+    queue.pause(600)
+    task = place.task(name="work", queue="plain")(work.function)
+    for _ in range(0, jobs, 1000):
+        task.enqueue_many([()] * 1000)
+    command = [sys.executable, "-m", "multiq", "-c", place.url, "worker", f"{Path(__file__).stem}:app"]
+    worker = subprocess.Popen(  # noqa: S603 - our own command
+        [*command, "-q", "plain", "-p", "1", "--log-level", "error"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    try:
+        time.sleep(_START)
+        processes = [psutil.Process(worker.pid), *psutil.Process(worker.pid).children(recursive=True)]
+        before, began = sum(spent(each) for each in processes), time.monotonic()
+        queue.resume()
+        while worker.poll() is None and ((stats := queue.stats()).ready or stats.reserved):
+            time.sleep(0.05)
+        took = time.monotonic() - began
+        return jobs / took, sum(spent(each) for each in processes) - before
+    finally:
+        worker.terminate()
+        worker.wait()
+
+
+def spent(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def main() -> None:
+    known = {"look": look, "lateness": lateness, "beside": beside}
+    what = [word for word in sys.argv[1:] if word in known] or list(known)
+    backends = [word for word in sys.argv[1:] if word in STORES] or ["redis", "sqlite", "mysql"]
+    for name in backends:
+        for each in what:
+            with tempfile.TemporaryDirectory() as folder, STORES[name](Path(folder)) as url:
+                app.connect(url)
+                known[each](name)
+                app.close()
+
+
+if __name__ == "__main__":
+    main()
