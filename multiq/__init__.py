@@ -27,7 +27,17 @@ from .errors import (
     BackendFull,
     BackendTimeout,
     BackendUnavailable,
+    EnqueueRefused,
     EnqueueUncertain,
+    FlowFinished,
+    FlowInvalid,
+    FlowNotFound,
+    JobAwaited,
+    JobCancelled,
+    JobEnded,
+    JobExists,
+    JobFailed,
+    JobHeld,
     JobNotFound,
     JobReserved,
     JobSettled,
@@ -35,31 +45,50 @@ from .errors import (
     MultiqError,
     NameInvalid,
     OptionInvalid,
+    OutcomeUnknown,
     PayloadInvalid,
     PayloadTooLarge,
     QueueEmpty,
+    ResultOmitted,
+    ResultTimeout,
+    ScheduleExists,
+    ScheduleInvalid,
+    ScheduleNotFound,
     SettingsInvalid,
+    UniqueTaken,
     Unsupported,
     UrlInvalid,
 )
 from .job import Job, JobContext, JobHandle, JobInfo, current_job
+from .memo import Progress
+from .middleware import Ending, Middleware, Outgoing, Sending
+from .outcome import JobOutcome
 from .queue import Queue
-from .retry import BuryJob, ReleaseJob, SoftTimeout, exponential, fixed, steps
+from .registry import Tasks
+from .retry import BuryJob, ReleaseJob, Snooze, SoftTimeout, exponential, fixed, steps
 from .settings import Settings
 from .task import Task
 
 if TYPE_CHECKING:
+    from .flows import Flow, FlowHandle, batch, chain, group
+    from .limits import Limit
+    from .payloads import Payloads
+    from .unique import Unique
     from .worker import Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
     "App", "ArgumentsInvalid", "BackendError", "BackendFull", "BackendTimeout", "BackendUnavailable", "BuryJob",
-    "EnqueueUncertain", "Job", "JobContext", "JobHandle", "JobInfo", "JobNotFound", "JobRecord", "JobReserved",
-    "JobSettled", "LeaseLost", "MultiqError", "NameInvalid", "OptionInvalid", "PayloadInvalid", "PayloadTooLarge",
-    "Queue", "QueueEmpty", "QueueStats", "ReleaseJob", "Settings", "SettingsInvalid", "SoftTimeout", "State", "Task",
-    "Unsupported", "UrlInvalid", "Worker", "__version__", "current_job", "errors", "events", "exponential", "fixed",
-    "open_backend", "steps",
+    "Ending", "EnqueueRefused", "EnqueueUncertain", "Flow", "FlowFinished", "FlowHandle", "FlowInvalid",
+    "FlowNotFound", "Job", "JobAwaited", "JobCancelled", "JobContext", "JobEnded", "JobExists", "JobFailed",
+    "JobHandle", "JobHeld", "JobInfo", "JobNotFound", "JobOutcome", "JobRecord", "JobReserved", "JobSettled",
+    "LeaseLost", "Limit", "Middleware", "MultiqError", "NameInvalid", "OptionInvalid", "OutcomeUnknown", "Outgoing",
+    "PayloadInvalid", "PayloadTooLarge", "Payloads", "Progress", "Queue", "QueueEmpty", "QueueStats", "ReleaseJob",
+    "ResultOmitted", "ResultTimeout", "ScheduleExists", "ScheduleInvalid", "ScheduleNotFound", "Sending",
+    "Settings", "SettingsInvalid", "Snooze", "SoftTimeout", "State", "Task", "Tasks", "Unique", "UniqueTaken",
+    "Unsupported", "UrlInvalid", "Worker", "__version__", "batch", "chain", "current_job", "errors", "events",
+    "exponential", "fixed", "group", "open_backend", "steps",
 ]  # fmt: skip
 
 
@@ -68,10 +97,26 @@ def __getattr__(name: str) -> object:
         from .worker import Worker
 
         return Worker
+    if name == "Payloads":
+        from .payloads import Payloads
+
+        return Payloads
+    if name == "Unique":  # so that programs without unique jobs do not import it
+        from .unique import Unique
+
+        return Unique
+    if name in {"Flow", "FlowHandle", "batch", "chain", "group"}:  # so that programs without flows do not import them
+        from . import flows
+
+        return getattr(flows, name)
+    if name == "Limit":  # so that programs without limits do not import them
+        from .limits import Limit
+
+        return Limit
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if "MULTIQ_RELOADED" in os.environ:  # a worker has re-executed this program, with signals blocked
+if "MULTIQ_RELOADED" in os.environ:  # a worker that reloads has re-executed this program, with signals blocked
     from .worker.processes import reload
 
     reload.note_signals()

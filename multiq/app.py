@@ -2,61 +2,59 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
+import importlib
 import threading
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, overload
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
+import msgspec
+
 from .backend.registry import open_backend
 from .driverkit.fork import forks
-from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
+from .errors import (
+    ArgumentsInvalid,
+    IncludeInvalid,
+    MultiqError,
+    OptionInvalid,
+    SettingsInvalid,
+    TaskNotFound,
+)
 from .events import Events
 from .formatting import shown
+from .job import JobHandle, read_ref
+from .middleware import AppChain
 from .queue import Queue
-from .retry import DEFAULT, MAX_CRASHES_DEFAULT, RetryPolicy, to_backoff
+from .registry import Registrar, Tasks, check_free, check_schedule_free, make_task, not_loaded
 from .settings.loader import load_settings
-from .task import CallOptions, Task
-from .validation import check_count, check_name, check_priority, check_timeout, check_ttr
+from .validation import check_count, check_id, check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Self, Unpack
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+    from typing import Self
 
     from .backend import Backend
     from .events import E
-    from .job import JobContext
-    from .retry import Backoff
+    from .failed import FailedJobs
+    from .flows import Flows
+    from .flows.signature import Signature
+    from .limits import Limits
+    from .middleware import MiddlewareLike
+    from .outbox import Outbox
+    from .payloads import Payloads
+    from .schedules import Definition, Schedules
+    from .schedules.defining import Timing
     from .settings.model import Settings
+    from .task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
-F = TypeVar("F", bound="Callable[[JobContext], Any]")
+M = TypeVar("M", bound="MiddlewareLike")
 
-Middleware: TypeAlias = "tuple[bool, Callable[[JobContext], Any]]"
-"""Whether the middleware is async, and the function that makes the context manager in which a job runs."""
-
-
-class TaskOptions(TypedDict, total=False):
-    """The options of ``@app.task(...)``, as ``App.task`` lists them."""
-
-    name: str
-    queue: str
-    priority: int
-    ttr: float
-    timeout: float
-    max_attempts: int
-    max_crashes: int
-    retry_for: float
-    loosen: bool
-    backoff: Backoff | Sequence[float] | float
-    on_success: Callable[[JobContext, Any], object]
-    on_retry: Callable[[JobContext, BaseException], object]
-    on_failure: Callable[[JobContext, BaseException], object]
+_MOST_QUEUES = 1000  # Queue objects without connections that an app keeps for later calls
 
 
-class App:
+class App(Registrar):
     """Tasks and queues over one connection.
 
     *connection* is a URL, or the name of a connection in the configuration. Default: ``MULTIQ_URL``, then
@@ -66,8 +64,16 @@ class App:
     *backend* is a backend object to use instead of a connection, such as ``RedisBackend(client=...)``. The attribute
     ``url`` is then only the backend's name, ``redis://``. ``close`` closes this backend. The next call opens it again.
 
-    ``create=False`` is for programs that only read. It creates neither the SQLite file nor tables. If the file or the
-    tables are missing, calls raise ``BackendError``.
+    *max_result*: the largest size, in bytes, of the JSON value that is kept with a job's outcome. Default: the setting
+    ``max_result``, which is 256 KiB unless configured.
+
+    *include*: modules with tasks, such as ``"shop.mail"``. They are imported when the app's tasks are first needed, and
+    the registries (``Tasks``) in them are included. Default: the setting ``include``.
+
+    *payloads*: how payloads are signed, encrypted and compressed. Default: the settings ``payload``.
+
+    ``create=False`` is for programs that only read. The app then creates neither the SQLite file nor tables. If the
+    file or the tables are missing, calls raise ``BackendError``.
 
     Raises ``SettingsInvalid``. Raises ``OptionInvalid`` if *backend* is not a ``Backend``, or if both *backend* and
     *connection* are given.
@@ -80,75 +86,182 @@ class App:
         backend: Backend | None = None,
         settings: Settings | None = None,
         create: bool = True,
+        max_result: int | None = None,
+        include: Sequence[str] | None = None,
+        payloads: Payloads | None = None,
     ) -> None:
         self._create = create
         self.settings = load_settings() if settings is None else settings
+        if max_result is not None:
+            self.settings = msgspec.structs.replace(self.settings, max_result=check_count(max_result, "max_result"))
+        if include is not None:
+            self.settings = _with_include(self.settings, include)
         self.url = self.settings.resolve(connection) if backend is None else _name_of(backend, connection)
-        self.tasks: dict[str, Task[Any, Any]] = {}
+        self._tasks: dict[str, Task[Any, Any]] = {}
         self.events = Events()
-        self.around: list[Middleware] = []
-        self.fetch_hooks: list[Callable[[str], object]] = []
+        self.chain = AppChain()
+        """The app's middleware."""
+        self.intercepts = False
+        """Whether enqueues go through middleware."""
+        self.outboxes: list[Outbox] = []
+        """The outboxes that the workers of this app relay."""
+        self._code_schedules: dict[str, Definition] = {}
+        self._payloads = payloads
         self._backend = backend
+        if backend is not None:
+            _attach(backend, self)
+            self._backend = self._sealed(backend)
+        self._opening_calls: set[object] = set()  # coroutines that wait for the backend
+        self._opening_generation = forks.generation
         self._queues: dict[str, Queue] = {}
+        self._reserving: set[Queue] = set()  # queues that have connections of their own
+        self._not_included = list(self.settings.include)
+        self._including = threading.RLock()
+        if self._not_included:
+            not_loaded.add(self)
+
+    @property
+    def tasks(self) -> dict[str, Task[Any, Any]]:
+        """The tasks. The keys are their names. The first call imports the modules of ``include``. Raises
+        ``IncludeInvalid``."""
+        if self._not_included:
+            self.load_included()
+        return self._tasks
+
+    @property
+    def code_schedules(self) -> dict[str, Definition]:
+        """The schedules in code. The keys are their names. The first call imports the modules of ``include``, as
+        ``tasks`` does.
+
+        Raises ``IncludeInvalid``.
+        """
+        if self._not_included:
+            self.load_included()
+        return self._code_schedules
 
     @property
     def backend(self) -> Backend:
         """The app's backend, constructed at the first use. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
         backend = self._backend
-        if backend is None:
-            with _opening.lock:
-                backend = self._backend = self._backend or open_backend(self.url, create=self._create)
-        return backend
+        return self._open_backend() if backend is None else backend
+
+    async def abackend(self) -> Backend:
+        """``backend``. Its driver is imported on a thread, because an import would block the event loop.
+
+        Coroutines that wait in this method continue in the order of their calls.
+        """
+        if self.is_open:
+            return self.backend
+        from .async_calls import run_in_order
+
+        if self._opening_generation != forks.generation:  # after a fork, the set has the parent's calls
+            self._opening_generation = forks.generation
+            self._opening_calls.clear()
+        call = object()
+        self._opening_calls.add(call)
+        try:
+            return await run_in_order(self, self._open_backend)
+        finally:
+            self._opening_calls.discard(call)
+
+    @property
+    def has_backend(self) -> bool:
+        """Whether the backend is constructed."""
+        return self._backend is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the backend is constructed and no coroutine waits for it. While coroutines wait, a later enqueue must
+        not overtake them."""
+        return self._backend is not None and not self._opening_calls
 
     def queue(self, name: str = "default") -> Queue:
         """The queue of this name. Raises ``NameInvalid``."""
         queue = self._queues.get(name)
         if queue is None:
+            if len(self._queues) >= _MOST_QUEUES + len(self._reserving):
+                self._queues = {queue.name: queue for queue in list(self._reserving)}
             queue = self._queues.setdefault(name, Queue(self, name))
         return queue
 
-    @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def keep_queue(self, queue: Queue) -> None:
+        """Keep a queue until the app is closed, because the queue is about to open connections."""
+        if queue not in self._reserving:
+            self._reserving.add(queue)
+            self._queues[queue.name] = queue
 
-    @overload
-    def task(
-        self, function: None = None, /, **options: Unpack[TaskOptions]
-    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    @property
+    def flows(self) -> Flows:
+        """The chains, groups, batches and flows of this app's connection."""
+        from .flows import Flows
 
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", ...)``.
+        return Flows(self)
 
-        Options:
+    @property
+    def limits(self) -> Limits:
+        """The limits of this app's queues: list and change them."""
+        from .limits import Limits
 
-        - *name*: the task's name. Default: the function's own.
-        - *queue*: the queue of its jobs. Default: ``"default"``.
-        - *priority*: 0 goes first, 4294967295 last. Default: 1024.
-        - *ttr*: how long a lease lasts, in seconds. The worker renews the lease while the task runs. Default: 60.
-        - *timeout*: how long the task may run, in seconds. Then it gets a ``SoftTimeout``. Default: no limit.
-        - *max_attempts*: attempts before a job is buried. 0: no limit. Default: 5, or no limit with *retry_for*.
-        - *max_crashes*: attempts that may end by a crash, a kill or a lost lease. 0: no limit. Default: 3.
-        - *retry_for*: seconds after the enqueue in which a failed job is tried again. Default: no limit.
-        - *loosen*: whether a single job may have looser limits than its task. Stricter limits are always allowed.
-          Default: False.
-        - *backoff*: the wait after a failed attempt: a number of seconds, a list with the seconds for each attempt, or
-          a function that takes the attempt's number and returns seconds. Default: exponential.
-        - *on_success*: a function that is called with the job and its result.
-        - *on_retry*: a function that is called with the job and the error, before a failed job is retried.
-        - *on_failure*: a function that is called with the job and the error, when a failed job is buried.
+        return Limits(self)
 
-        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``. Raises ``ArgumentsInvalid`` if *function* is not a
-        function.
+    def job(self, queue: str, job_id: str | None = None) -> JobHandle:
+        """The handle of a job: ``app.job("default", job_id)``, or ``app.job(ref)`` with a ``JobHandle.ref``.
+
+        The job is not looked up. Raises ``NameInvalid``, ``OptionInvalid``.
         """
+        if job_id is None:
+            return JobHandle(self.backend, *read_ref(queue))
+        return JobHandle(self.backend, check_name(queue), check_id(job_id))
 
-        _check_options(options)
+    @property
+    def failed(self) -> FailedJobs:
+        """The failed jobs of all queues: list, retry and delete them."""
+        from .failed import FailedJobs  # producers and workers need not import this module
 
-        def register(function: Callable[..., Any]) -> Task[..., Any]:
-            return self._register(_make_task(self, function, **options))
+        return FailedJobs(self.backend)
 
-        return register if function is None else register(function)
+    def include(self, tasks: Tasks) -> None:
+        """Include the tasks and schedules of a registry. A task or schedule that the registry gets later is included,
+        too.
+
+        If the registry is included already, nothing changes. Raises ``TaskExists`` and ``ScheduleExists``, and then
+        nothing is included. Raises ``ArgumentsInvalid`` if *tasks* is not a ``Tasks``.
+        """
+        if not isinstance(tasks, Tasks):
+            raise ArgumentsInvalid(f"include must have a multiq.Tasks, got {shown(tasks)}")
+        tasks.join(self, self._tasks, self._code_schedules)
+
+    def exclude(self, tasks: Tasks) -> None:
+        """Undo ``include``. If the registry is not included, nothing changes."""
+        tasks.leave(self, self._tasks, self._code_schedules)
+
+    def load_included(self) -> None:
+        """Import the modules of ``include``, and include their registries. Does nothing if an earlier call has done
+        this.
+
+        Raises ``IncludeInvalid``, ``TaskExists``. After an error, the next call tries again.
+        """
+        with self._including:
+            while self._not_included:
+                name = self._not_included[0]
+                module = _import(name)
+                for value in list(vars(module).values()):
+                    if isinstance(value, Tasks):
+                        self.include(value)
+                # the import may call this method itself, and that call then removes the name
+                if self._not_included and self._not_included[0] == name:
+                    del self._not_included[0]
+            not_loaded.discard(self)
+
+    @property
+    def schedules(self) -> Schedules:
+        """The schedules of this app's connection: add, list, pause and run them. Raises ``Unsupported``."""
+        from .schedules import Schedules
+
+        return Schedules(self)
 
     def find_task(self, name: str) -> Task[Any, Any]:
-        """The task of this name. Raises ``TaskNotFound``, whose message lists the names of all tasks."""
+        """The task of this name. Raises ``TaskNotFound``. The message of this error lists the names of all tasks."""
         try:
             return self.tasks[check_name(name, "task")]
         except KeyError:
@@ -164,34 +277,24 @@ class App:
 
         return subscribe
 
-    def middleware(self, function: F) -> F:
-        """Register a generator function to run around each job.
+    def middleware(self, middleware: M) -> M:
+        """Register middleware: an object of a subclass of ``Middleware``. The object that is registered first is the
+        outermost.
 
-        The code before its ``yield`` runs before the job. The code after its ``yield`` runs after the job.
+        As a decorator, this method registers a function around the runs of jobs. A generator function is called around
+        each run, like ``Middleware.run``. An async generator function is called around coroutines only, like
+        ``Middleware.arun``.
 
-        The function is called with the job's context. An error of the job is raised at the ``yield``. Middleware that
-        catches this error makes the job a success. An error that middleware raises before its ``yield`` fails the job.
-        An async generator function runs around coroutines only. The middleware registered first is the outermost.
-
-        Raises ``ArgumentsInvalid`` if *function* is not a generator function.
+        Register middleware before the first enqueue and before a worker starts. Raises ``ArgumentsInvalid``.
         """
-        is_async = inspect.isasyncgenfunction(function)
-        if not is_async and not inspect.isgeneratorfunction(function):
-            raise ArgumentsInvalid(
-                "middleware must be a generator function, with its work before and after one yield, got "
-                f"{_place(function)}"
-            )
-        self.around.append((is_async, asynccontextmanager(function) if is_async else contextmanager(function)))
-        return function
+        self.chain.add(middleware)
+        self.intercepts = self.chain.any_enqueue
+        return middleware
 
-    def before_fetch(self, hook: Callable[[str], R]) -> Callable[[str], R]:
-        """Register a function that each worker calls before it reserves jobs. The argument is the worker's name.
-
-        If the function returns False, the worker reserves nothing, and calls the function again within a second.
-        Running jobs go on. If the function raises an error, the worker logs the error and reserves jobs.
-        """
-        self.fetch_hooks.append(hook)
-        return hook
+    def note_middleware(self, task: Task[Any, Any]) -> None:
+        """Note that a task of this app may have middleware of its own."""
+        self.chain.note(task.chain)
+        self.intercepts = self.chain.any_enqueue
 
     def connect(self, connection: str) -> None:
         """Use another connection from now on: a URL, or a name in the settings.
@@ -202,23 +305,91 @@ class App:
         if url != self.url:
             self.close()
             self._queues.clear()
+            self._reserving.clear()
             self._backend, self.url = None, url
+
+    @contextmanager
+    def using(self, backend: Backend) -> Iterator[Self]:
+        """Use another backend within a ``with`` block, for example in tests. The app's own connection stays open.
+
+        Existing job handles still use the app's own connection. Do not use this method while other threads use the app.
+        """
+        before = self._backend, self.url, self._queues, self._reserving
+        self._backend, self.url = self._sealed(backend), _name_of(backend, None)
+        self._queues, self._reserving = {}, set()
+        _attach(backend, self)
+        try:
+            yield self
+        finally:
+            self.close()
+            self._backend, self.url, self._queues, self._reserving = before
 
     def close(self) -> None:
         """Close all connections. The next call opens new ones."""
-        for queue in list(self._queues.values()):
+        for queue in list(self._reserving):
             queue.close()
         if self._backend is not None:
             self._backend.close()
 
-    def _register(self, task: Task[..., Any]) -> Task[..., Any]:
-        known = self.tasks.setdefault(task.name, task)
-        if known is task or known.is_like(task):
-            return known
-        raise TaskExists(
-            f"task {task.name!r} is registered already by {_place(known.function)}, and {_place(task.function)} is "
-            "another function or has other options: give one of them another name="
-        )
+    async def aclose(self) -> None:
+        """``close`` without blocking the event loop. Coroutines that wait for jobs get ``BackendUnavailable``.
+
+        This method waits for the enqueues that have begun. It then ends the threads that make calls for coroutines.
+        """
+        if self._backend is None:
+            return
+        from .async_calls import end_threads, run
+        from .async_enqueue import finish_enqueues
+
+        backend = self._backend
+        await finish_enqueues(backend)
+        for queue in list(self._reserving):
+            await queue.aclose()
+        await run(backend, self.close)
+        end_threads(backend)
+
+    def _open_backend(self) -> Backend:
+        with forks.opening:
+            backend = self._backend
+            if backend is None:
+                backend = open_backend(self.url, create=self._create)
+                _attach(backend, self)
+                self._backend = backend = self._sealed(backend)
+        return backend
+
+    def _sealed(self, backend: Backend) -> Backend:
+        """Return the backend that seals payloads, or *backend* itself if nothing is done to payloads."""
+        payloads, settings = self._payloads, self.settings.payload
+        if payloads is None and not (settings.sign or settings.encrypt or settings.compress is not None):
+            return backend
+        from .payloads import Payloads
+        from .payloads.backend import sealed
+
+        if payloads is None:
+            payloads = Payloads(**msgspec.structs.asdict(settings))
+        elif not isinstance(payloads, Payloads):
+            raise OptionInvalid(f"payloads must be a multiq.Payloads, got {shown(payloads)}")
+        return sealed(backend, payloads, max(self.settings.max_body, self.settings.max_result))
+
+    def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:
+        task = make_task(self, function, **options)
+        check_free(self._tasks, task)
+        task = self._tasks.setdefault(task.name, task)
+        self.note_middleware(task)
+        return task
+
+    def _schedule(self, call: Signature, timing: Timing, name: str | None) -> None:
+        from .schedules.defining import define
+
+        definition = define(call.task.name if name is None else name, call, timing, origin="code")
+        check_schedule_free(self._code_schedules, definition)
+        self._code_schedules.setdefault(definition.name, definition)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -229,7 +400,7 @@ class App:
     def __repr__(self) -> str:
         from .settings.url import redact
 
-        return f"App({redact(self.url)!r}, {len(self.tasks)} tasks)"
+        return f"App({redact(self.url)!r}, {len(self._tasks)} tasks)"
 
 
 def _name_of(backend: object, connection: str | None) -> str:
@@ -243,126 +414,25 @@ def _name_of(backend: object, connection: str | None) -> str:
     return f"{backend.declared.backend}://"
 
 
-def _make_task(
-    app: App,
-    function: Callable[..., Any],
-    *,
-    name: str | None = None,
-    queue: str = "default",
-    priority: int = PRIORITY_DEFAULT,
-    ttr: float = TTR_DEFAULT,
-    timeout: float | None = None,
-    max_attempts: int | None = None,
-    max_crashes: int = MAX_CRASHES_DEFAULT,
-    retry_for: float | None = None,
-    loosen: bool = False,
-    backoff: Backoff | Sequence[float] | float = DEFAULT,
-    on_success: Callable[[JobContext, Any], object] | None = None,
-    on_retry: Callable[[JobContext, BaseException], object] | None = None,
-    on_failure: Callable[[JobContext, BaseException], object] | None = None,
-) -> Task[..., Any]:
-    _check_function(function)
-    _check_hook(on_success, "on_success")
-    _check_hook(on_retry, "on_retry")
-    _check_hook(on_failure, "on_failure")
-    policy = RetryPolicy(
-        max_attempts=None if max_attempts is None else check_count(max_attempts, "max_attempts", least=0),
-        max_crashes=check_count(max_crashes, "max_crashes", least=0),
-        retry_for=None if retry_for is None else check_timeout(retry_for, "retry_for"),
-        backoff=to_backoff(backoff),
-    )
-    return Task(
-        app,
-        function,
-        name=_own_name(function) if name is None else name,
-        options=CallOptions(queue=check_name(queue), priority=check_priority(priority), ttr=check_ttr(ttr)),
-        policy=policy,
-        timeout=None if timeout is None else check_timeout(timeout),
-        loosen=_check_flag(loosen, "loosen"),
-        on_success=on_success,
-        on_retry=on_retry,
-        on_failure=on_failure,
-    )
+def _attach(backend: Backend, app: App) -> None:
+    """Tell the backend which app's tasks it runs. Only a backend that runs jobs within the enqueue, such as
+    ``sync://``, needs this."""
+    attach = getattr(backend, "attach_app", None)
+    if attach is not None:
+        attach(app)
 
 
-_MEANT = {
-    **dict.fromkeys(("retries", "retry", "max_retries", "tries", "max_tries", "attempts"), "max_attempts"),
-    **dict.fromkeys(("retry_backoff", "retry_delay", "default_retry_delay", "interval", "min_backoff"), "backoff"),
-    **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout", "max_time"), "timeout"),
-    **dict.fromkeys(("lease", "ttl", "visibility_timeout"), "ttr"),
-    **dict.fromkeys(("max_age", "retry_until"), "retry_for"),
-    "queue_name": "queue",
-    "prio": "priority",
-    **dict.fromkeys(("on_error", "on_exception"), "on_failure"),
-    **dict.fromkeys(
-        ("delay", "countdown", "eta", "at", "schedule"), "options(delay=...) or options(at=...) of the task"
-    ),
-    **dict.fromkeys(("headers", "connection"), "options(...) of the task"),
-    **dict.fromkeys(("id", "job_id", "task_id", "idempotency_key"), "options(id=...) of the task"),
-}
-"""Names from other libraries -> the name of the same option in multiq."""
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    known = TaskOptions.__annotations__
-    for name, value in options.items():
-        if name not in known:
-            close = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
-            which = f"did you mean {close}?" if close else f"there are: {', '.join(known)}"
-            raise OptionInvalid(f"unknown task option {name}={shown(value)}: {which}")
-
-
-def _check_function(function: Callable[..., Any]) -> None:
-    if not callable(function):
-        raise ArgumentsInvalid(f"a task must be a function, got {shown(function)}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ArgumentsInvalid(
-            f"a task must return a list, not yield its items, got the generator function {_place(function)}: "
-            "to call a generator function runs none of its code"
-        )
+def _with_include(settings: Settings, include: Sequence[str]) -> Settings:
     try:
-        inspect.signature(function)
-    except (ValueError, TypeError) as exc:
-        raise ArgumentsInvalid(
-            f"the signature of {_place(function)} cannot be read ({exc}): call it from a function of your own"
-        ) from exc
+        return msgspec.structs.replace(settings, include=include)
+    except SettingsInvalid as exc:
+        raise OptionInvalid(exc.problems[0].replace("include: ", "include ", 1)) from exc
 
 
-def _own_name(function: Callable[..., Any]) -> str:
-    name: str | None = getattr(function, "__name__", None)
-    if name is None or name == "<lambda>":
-        raise NameInvalid(f"a task must have a name, and {_place(function)} has none: @app.task(name=...)")
-    return name
-
-
-def _check_flag(value: bool, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise OptionInvalid(f"{name} must be True or False, got {shown(value)}")
-    return value
-
-
-def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
-    if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
-        raise OptionInvalid(f"{name} must be a plain function, as it is called and not awaited, got {shown(hook)}")
-
-
-class _Opening:
-    """The lock around the construction of a backend.
-
-    A forked child makes a new lock, because a thread of the parent may have held the lock at the fork.
-    """
-
-    def __init__(self) -> None:
-        self.start_over_in_child()
-        forks.watch(self)
-
-    def start_over_in_child(self) -> None:
-        self.lock = threading.Lock()
-
-
-_opening = _Opening()
-
-
-def _place(function: Callable[..., Any]) -> str:
-    name = getattr(function, "__qualname__", None)
-    return f"{function.__module__}.{name}" if name else shown(function)
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except MultiqError:
+        raise
+    except (Exception, SystemExit) as exc:  # a user's module may raise any error
+        raise IncludeInvalid(f"include: module {name!r} cannot be imported: {type(exc).__name__}: {exc}") from exc

@@ -1,7 +1,8 @@
-"""Subscribers that are coroutines. They run beside the jobs, on one event loop of the process.
+"""Runs the coroutines of event subscribers, beside the jobs.
 
-With ``--concurrency`` this is the worker's own loop. Elsewhere the first event starts a loop in a separate thread. A
-worker never uses the loop of another worker in the process, because that loop may end earlier.
+With ``--concurrency`` the coroutines run on the worker's own event loop. Without it, the first event starts an event
+loop in a separate thread. The coroutines never run on the loop of another worker in the process, because that loop may
+end earlier.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.events")
 
-MAX_PENDING = 10_000  # calls of subscribers at a time; a subscriber that is slower than the jobs reaches this limit
-_LOOP_MARGIN = 0.5  # seconds that a loop may answer late, because a job may block the loop
+MAX_PENDING = 10_000  # running coroutines; a limit that is reached only if subscribers are slower than the jobs
+_LOOP_MARGIN = 0.5  # a job may block the loop, so the loop may answer this many seconds late
 
-#: loops of a parent process; the garbage collector of a forked child must not close them: that wakes the parent's loop
+#: The event loops that a forked child has inherited. The list keeps them alive in the child. Otherwise the child's
+#: garbage collector would close them, and this would wake the parent's loop.
 _inherited: list[_Loop] = []
 
 
 class AsyncSubscribers:
     """Runs subscribers' coroutines for the workers that *sessions* lists.
 
-    Any thread may call the methods, also in a forked child.
+    Any thread may call the methods. A forked child may call them, too.
     """
 
     def __init__(self, sessions: Sequence[EventSession]) -> None:
@@ -46,10 +48,11 @@ class AsyncSubscribers:
         self._loop().start(subscriber, event)
 
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
-        """Wait up to *patience* seconds for the subscribers on *loop*, and then cancel them, because *loop* ends now.
+        """Wait up to *patience* seconds for the subscribers on *loop*, the loop of a worker. Then cancel the unfinished
+        subscribers.
 
-        Then wait up to *patience* seconds for the subscribers on the separate thread's loop. If at most one worker is
-        left, cancel these subscribers, too.
+        Then wait up to *patience* seconds for the subscribers on the separate thread's loop. Cancel its unfinished
+        subscribers only if the app has no other worker in this process.
         """
         if self._generation != forks.generation:
             self._reset()
@@ -80,7 +83,7 @@ class AsyncSubscribers:
             return self._own
 
     def _worker_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the loop of the worker in which the event happened. None: unknown, or the worker has no loop."""
+        """Return the loop of the worker in which the event happened. None: the worker is unknown, or it has no loop."""
         sessions = list(self._sessions)
         if len(sessions) == 1 and sessions[0].generation == self._generation:
             return sessions[0].loop
@@ -91,7 +94,8 @@ class AsyncSubscribers:
         return here if here in loops else None
 
     def _reset(self) -> None:
-        """Forget all loops. A forked child calls this, because the threads of its parent's loops do not run there."""
+        """Forget all loops. A forked child calls this, because the threads of its parent's loops do not run in the
+        child."""
         _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
         self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()
@@ -132,12 +136,12 @@ class _Loop:
     def _start_task(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
         """Runs in the loop's thread."""
         if len(self._tasks) >= MAX_PENDING:
-            if not self._is_full:  # so the error is logged once for each time that the limit is reached
-                _log.error("%d calls of subscribers run at a time, so events are dropped: one is too slow", MAX_PENDING)
+            if not self._is_full:  # so the error is logged only once each time the limit is reached
+                _log.error("%d calls of subscribers run, so no more are started: a subscriber is too slow", MAX_PENDING)
             self._is_full = True
             return
         self._is_full = False
-        job_tasks.set(None)  # in this callback's context only; the subscriber may run longer than the event's job
+        job_tasks.set(None)  # changes only this callback's context; the subscriber may run longer than the event's job
         task = self._loop.create_task(_call(subscriber, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -170,7 +174,7 @@ class _OwnLoop(_Loop):
             try:
                 self._loop.run_forever()
             except BaseException:  # noqa: BLE001 - a SystemExit in a task that a subscriber made
-                _log.exception("a task of a subscriber has ended the event loop's run; the loop goes on")
+                _log.exception("a task of a subscriber stopped the event loop; the loop runs again")
 
     def close(self) -> None:
         self._is_closing = True

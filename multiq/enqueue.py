@@ -4,15 +4,16 @@
 guarantee              how                                                                    cost
 =====================  =====================================================================  =======================
 no second job          every attempt sends the same ids, if the backend takes caller's ids    none
-no wrong certainty     a job whose reply was lost stays uncertain until a reply confirms the  none if no error occurs
-                       job; errors of later attempts do not change this
-the same due time      the time since the call began is subtracted from the delay             none if no error occurs
+uncertain jobs are     a job whose reply was lost stays uncertain until a reply confirms the  none if no error occurs
+reported               job; errors of later attempts do not change this
+the same due time      a later attempt subtracts the time since the first one from the delay  none if no error occurs
 =====================  =====================================================================  =======================
 """
 
 from __future__ import annotations
 
 import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -20,13 +21,20 @@ import msgspec
 from . import timeout_notices
 from .backend import PRIORITY_DEFAULT, NewJob
 from .driverkit.call_retry import Attempts, Failure
-from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
+from .errors import (
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    EnqueuePartial,
+    EnqueueUncertain,
+)
 from .ids import new_id, new_ids
-from .job import JobHandle
+from .job import ExistingJobHandle, JobHandle
+from .outbox import store
 from .validation import check_new_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .backend import Backend
 
@@ -52,14 +60,10 @@ def put(
     - *priority*, *delay*, *ttr*, *connection*: as for ``Queue.enqueue``, for all of the jobs. *delay* is in seconds.
     - *ids*: the caller's ids, which are checked here. None: new ids.
     """
-    if delay or priority != PRIORITY_DEFAULT:
-        backend.check_terms(priority=priority, delay=delay)
-    count = len(bodies)
-    used = new_ids(count) if ids is None else _allowed(backend, check_new_ids(ids, count))
-    jobs = [NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, used, strict=True)]
+    jobs = make_jobs(backend, bodies, priority=priority, delay=delay, ttr=ttr, ids=ids)
     if not jobs:
         return []
-    return [JobHandle(backend, queue, job_id) for job_id in _add(backend, queue, jobs, connection, is_one=False)]
+    return [JobHandle(backend, queue, job_id) for job_id in _add(backend, queue, jobs, connection, False)]
 
 
 def put_one(
@@ -73,12 +77,61 @@ def put_one(
     connection: Any,
     own_id: str | None = None,
 ) -> JobHandle:
-    """Enqueue one job, as ``put`` does, but faster. *own_id* is a checked id of the caller's. None: a new id."""
+    """Enqueue one job. Does the same as ``put``, but faster. *own_id* is a checked id of the caller's. None: a new
+    id."""
+    # Hot path: make_job, inlined on purpose.
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
     job_id = new_id() if own_id is None else _allowed(backend, own_id)
-    (job_id,) = _add(backend, queue, [NewJob(body, job_id, priority, delay, ttr)], connection, is_one=True)
+    (job_id,) = _add(backend, queue, [NewJob(body, job_id, priority, delay, ttr)], connection, True)
     return JobHandle(backend, queue, job_id)
+
+
+def put_jobs(
+    backend: Backend, queue: str, jobs: Sequence[NewJob], *, connection: Any, is_one: bool = False
+) -> list[JobHandle]:
+    """Enqueue jobs that have ids and checked options, as ``put`` does.
+
+    If another job has the unique key of a job, the handle of that other job is returned.
+    """
+    if not jobs:
+        return []
+    return handles_of(backend, queue, jobs, _add(backend, queue, jobs, connection, is_one))
+
+
+def handles_of(backend: Backend, queue: str, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[JobHandle]:
+    """Return the handles of enqueued jobs. *ids*: what the enqueue returned."""
+    return [_handle_of(backend, queue, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
+
+
+def _handle_of(backend: Backend, queue: str, job: NewJob, job_id: str) -> JobHandle:
+    is_new = job.terms is None or job.terms.unique is None or job_id == job.id
+    return (JobHandle if is_new else ExistingJobHandle)(backend, queue, job_id)
+
+
+def make_job(backend: Backend, body: bytes, *, priority: int, delay: float, ttr: float, own_id: str | None) -> NewJob:
+    """Return the job that ``put_one`` enqueues. Calls no server. Raises ``Unsupported``, ``OptionInvalid``."""
+    if delay or priority != PRIORITY_DEFAULT:
+        backend.check_terms(priority=priority, delay=delay)
+    return NewJob(body, new_id() if own_id is None else _allowed(backend, own_id), priority, delay, ttr)
+
+
+def make_jobs(
+    backend: Backend, bodies: Sequence[bytes], *, priority: int, delay: float, ttr: float, ids: Iterable[str] | None
+) -> list[NewJob]:
+    """Return the jobs that ``put`` enqueues. Calls no server. Raises ``Unsupported``, ``OptionInvalid``."""
+    if delay or priority != PRIORITY_DEFAULT:
+        backend.check_terms(priority=priority, delay=delay)
+    count = len(bodies)
+    used = new_ids(count) if ids is None else _allowed(backend, check_new_ids(ids, count))
+    return [NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, used, strict=True)]
+
+
+def add_jobs(
+    backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any = None, *, is_one: bool = False
+) -> list[str]:
+    """Enqueue jobs that have ids and checked options. Repeats the call as ``put`` does, and raises the same errors."""
+    return _add(backend, queue, jobs, connection, is_one)
 
 
 def _allowed(backend: Backend, ids: _Ids) -> _Ids:
@@ -88,22 +141,19 @@ def _allowed(backend: Backend, ids: _Ids) -> _Ids:
     return ids
 
 
-def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any, *, is_one: bool) -> list[str]:
-    began = time.monotonic()
+def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any, is_one: bool) -> list[str]:
+    began = monotonic()
     try:
-        if connection is None:
-            ids = backend.enqueue(queue, jobs)
-        else:
-            ids = backend.enqueue(queue, jobs, connection=connection)
+        ids = backend.enqueue(queue, jobs) if connection is None else store(backend, queue, jobs, connection)
     except BackendError as exc:
-        delivery = _Delivery(backend, queue, jobs, began, is_one=is_one)
+        delivery = Delivery(backend, queue, jobs, began, is_one=is_one)
         ids = delivery.insist(exc, began, may_repeat=connection is None)
     if timeout_notices.pending:
         timeout_notices.raise_if_pending()
     return ids
 
 
-class _Delivery:
+class Delivery:
     """The jobs of one enqueue after an error. Each job is stored, uncertain, or not sent."""
 
     def __init__(self, backend: Backend, queue: str, jobs: Sequence[NewJob], began: float, *, is_one: bool) -> None:
@@ -119,13 +169,14 @@ class _Delivery:
         self._is_first = True
 
     def insist(self, error: BackendError, since: float, *, may_repeat: bool = True) -> list[str]:
-        """Repeat a call that began at *since* and raised *error*, if a connection was dropped. Returns the ids.
+        """If a connection was dropped, repeat a call that began at *since* and raised *error*. Returns the ids.
 
         A call that reached its deadline is not repeated. No call is repeated on a backend that chooses the ids. Raises
         ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)
-        attempts = Attempts(since + PATIENCE, has_failover=True)  # another server may answer, or the same server soon
+        # has_failover: repeat even if the server is unreachable, because this server or another one may answer soon
+        attempts = Attempts(since + PATIENCE, has_failover=True)
         while True:
             self._note(error)
             if not may_repeat or not attempts.again(_classify(error)):
@@ -136,7 +187,7 @@ class _Delivery:
                         raise error
                     raise told from cause
                 finally:
-                    del error, told, cause  # a reference cycle with this frame would delay the closing of sockets
+                    del error, told, cause  # the errors refer to this frame: such a cycle would delay closing sockets
             try:
                 return self._send()
             except BackendError as exc:
@@ -151,15 +202,27 @@ class _Delivery:
             ids = self._send()
         except BackendError as exc:
             ids = self.insist(exc, since)
-        handles = [JobHandle(self._backend, self._queue, job_id) for job_id in ids]
+        handles = handles_of(self._backend, self._queue, self._jobs, ids)
         return handles[0] if self._is_one else handles
+
+    def fail(self, there: Mapping[int, str], uncertain: Iterable[int], error: BackendError) -> BackendError:
+        """Return the error to raise for these jobs, which were sent together with the jobs of other calls.
+
+        - *there*: the ids of the jobs that are certainly stored, by position.
+        - *uncertain*: the positions of the jobs that were sent without a reply.
+        - *error*: the error for all of the jobs together. It does not describe the single jobs.
+        """
+        self._is_first = False
+        self._there.update(there)
+        self._uncertain.update(uncertain)
+        return self._told(error)
 
     def _send(self) -> list[str]:
         """Enqueue the jobs that are not certainly stored."""
         self._is_first = False
         self._sent = [at for at in range(len(self._jobs)) if at not in self._there]
         passed = time.monotonic() - self._began
-        jobs = [_later(self._jobs[at], passed) for at in self._sent]
+        jobs = [later(self._jobs[at], passed) for at in self._sent]
         self._there.update(zip(self._sent, self._backend.enqueue(self._queue, jobs), strict=True))
         return [self._there[at] for at in range(len(self._jobs))]
 
@@ -170,6 +233,12 @@ class _Delivery:
             ids = {job.id for job in error.jobs}
             self._uncertain.update(at for at in self._sent if self._jobs[at].id in ids)
         self._uncertain -= self._there.keys()
+
+    async def _run(self, function: Callable[[], Any]) -> Any:
+        """Call *function* without blocking the event loop."""
+        from .async_calls import run
+
+        return await run(self._backend, function)
 
     def _told(self, error: BackendError) -> BackendError:
         """Return the error to raise. It describes the outcome of all attempts, not only of the last one."""
@@ -184,9 +253,9 @@ class _Delivery:
                     why,
                     accepted=self._there,
                     unsent=[self._jobs[at] for at in others],
-                    client_ids=True,
+                    client_ids=bool(self._backend.declared.client_ids),
                 )
-            uncertain.repeat_by(self.repeat)
+            uncertain.repeat_by(self.repeat, self._run)
             return uncertain
         if self._there and not self._is_first:
             return EnqueuePartial(self._there, len(self._jobs), why)
@@ -200,6 +269,6 @@ def _classify(error: BackendError) -> Failure:
     return Failure.UNREACHABLE if is_passing else Failure.FINAL
 
 
-def _later(job: NewJob, passed: float) -> NewJob:
+def later(job: NewJob, passed: float) -> NewJob:
     """Return the job with its delay reduced by *passed* seconds, so that its due time stays the same."""
     return msgspec.structs.replace(job, delay=max(0.0, job.delay - passed)) if job.delay else job

@@ -7,7 +7,7 @@ pickle and loads no class by its name. Decoded values are plain data.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,16 @@ if TYPE_CHECKING:
 
 ENVELOPE_VERSION = 1
 
+#: the version of an envelope with a ``flow``. Older workers cannot release the next jobs of a flow, so they bury the
+#: job
+FLOW_VERSION = 2
+
+#: the version of sealed bytes: signed, encrypted or compressed. ``multiq.payloads`` opens them
+SEALED_VERSION = 3
+
+#: the built-in task of a job that does nothing. multiq adds this job to a flow if no single job comes after all others
+END_TASK = "multiq.flow-end"
+
 #: the default of the setting max_body: the largest JSON body in bytes that multiq makes or decodes
 MAX_BODY_DEFAULT = 256 * 1024
 
@@ -27,6 +37,50 @@ _PLAIN = frozenset({str, int, bool, type(None)})
 #: decoding an envelope checks these bounds, because another program may have written it
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
+_Id: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,200}\Z")]
+_FlowId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,180}\Z")]  # the jobs' ids begin with it
+_TELLS_MAX = 997  # the other steps of a verdict are the flow's record, the arrival at its catch, and one spare step
+
+
+class Tell(msgspec.Struct, array_like=True, frozen=True):
+    """A job that waits for the job that has this envelope."""
+
+    queue: _Name
+    id: _Id
+    mode: Literal["wait", "go", "stop", "catch"] = "wait"
+    """What the waiting job does if the job with this envelope is buried. ``wait``: it goes on waiting. ``go``: it runs.
+    ``stop``: it is cancelled. ``catch``: it runs. Without a bury, a job with ``catch`` does not run.
+    """
+
+
+class Input(msgspec.Struct, array_like=True, frozen=True):
+    """An argument that is the result of an earlier job, or a list with the results of several earlier jobs."""
+
+    where: _Count | str
+    """The position or the name of the argument."""
+    sources: Annotated[list[tuple[_Name, _Id]], msgspec.Meta(min_length=1)]
+    """The queue and the id of each earlier job."""
+    is_list: bool = False
+
+
+class FlowPart(msgspec.Struct, omit_defaults=True):
+    """The part of a job's envelope that concerns its flow."""
+
+    id: _FlowId
+    tells: Annotated[list[Tell], msgspec.Meta(max_length=_TELLS_MAX)] = []
+    """The jobs that wait for this job."""
+    inputs: list[Input] = []
+    ends: bool = False
+    """Whether the flow is finished when this job is done."""
+
+
+class PermitGate(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """A limit for which the worker asks for a permit before it starts the job (``multiq.permits``)."""
+
+    limit: _Name
+    key: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    scope: Literal["queue", "app"] = "queue"
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
@@ -42,12 +96,29 @@ class Envelope(msgspec.Struct, omit_defaults=True):
     retry_for: _Seconds | None = None
     timeout: _Seconds | None = None
     headers: dict[str, str] = {}
+    expires: _Seconds | None = None
+    """The job must start within this number of seconds after the enqueue. 0: no limit."""
+    keep: _Seconds = 0.0
+    """Seconds for which the job's outcome is kept. 0: it is not kept."""
+    flow: FlowPart | None = None
+    """Only in version 2."""
+    permits: Annotated[list[PermitGate], msgspec.Meta(max_length=4)] = []
+    """The limits that the backend does not keep within the reserve."""
 
 
 class _Mark(msgspec.Struct):
-    """The field that every version of the envelope has."""
+    """The only field that every version of the envelope has."""
 
     multiq: int
+
+
+class _SealMark(msgspec.Struct):
+    """The part of a body of version 3 that describes its seal."""
+
+    multiq: int
+    task: str = ""
+    seal: list[str] = []
+    refused: str | None = None
 
 
 def _plain(value: Any) -> Any:
@@ -65,6 +136,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder()
 _envelope_decoder = msgspec.json.Decoder(Envelope)
 _mark_decoder = msgspec.json.Decoder(_Mark)
+_seal_decoder = msgspec.json.Decoder(_SealMark)
 
 # Python raises a ValueError for an integer with more digits than its limit
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
@@ -77,7 +149,7 @@ def encode_json(value: Any, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
     return _encode(value, max_body)
 
 
-def encode_envelope(envelope: Envelope, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
+def encode_envelope(envelope: Envelope, max_body: int = MAX_BODY_DEFAULT) -> bytes:
     """Return the body of a task's job. The caller has checked the arguments with ``check_json``."""
     return _encode(envelope, max_body)
 
@@ -91,7 +163,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelope:
-    """Return the envelope in a body. Raises ``PayloadInvalid`` with what is wrong with the body."""
+    """Return the envelope in a body. Raises ``PayloadInvalid`` with the reason why the body is not an envelope."""
     if len(body) > max_body:
         raise PayloadTooLarge(len(body), max_body, "it was not decoded; raise max_body in the settings")
     try:
@@ -99,13 +171,39 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
     except _UNREADABLE as exc:
         _check_version(body)  # fields of another version may have other types
         raise PayloadInvalid(f"the body is not a task's envelope: {exc}") from exc
-    if envelope.multiq != ENVELOPE_VERSION:
+    if envelope.multiq == ENVELOPE_VERSION:
+        envelope.flow = None  # not a field of version 1, and unknown fields are ignored
+    elif envelope.multiq != FLOW_VERSION:
         _check_version(body)
     return envelope
 
 
+def refused_body(reason: str) -> bytes:
+    """Return a body that replaces a body that cannot be opened. A program that decodes it gets an error with *reason*,
+    and does not run the job."""
+    return _encoder.encode({"multiq": SEALED_VERSION, "refused": reason})
+
+
+def refusal_of(body: bytes) -> str | None:
+    """Return the reason why the seal of these bytes cannot be opened. None: the bytes can be read, or another reason
+    than a seal prevents this."""
+    if not body.startswith((b'{"multiq":3', b'{"multiq": 3')):
+        return None
+    try:
+        mark = _seal_decoder.decode(body)
+    except _UNREADABLE:
+        return None
+    if mark.refused is not None:
+        return f"the payload is refused: {_short(mark.refused, 500)}"
+    return (
+        f"the payload is sealed ({_short(', '.join(mark.seal)) or 'unknown'}), and this program has no keys: set "
+        "payload.sign and payload.encrypt, or payload.compress"
+    )
+
+
 def check_json(value: Any, path: str = "value") -> None:
-    """Raise ``PayloadInvalid``, with the path of the wrong part, if JSON would change *value* or cannot contain it.
+    """Raise ``PayloadInvalid`` if JSON would change *value* or cannot contain it. The error has the path of the wrong
+    part.
 
     A tuple is allowed, although JSON turns it into a list.
     """
@@ -114,7 +212,7 @@ def check_json(value: Any, path: str = "value") -> None:
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Return whether all values are of types that are always JSON. This is faster than ``check_json``."""
+    """Return whether the types of all values are always JSON. This check is faster than ``check_json``."""
     return _PLAIN.issuperset(map(type, values))
 
 
@@ -163,14 +261,17 @@ def _check_version(body: bytes) -> None:
         version = _mark_decoder.decode(body).multiq
     except _UNREADABLE:
         return
-    if version != ENVELOPE_VERSION:
+    if version == SEALED_VERSION and (refusal := refusal_of(body)) is not None:
+        raise PayloadInvalid(refusal)
+    if version not in {ENVELOPE_VERSION, FLOW_VERSION}:
         raise PayloadInvalid(
-            f"the body is an envelope of version {version}, this multiq reads version {ENVELOPE_VERSION}"
+            f"the body is an envelope of version {version}, this multiq reads versions {ENVELOPE_VERSION} and "
+            f"{FLOW_VERSION}"
         )
 
 
 def _culprits(value: Any, path: str) -> Iterator[str]:
-    """Yield the paths of the parts that cannot be encoded, such as broken Unicode or enormous numbers."""
+    """Yield the paths of the parts of *value* that JSON cannot encode, such as broken Unicode or enormous numbers."""
     if isinstance(value, Envelope):
         yield from _culprits(value.args, "args")
         for name, part in {**value.kwargs, "headers": value.headers}.items():
@@ -189,6 +290,6 @@ def _culprits(value: Any, path: str) -> Iterator[str]:
             yield path
 
 
-def _short(path: str) -> str:
+def _short(path: str, most: int = 80) -> str:
     text = path.encode("utf-8", "backslashreplace").decode()  # a key may have characters that no terminal prints
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= most else text[: most - 3] + "..."

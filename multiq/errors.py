@@ -1,7 +1,7 @@
 """The errors that multiq raises. ``MultiqError`` is the base class of all.
 
-An error that a client library's exception has caused has that exception as its ``__cause__``. Errors about a wrong
-argument are also subclasses of ``ValueError`` or ``TypeError``.
+If an exception of a client library caused an error, it is the error's ``__cause__``. Errors about a wrong argument are
+also subclasses of ``ValueError`` or ``TypeError``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import queue as _stdlib_queue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from .backend import NewJob
 
 
-_SHOWN = 3  # the most ids that a message lists
+_SHOWN = 3  # the largest number of ids that a message lists
 
 
 class MultiqError(Exception):
@@ -32,6 +32,11 @@ class NameInvalid(MultiqError, ValueError):
 
 class OptionInvalid(MultiqError, ValueError):
     """An option of a job or a call is outside its range, for example a delay, a priority or a ttr."""
+
+
+class ConnectionElsewhere(OptionInvalid):
+    """``connection=`` is open on another file or server than the URL names. The call has changed nothing on that file
+    or server."""
 
 
 class UrlInvalid(MultiqError, ValueError):
@@ -50,6 +55,30 @@ class ArgumentsInvalid(MultiqError, TypeError):
     """A task was enqueued with arguments that its function does not take."""
 
 
+class FlowInvalid(MultiqError, ValueError):
+    """A chain, group, batch or flow has a mistake, so it cannot be enqueued."""
+
+
+class FlowNotFound(MultiqError, LookupError):
+    """There is no flow with this id. It was never enqueued, or it has ended and is no longer kept."""
+
+
+class FlowFinished(MultiqError):
+    """The batch is finished or cancelled, so no more jobs can be added."""
+
+
+class ScheduleInvalid(MultiqError, ValueError):
+    """A schedule's definition is not valid, for example because of its cron expression or its time zone."""
+
+
+class ScheduleNotFound(MultiqError, LookupError):
+    """There is no schedule of this name."""
+
+
+class ScheduleExists(MultiqError, ValueError):
+    """There is a schedule of this name already."""
+
+
 class PayloadInvalid(MultiqError, ValueError):
     """A value is not JSON, or a stored body is not a valid envelope. The message has the path of a wrong value."""
 
@@ -66,12 +95,24 @@ class PayloadTooLarge(PayloadInvalid):
         super().__init__(f"a body of {size_bytes:,} bytes is over the limit of {limit_bytes:,} bytes: {advice}")
 
 
+class EnqueueRefused(MultiqError):
+    """Middleware has refused an enqueue. Nothing was sent. Middleware raises this error, with the reason."""
+
+
 class TaskNotFound(MultiqError, LookupError):
     """No task of this name is registered with the app."""
 
 
 class TaskExists(MultiqError, ValueError):
     """Two functions have the same task name."""
+
+
+class TaskNotIncluded(MultiqError, LookupError):
+    """A task of a registry is not in any app, or it is in several apps and the call does not say which one."""
+
+
+class IncludeInvalid(MultiqError, ImportError):
+    """A module of the setting ``include`` cannot be imported."""
 
 
 # --- jobs ---------------------------------------------------------------------------------------------------
@@ -87,7 +128,7 @@ class JobError(MultiqError):
         self.job_id = job_id
         super().__init__(self.sentence.format(queue=queue, job_id=job_id))
 
-    def __reduce__(self) -> tuple[type[JobError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.queue, self.job_id)
 
 
@@ -97,10 +138,67 @@ class JobNotFound(JobError):
     sentence = "queue {queue!r} has no job {job_id}: it is done, was deleted, or was never there"
 
 
+class JobEnded(JobNotFound):
+    """The job cannot be cancelled, because it has ended. ``status``: ``done`` or ``cancelled``, as its outcome says."""
+
+    def __init__(self, queue: str, job_id: str, status: str) -> None:
+        self.queue = queue
+        self.job_id = job_id
+        self.status = status
+        MultiqError.__init__(self, f"job {job_id} of queue {queue!r} has ended: it is {status}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.queue, self.job_id, self.status)
+
+
 class JobReserved(JobError):
     """A consumer has reserved the job, so the job can be neither deleted nor rescheduled."""
 
     sentence = "job {job_id} of queue {queue!r} is being run right now: wait until it is settled, then try again"
+
+
+class JobHeld(JobError):
+    """The job waits for other jobs of its flow, so it cannot be rescheduled."""
+
+    sentence = (
+        "job {job_id} of queue {queue!r} waits for other jobs: kick it to run it now, or delete it and enqueue it again"
+    )
+
+
+class JobExists(JobError):
+    """Nothing was enqueued, because the job ``job_id`` has the same unique key.
+
+    If that job holds the key for a fixed time, it may be gone.
+    """
+
+    sentence = (
+        "nothing was enqueued: job {job_id} of queue {queue!r} has the same unique key (on_conflict='keep' returns "
+        "its handle instead)"
+    )
+
+
+class UniqueTaken(JobError):
+    """The job can be neither kicked nor rescheduled, because another job has taken its unique key meanwhile."""
+
+    sentence = (
+        "another job has taken the unique key of job {job_id} of queue {queue!r}: wait until that job is done, or "
+        "delete one of the two"
+    )
+
+
+class JobNotFailed(JobError):
+    """The job is not buried, so it is not a failed job."""
+
+    sentence = "job {job_id} of queue {queue!r} has not failed: it is not buried"
+
+
+class JobAwaited(JobError):
+    """Other jobs of a flow wait for the job, so the delete must say what happens to them: see ``JobHandle.cancel``."""
+
+    sentence = (
+        "other jobs wait for job {job_id} of queue {queue!r}: delete it with followers='go' to run the waiting jobs, "
+        "or with followers='stop' to cancel them"
+    )
 
 
 class LeaseLost(JobError):
@@ -110,9 +208,87 @@ class LeaseLost(JobError):
 
 
 class JobSettled(JobError):
-    """This program has settled this reservation already."""
+    """This program has already acked, released or buried this reservation of the job."""
 
     sentence = "job {job_id} of queue {queue!r} was settled already: a reservation takes one verdict"
+
+
+class JobFailed(JobError):
+    """``JobHandle.result`` was called for a job that is buried. The job runs again if it is kicked.
+
+    ``reason`` is the reason of the bury. ``traceback`` is the stored traceback. Each of them is None if it is not
+    stored.
+
+    ``multiq.events.JobFailed`` is another class: the event that one attempt of a job has failed.
+    """
+
+    def __init__(self, queue: str, job_id: str, reason: str | None = None, traceback: str | None = None) -> None:
+        self.queue = queue
+        self.job_id = job_id
+        self.reason = reason
+        self.traceback = traceback
+        MultiqError.__init__(self, f"job {job_id} of queue {queue!r} failed: {reason or 'no reason is stored'}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.queue, self.job_id, self.reason, self.traceback)
+
+
+class JobCancelled(JobError):
+    """The job was cancelled. ``reason`` says why. None: no reason is stored.
+
+    ``JobHandle.result`` raises this error. The error is also raised in the code of a running task that is cancelled.
+    The task may clean up, and should then end.
+    """
+
+    def __init__(self, queue: str, job_id: str, reason: str | None = None) -> None:
+        self.queue = queue
+        self.job_id = job_id
+        self.reason = reason
+        why = f": {reason}" if reason else ""
+        MultiqError.__init__(self, f"job {job_id} of queue {queue!r} was cancelled{why}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.queue, self.job_id, self.reason)
+
+
+class OutcomeUnknown(JobError):
+    """The store has neither the job nor its outcome, or the job's outcome will not be kept.
+
+    ``reason`` says which of these cases it is.
+    """
+
+    def __init__(self, queue: str, job_id: str, reason: str) -> None:
+        self.queue = queue
+        self.job_id = job_id
+        self.reason = reason
+        MultiqError.__init__(self, f"the outcome of job {job_id} of queue {queue!r} is unknown: {reason}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.queue, self.job_id, self.reason)
+
+
+class ResultOmitted(OutcomeUnknown):
+    """The job is done, and its outcome is kept without the value. ``reason`` says why: too large, or not JSON."""
+
+    def __init__(self, queue: str, job_id: str, reason: str) -> None:
+        self.queue = queue
+        self.job_id = job_id
+        self.reason = reason
+        MultiqError.__init__(self, f"job {job_id} of queue {queue!r} is done, and its outcome has no value: {reason}")
+
+
+class ResultTimeout(JobError, TimeoutError):
+    """The job was not done within the timeout of the wait. ``status`` is what ``JobHandle.status`` returned last."""
+
+    def __init__(self, queue: str, job_id: str, status: str, timeout: float) -> None:
+        self.queue = queue
+        self.job_id = job_id
+        self.status = status
+        self.timeout = timeout
+        MultiqError.__init__(self, f"job {job_id} of queue {queue!r} is {status}, and not done within {timeout:g} s")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.queue, self.job_id, self.status, self.timeout)
 
 
 class QueueEmpty(MultiqError, _stdlib_queue.Empty):
@@ -126,13 +302,24 @@ class BackendError(MultiqError):
     """The backend refused or failed."""
 
     is_partial = False
-    """Whether other servers of the same backend answered. A call that needs only those servers may succeed."""
+    """Whether other servers of the same backend have answered. If True, a call that does not need the failed server may
+    succeed."""
+
+    settled: Mapping[str, LeaseLost | None] = {}
+    """The answers to the verdicts that the failed call has settled. The keys are the tokens of the leases.
+
+    These verdicts need not be repeated. The mapping is empty unless the error is partial.
+    """
 
     may_be_done = False
     """Whether the server may have carried out the call, because the call was sent and the reply was lost.
 
     Drivers set this for their own use. An enqueue raises ``EnqueueUncertain`` instead.
     """
+
+    is_of_primary = False
+    """Of a backend with a store beside it (``multiq.backend.paired``): whether the server of the jobs has failed, and
+    the store has not. Other backends do not set this."""
 
 
 class BackendUnavailable(BackendError):
@@ -152,7 +339,7 @@ class BackendTimeout(BackendUnavailable):
 class LockedByCaller(BackendError):
     """The caller's own open transaction on another connection locks the store.
 
-    Pass that connection as ``connection=``. A retry does not help before the caller has committed or rolled back.
+    Pass that connection as ``connection=``. A retry helps only after the caller has committed or rolled back.
     """
 
 
@@ -177,11 +364,12 @@ class BackendNotInstalled(MultiqError, LookupError):
 
 
 class ExtraNotInstalled(MultiqError, ImportError):
-    """A library is missing that one of multiq's extras installs."""
+    """A library that one of multiq's extras installs is missing."""
 
 
 class EnqueuePartial(BackendError):
-    """Some jobs of a batch were stored, and the others were refused. Only stores without transactions raise this error.
+    """Some jobs of a batch were stored, and the others were refused. A backend with ``atomic_batches`` raises this
+    error only for a batch that is larger than this capability allows.
 
     ``accepted`` maps the position in the batch to the id, for each stored job.
     """
@@ -215,11 +403,11 @@ class EnqueueUncertain(BackendError):
     ) -> None:
         """Construct the error in a driver.
 
-        - *queue*, *jobs*: the jobs that were sent without an answer, and their queue.
+        - *queue*, *jobs*: the jobs that were sent without a reply, and their queue.
         - *why*: what happened, for the message.
         - *accepted*: the ids of the jobs that are certainly stored, by their position in the batch. Default: none.
         - *unsent*: the jobs that are certainly not stored. Default: none.
-        - *client_ids*: whether the jobs have the caller's ids. Then sending the jobs again adds no second job.
+        - *client_ids*: whether the jobs have the caller's ids. If they have, sending the jobs again adds no second job.
         """
         self.queue = queue
         self.jobs = tuple(jobs)
@@ -228,6 +416,7 @@ class EnqueueUncertain(BackendError):
         self.unsent = tuple(unsent)
         self.client_ids = client_ids
         self._again: Callable[[], Any] | None = None
+        self._run: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
         others = f"; {len(self.accepted)} others are there" if self.accepted else ""
         others += (
             f"; {len(self.unsent)} others were not sent or were refused: they are not there" if self.unsent else ""
@@ -245,30 +434,42 @@ class EnqueueUncertain(BackendError):
         return tuple(job.id for job in self.jobs) if self.client_ids else ()
 
     def repeat(self) -> Any:
-        """Send the jobs again that are not certainly stored. Returns what the enqueue would have returned.
+        """Repeat the enqueue for the jobs that may not be stored. Returns what the enqueue would have returned.
 
-        The jobs keep their ids and their due times. A job that the queue still has is not added a second time. A job
-        that was acked meanwhile is added again, as a new job. ``repeat`` may be called several times.
+        The jobs keep their ids and their due times. If the queue still has a job, the job is not added a second time. A
+        job that was acked meanwhile is added again, as a new job. ``repeat`` may be called several times.
 
-        Raises the errors of an enqueue, also ``EnqueueUncertain``. Raises ``Unsupported`` where the backend chooses the
-        ids.
+        Raises the errors of an enqueue, including ``EnqueueUncertain``. Raises ``Unsupported`` where the backend
+        chooses the ids.
         """
         if self._again is None:
             raise BackendError(
-                "only an error that a task's or a queue's enqueue raised can be repeated, and the backend itself "
-                "raised this one: pass error.jobs to the backend's enqueue again, if the backend takes the caller's ids"
+                "repeat() needs an error from the enqueue of a task or a queue, got one from the backend's enqueue: "
+                "if the backend takes the caller's ids, pass error.jobs to the backend's enqueue again"
             )
         return self._again()
 
     async def arepeat(self) -> Any:
         """``repeat`` without blocking the event loop."""
-        import asyncio
+        if self._run is None:
+            return self.repeat()  # raises an error
+        return await self._run(self.repeat)
 
-        return await asyncio.to_thread(self.repeat)
+    @property
+    def repeated(self) -> Callable[[], Any] | None:
+        """The function that ``repeat`` calls, or None."""
+        return self._again
 
-    def repeat_by(self, again: Callable[[], Any]) -> None:
-        """Set the function that ``repeat`` calls."""
+    def repeat_by(
+        self, again: Callable[[], Any] | None, run: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None
+    ) -> None:
+        """Set the function that ``repeat`` calls. ``arepeat`` uses *run* to call this function on a thread.
+
+        If *run* is None, ``arepeat`` continues to use the *run* of an earlier call.
+        """
         self._again = again
+        if run is not None:
+            self._run = run
 
     def _advice(self) -> str:
         if not self.client_ids:

@@ -42,7 +42,7 @@ class JobStarted(JobEvent, frozen=True, kw_only=True):
 
 
 class JobDone(JobEvent, frozen=True, kw_only=True):
-    """A job succeeded and will be acked."""
+    """A job has succeeded and will be acked."""
 
     seconds: float
 
@@ -67,16 +67,44 @@ class JobBuried(JobEvent, frozen=True, kw_only=True):
     reason: str
 
 
+class JobSnoozed(JobEvent, frozen=True, kw_only=True):
+    """A job raised ``Snooze``. It will run again after ``delay`` seconds. This is neither a failure nor a retry."""
+
+    delay: float
+    reason: str | None
+
+
+class JobExpired(JobEvent, frozen=True, kw_only=True):
+    """A job did not start before its ``expires`` was over, and will be dropped without a run."""
+
+    age: float
+    """Seconds since the job was enqueued or rescheduled."""
+    expires: float
+    """The job had to start within this number of seconds after the enqueue."""
+
+
+class JobCancelled(JobEvent, frozen=True, kw_only=True):
+    """A running or reserved job was cancelled by a request, and will not run again.
+
+    ``multiq.JobCancelled`` is another class: the error.
+    """
+
+    reason: str
+
+
 class JobTimedOut(JobEvent, frozen=True, kw_only=True):
     """A job was stopped because it ran longer than its ``timeout``. ``JobRetried`` or ``JobBuried`` follows."""
 
     timeout: float
     stack: str | None = None
-    """The stack of the job's thread, if the process was ended to stop the job. Else, or if unknown: None."""
+    """The stack of the job's thread, if the process was ended to stop the job. None: the process was not ended, or the
+    stack is unknown.
+    """
 
 
 class JobOverdue(JobEvent, frozen=True, kw_only=True):
-    """A job still runs after its timeout. A supervisor ends the job's process. Without one, the job runs on."""
+    """A job still runs after its timeout. A supervisor ends the job's process. Without a supervisor, the job runs
+    on."""
 
     timeout: float
 
@@ -87,17 +115,17 @@ class JobCrashed(Event, frozen=True, kw_only=True):
     queue: str
     job_id: str
     task: str | None = None
-    """None: the job is of no task, or is gone."""
+    """None: the job is not a task's job, or it is gone."""
     reason: str
 
 
 class JobLost(Event, frozen=True, kw_only=True):
-    """The lease ended before the job was settled. The job runs again, and this run's result does not count."""
+    """The lease of a job ended before its result was stored. The job runs again, and the result is discarded."""
 
     queue: str
     job_id: str
     task: str | None = None
-    """None: the job is of no task, or is gone."""
+    """None: the job is not a task's job, or it is gone."""
 
 
 class WorkerEvent(Event, frozen=True, kw_only=True):
@@ -114,7 +142,7 @@ class WorkerStarted(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerLooping(WorkerEvent, frozen=True, kw_only=True):
-    """A worker is about to reserve more jobs."""
+    """A worker is about to reserve jobs."""
 
 
 class WorkerPaused(WorkerEvent, frozen=True, kw_only=True):
@@ -168,7 +196,7 @@ class Events:
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of the class *kind* and of its subclasses."""
         self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
-        self.listeners = _Listeners(self._subscribers)  # another thread may still read the old one
+        self.listeners = _Listeners(self._subscribers)  # another thread may still read the old dict
 
     def open_session(self, loop: asyncio.AbstractEventLoop | None = None) -> EventSession:
         """Begin the session of a worker that emits events from now on.
@@ -176,7 +204,7 @@ class Events:
         *loop*: the worker's event loop. Subscribers that are coroutine functions may run on it.
         """
         with self._session_lock:
-            # drop the sessions of a parent process
+            # remove the sessions of a parent process
             self._sessions[:] = [session for session in self._sessions if session.generation == forks.generation]
             session = EventSession(self, loop)
             self._sessions.append(session)
@@ -223,7 +251,8 @@ class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
 
 
 class EventSession:
-    """The time from a worker's first event to its last. Several workers may share an app."""
+    """The time from a worker's first event to its last event. If several workers of a process share an app, each worker
+    has its own session."""
 
     def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
         self._events = events

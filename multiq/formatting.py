@@ -71,7 +71,10 @@ def shorten(text: str, room: int) -> str:
 
 
 def abridge(text: str, room: int) -> str:
-    """Cut *text* to about *room* characters of its beginning and its end. The end of a traceback says most."""
+    """Cut the middle out of *text*, so that about *room* characters are left.
+
+    Three quarters of them are from the end, because the end of a traceback is more useful than its beginning.
+    """
     if len(text) <= room:
         return text
     head, tail = room // 4, room - room // 4
@@ -81,11 +84,22 @@ def abridge(text: str, room: int) -> str:
 def summary(job: JobInfo, room: int = 200) -> str:
     """Describe a job in one line, by the call of its task, by its JSON, or by its bytes."""
     value = job.value
+    if isinstance(value, dict) and _is_sealed(value):
+        steps = ", ".join(step for step in value["seal"] if isinstance(step, str))
+        return shorten(safe(f"{job.task or 'a job'} (sealed: {steps})"), room)
     if job.task is not None and isinstance(value, dict):
         return shorten(safe(f"{job.task}({_arguments(value)})"), room)
     if isinstance(value, bytes):
         return shorten(repr(value[:room]), room)
     return shorten(safe(_json(value)), room)
+
+
+def _is_sealed(value: dict[str, Any]) -> bool:
+    """Whether the value has a seal that this program cannot open. The seal hides the value, unless the value is only
+    signed."""
+    from .envelope import SEALED_VERSION  # which imports this module
+
+    return value.get("multiq") == SEALED_VERSION and isinstance(value.get("seal"), list)
 
 
 def _arguments(envelope: dict[str, Any]) -> str:

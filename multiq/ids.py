@@ -9,7 +9,7 @@ import os
 import time
 
 _PER_MILLISECOND = 4096  # the values of the 12-bit counter
-_WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # byte -> the same byte with the two variant bits
+_WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # byte -> the byte with the two variant bits set
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # hex digit -> the same digit with the variant bits
 
 _head = 0, ""  # milliseconds since 1970, and the prefix of the ids of that millisecond
@@ -28,11 +28,12 @@ def new_id() -> str:
 
 
 def new_ids(count: int) -> list[str]:
-    """Make *count* ids in ascending order from milliseconds since 1970, a 12-bit counter and 62 random bits.
+    """Make *count* ids in ascending order. An id consists of milliseconds since 1970, a 12-bit counter and 62 random
+    bits.
 
-    The counter is described in RFC 9562, section 6.2, method 1. It makes the ids of one call neighbours in an index, so
-    reserving and deleting these jobs touches few pages of the index. After each 4,096 ids the timestamp grows by one
-    millisecond.
+    The counter is described in RFC 9562, section 6.2, method 1. Because of the counter, the ids of one call are
+    neighbours in an index, so reserving and deleting their jobs touches few pages of the index. After each 4,096 ids
+    the counter begins again, and the timestamp in the ids grows by one millisecond.
     """
     first = time.time_ns() // 1_000_000
     noise = bytearray(os.urandom(8 * count))

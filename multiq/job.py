@@ -2,30 +2,58 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import re
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
+from . import timeout_notices
 from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
-from .envelope import decode_json
-from .errors import JobNotFound, JobSettled
+from .envelope import check_json, decode_json, encode_json
+from .errors import (
+    ArgumentsInvalid,
+    BackendUnavailable,
+    JobNotFound,
+    JobSettled,
+    MultiqError,
+    OptionInvalid,
+    ResultTimeout,
+)
+from .failure import Failure, decode_failure
+from .formatting import shown
+from .memo import check_progress, check_step, decode_memo
+from .outcome import decode_outcome
 from .retry import DEFAULT
 from .timeout_notices import Notice, pending
-from .validation import check_delay, check_priority, check_reason
+from .validation import check_delay, check_id, check_name, check_priority, check_reason, check_timeout
 
 if TYPE_CHECKING:
     import asyncio
     import datetime as dt
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
     from .backend import Backend, Verdict
+    from .cancellation import CancelAnswer
     from .envelope import Envelope
+    from .flows.members import Followers
+    from .memo import Memos, Progress, RunningMemo
+    from .outcome import JobOutcome
     from .queue import SharedConsumer
+    from .waiting import JobStatus
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NOTICE_EVERY = 0.1  # seconds between two checks of the timeout of the waiting job
+_STEP_MAX = 2**31  # bytes
 
 
 class JobHandle:
@@ -33,14 +61,42 @@ class JobHandle:
 
     __slots__ = ("_backend", "id", "queue")
 
+    was_new = True
+    """False: the enqueue added no job, because the job of this handle already had the unique key. This job may be done,
+    if it holds the key for a fixed time.
+    """
+
     def __init__(self, backend: Backend, queue: str, job_id: str) -> None:
         self._backend = backend
         self.queue = queue
         self.id = job_id
 
-    def cancel(self) -> None:
-        """Delete the job. Raises ``JobReserved`` if the job is running, ``JobNotFound`` if the job is gone."""
-        self._backend.delete(self.queue, self.id)
+    def cancel(
+        self, *, followers: Followers = "refuse", grace: float | dt.timedelta | None = None, reason: str | None = None
+    ) -> CancelAnswer:
+        """Cancel the job. Returns ``"deleted"`` if it had not started, and ``"requested"`` if it runs.
+
+        The worker of a running job reads the request within about five seconds. ``JobContext.is_cancelled`` is true
+        from then on. After the grace, ``JobCancelled`` is raised in the task's own code, in the same way as
+        ``SoftTimeout`` at a timeout. A coroutine is cancelled. If the task then raises an error, or if it had not
+        begun, the job ends as cancelled: it is neither retried nor buried. If the task returns, the job is done. A
+        buried job is deleted.
+
+        - *followers*: what happens to the jobs of a flow that wait for this job. ``"go"``: they run. ``"stop"``: they
+          are cancelled. ``"refuse"``: if jobs wait for this job, nothing is changed, and ``JobAwaited`` is raised.
+        - *grace*: seconds, or a timedelta, of at least 0. Default: 5.
+        - *reason*: a text that is stored in the outcome and shown in the error.
+
+        Errors:
+
+        - ``JobEnded``: the job is gone, and its outcome is kept. ``JobNotFound``: it is gone, or was never enqueued.
+        - ``Unsupported``: the job runs, and the backend has no notes or control flags.
+        """
+        from .cancellation import GRACE_DEFAULT, cancel_job, check_reason_of  # few programs cancel jobs
+
+        seconds = GRACE_DEFAULT if grace is None else check_delay(grace)
+        why = check_reason_of(reason)
+        return cancel_job(self._backend, self.queue, self.id, followers=followers, grace=seconds, reason=why)
 
     def reschedule(self, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None) -> None:
         """Make the job due in *delay* seconds or at the time *at*, as if it were enqueued now.
@@ -62,6 +118,141 @@ class JobHandle:
         """Return the job as the backend stores it. Raises ``JobNotFound``."""
         return JobInfo.of(self._backend.peek(self.queue, self.id))
 
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait until the job is done, and return the value that its task returned, decoded from JSON.
+
+        *timeout*: seconds. 0: do not wait. None: wait for ever. The job must have ``keep``.
+
+        Errors:
+
+        - ``JobFailed``: the job is buried. The error has the reason and the traceback.
+        - ``JobCancelled``: the job was cancelled.
+        - ``OutcomeUnknown``: the outcome was not kept or has expired, or the job was deleted.
+        - ``ResultOmitted``: the job is done, and its value is too large or not JSON.
+        - ``ResultTimeout``: the job is not done yet.
+        - ``Unsupported``: the backend keeps no outcomes.
+        - ``BackendUnavailable``: the backend did not answer until the timeout. Other errors of the backend are raised
+          immediately.
+        """
+        from .waiting import Done, look, wait  # programs that wait for no results need not import this module
+
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        self._check_outcomes()
+        began = time.monotonic()
+        try:
+            found = look(self._backend, self.queue, self.id)
+        except BackendUnavailable:
+            if timeout == 0:
+                raise
+        else:
+            if isinstance(found, Done):
+                return found.value
+            if timeout == 0:
+                raise ResultTimeout(self.queue, self.id, found.status, 0.0)
+        left = None if timeout is None else max(0.0, began + timeout - time.monotonic())
+        future = wait(self._backend, self.queue, self.id, left, timeout)
+        try:
+            _wait_in_thread(future)
+            return future.result()
+        finally:
+            future.cancel()
+            del future  # the error refers to this frame: without this line, the two would form a reference cycle
+
+    async def aresult(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - as in result
+        """``result`` without blocking the event loop. A cancelled ``aresult`` stops waiting, and the job goes on."""
+        import asyncio
+
+        from .async_calls import running_loop
+        from .waiting import wait
+
+        if timeout is not None:
+            timeout = check_timeout(timeout)
+        self._check_outcomes()
+        running_loop()
+        return await asyncio.wrap_future(wait(self._backend, self.queue, self.id, timeout, timeout))
+
+    def status(self) -> JobStatus:
+        """Return where the job is now.
+
+        - ``"queued"``, ``"delayed"``, ``"running"``: the job is not done yet.
+        - ``"held"``: the job waits for other jobs of its flow.
+        - ``"failed"``: the job is buried.
+        - ``"done"``, ``"cancelled"``: the job is gone, and its outcome is kept.
+        - ``"unknown"``: there is neither a job nor an outcome.
+        """
+        from .waiting import status_of
+
+        return status_of(self._backend, self.queue, self.id)
+
+    def outcome(self) -> JobOutcome | None:
+        """Return the kept outcome of the job. None: the job is not done yet, or no outcome is kept.
+
+        Raises ``Unsupported`` if the backend keeps no outcomes.
+        """
+        self._check_outcomes()
+        if self.state() is not State.GONE:  # the outcome would be that of an earlier job with the same id
+            return None
+        (outcome,) = self._backend.outcomes(self.queue, [self.id])
+        return None if outcome is None else decode_outcome(outcome)
+
+    def progress(self) -> Progress | None:
+        """Return the last progress that the job has set by ``JobContext.progress``. None: the job has not set its
+        progress, or the job is gone.
+
+        Raises ``Unsupported`` if the backend keeps no memos.
+        """
+        if not self._backend.capabilities.memos:
+            raise self._backend.unsupported("memos")
+        try:
+            return decode_memo(self._backend.peek(self.queue, self.id).memo).progress
+        except JobNotFound:
+            return None
+
+    async def acancel(
+        self, *, followers: Followers = "refuse", grace: float | dt.timedelta | None = None, reason: str | None = None
+    ) -> CancelAnswer:
+        """``cancel`` without blocking the event loop."""
+        return await self._run(self.cancel, followers=followers, grace=grace, reason=reason)
+
+    async def areschedule(self, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None) -> None:
+        """``reschedule`` without blocking the event loop."""
+        await self._run(self.reschedule, delay, at=at)
+
+    async def astate(self) -> State:
+        """``state`` without blocking the event loop."""
+        return await self._run(self.state)
+
+    async def apeek(self) -> JobInfo:
+        """``peek`` without blocking the event loop."""
+        return await self._run(self.peek)
+
+    async def astatus(self) -> JobStatus:
+        """``status`` without blocking the event loop."""
+        return await self._run(self.status)
+
+    async def aoutcome(self) -> JobOutcome | None:
+        """``outcome`` without blocking the event loop."""
+        return await self._run(self.outcome)
+
+    async def aprogress(self) -> Progress | None:
+        """``progress`` without blocking the event loop."""
+        return await self._run(self.progress)
+
+    @property
+    def ref(self) -> str:
+        """The queue and the id as one text, which needs no escaping in a URL. ``App.job`` makes a handle of it."""
+        return make_ref(self.queue, self.id)
+
+    async def _run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        from .async_calls import run
+
+        return await run(self._backend, function, *args, **kwargs)
+
+    def _check_outcomes(self) -> None:
+        if not self._backend.declared.outcomes:
+            raise self._backend.unsupported("outcomes")
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JobHandle) and (self.queue, self.id) == (other.queue, other.id)
 
@@ -70,6 +261,51 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"JobHandle(queue={self.queue!r}, id={self.id!r})"
+
+
+class ExistingJobHandle(JobHandle):
+    """The handle of a job that existed before the enqueue that returned the handle."""
+
+    __slots__ = ()
+
+    was_new = False
+
+
+_REF_PLAIN = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+
+
+def make_ref(queue: str, job_id: str) -> str:
+    """Return ``queue~id``. If the id has a character that a URL would escape: ``queue~~`` and the id in base64."""
+    if _REF_PLAIN.fullmatch(job_id):
+        return f"{queue}~{job_id}"
+    import base64
+
+    return f"{queue}~~{base64.urlsafe_b64encode(job_id.encode()).decode().rstrip('=')}"
+
+
+def read_ref(ref: str) -> tuple[str, str]:
+    """Return the queue and the id of a ``JobHandle.ref``. Raises ``OptionInvalid``."""
+    if isinstance(ref, str):
+        queue, _, job_id = ref.partition("~")
+        try:
+            if job_id.startswith("~"):
+                import base64
+
+                encoded = job_id[1:]
+                job_id = base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True).decode()
+            return check_name(queue), check_id(job_id)
+        except ValueError:  # also the errors of names, ids, base64 and UTF-8
+            pass
+    raise OptionInvalid(f"ref must be the text that JobHandle.ref returned, got {shown(ref)}")
+
+
+def _wait_in_thread(future: Future[Any]) -> None:
+    """Wait until *future* is done. If this code runs in a job, raise ``SoftTimeout`` when the job's timeout is over."""
+    from concurrent.futures import wait
+
+    job = running.get(None)
+    while not wait([future], None if job is None or job.deadline is None else _NOTICE_EVERY).done:
+        timeout_notices.raise_if_pending()
 
 
 class JobInfo(JobRecord, frozen=True, kw_only=True):
@@ -88,6 +324,12 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
     def task(self) -> str | None:
         """The name of the task. None: the body is not a task's envelope."""
         return task_of(self.value)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The reason, the worker and the time of the bury. None: no worker has buried the job, or the backend lacks
+        ``memos``."""
+        return decode_failure(self.detail)
 
 
 def task_of(value: Any) -> str | None:
@@ -112,8 +354,8 @@ class JobPage(msgspec.Struct, frozen=True):
 class Job:
     """A reserved job. Settle the job once, by ``ack``, ``release`` or ``bury``, or by leaving a ``with`` block.
 
-    Leaving the block acks the job. An exception releases the job with a backoff, and is raised again. The lease is
-    extended only if you call ``touch``. Any thread may settle the job.
+    Leaving the block acks the job. An exception in the block releases the job with a backoff, and is raised again. The
+    lease is extended only if you call ``touch``. Any thread may settle the job.
     """
 
     __slots__ = ("_consumer", "_settled", "_value", "lease")
@@ -164,7 +406,8 @@ class Job:
         return self.lease.age
 
     def ack(self) -> None:
-        """Delete the job, because it is done. Raises ``LeaseLost`` if its lease has ended. Then the job runs again."""
+        """Delete the job, because it is done. Raises ``LeaseLost`` if its lease has ended. In this case the job runs
+        again."""
         self._settle(Ack(self.lease))
 
     def release(
@@ -172,7 +415,7 @@ class Job:
     ) -> None:
         """Make the job ready again, now or in *delay* seconds.
 
-        Raises ``LeaseLost``, and the errors that ``Queue.enqueue`` raises for such arguments.
+        Raises ``LeaseLost``, and for invalid arguments the same errors as ``Queue.enqueue``.
         """
         seconds = check_delay(delay)
         first = None if priority is None else check_priority(priority)
@@ -190,6 +433,33 @@ class Job:
         (lost,) = self._consumer.settle([Touch(self.lease)])
         if lost is not None:
             raise lost
+
+    async def aack(self) -> None:
+        """``ack`` without blocking the event loop. A cancelled ``aack`` ends only when its call of the backend has
+        ended."""
+        await self._run_to_end(self.ack)
+
+    async def arelease(
+        self, delay: float | dt.timedelta = 0, *, priority: int | None = None, reason: str | None = None
+    ) -> None:
+        """``release`` without blocking the event loop. If cancelled, it behaves like ``aack``."""
+        await self._run_to_end(self.release, delay, priority=priority, reason=reason)
+
+    async def abury(self, reason: str | None = None) -> None:
+        """``bury`` without blocking the event loop. If cancelled, it behaves like ``aack``."""
+        await self._run_to_end(self.bury, reason)
+
+    async def atouch(self) -> None:
+        """``touch`` without blocking the event loop. If cancelled, it behaves like ``aack``."""
+        await self._run_to_end(self.touch)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._run_to_end(self.__exit__, kind, error, trace)
 
     def __enter__(self) -> Self:
         return self
@@ -210,17 +480,23 @@ class Job:
     def __repr__(self) -> str:
         return f"Job(queue={self.queue!r}, id={self.id!r}, attempt={self.attempt})"
 
+    async def _run_to_end(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        from .async_calls import run_to_end
+
+        return await run_to_end(self._consumer.backend, function, *args, **kwargs)
+
     def _settle(self, verdict: Verdict) -> None:
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._consumer.settle([verdict])  # if this raises, the caller may repeat the verdict
+        (lost,) = self._consumer.settle([verdict])  # after an error, the caller may send the verdict again
         self._settled = True
         if lost is not None:
             raise lost
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that a worker runs. ``multiq.current_job()`` returns it, and events have it as ``job``."""
+    """The job that a worker runs. ``multiq.current_job()`` returns this object. Events have it as the attribute
+    ``job``."""
 
     task: str | None
     """The task's name. None: the body is not a valid envelope."""
@@ -230,19 +506,99 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     """The end of the job's ``timeout``, in ``time.monotonic()`` seconds. None: the job has no ``timeout``."""
     notice: Notice | None = None
     """Whether ``SoftTimeout`` was raised in the job. None: the job has no ``timeout``."""
+    memos: Memos | None = None
+    """Stores the values of ``progress`` and ``step``. None: the job does not run."""
+    kept: dict[str, Any] | None = None
+    """The value of ``state``. None: no code has read ``state`` yet."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """A dict that middleware and the task share during one run. It is not stored."""
+        if self.kept is None:
+            msgspec.structs.force_setattr(self, "kept", {})
+        assert self.kept is not None  # noqa: S101 - set above
+        return self.kept
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Set the job's progress, which ``JobHandle.progress`` returns.
+
+        *fraction*: from 0 to 1. *message*: up to 500 characters.
+
+        The worker stores the progress later, at most once a second, so a call costs no round trip. Raises
+        ``OptionInvalid``. Raises ``Unsupported`` if the backend keeps no memos, and ``LeaseLost`` if the lease has
+        ended.
+        """
+        self._memo().set_progress(check_progress(fraction, message))
+
+    def step(self, name: str, function: Callable[[], Any]) -> Any:
+        """Call *function*, store its value with the job, and return the value, decoded from JSON.
+
+        If an earlier attempt of the job has stored the value of the step *name*, *function* is not called, and the
+        stored value is returned. One call of the backend stores the value and renews the lease. If the worker dies
+        before the value is stored, a later attempt calls *function* again.
+
+        If the task does not catch one of these errors, the attempt fails:
+
+        - ``LeaseLost``: the lease has ended, so the job runs again. The value is not stored.
+        - ``PayloadInvalid``: the value is not JSON. ``PayloadTooLarge``: the job's memo would be too large.
+        - ``BackendError``: the backend did not answer before the lease's end.
+        - ``Unsupported``: the backend keeps no memos. The function was not called.
+        """
+        memo, name = self._memo(), check_step(name)
+        stored = memo.find_step(name)
+        if stored is None:
+            if inspect.iscoroutinefunction(function):
+                raise ArgumentsInvalid(f"step {name!r} must have a plain function: await astep(...) for a coroutine")
+            stored = _encode_step(name, function())
+            memo.store_step(name, stored)
+            if timeout_notices.pending:
+                timeout_notices.raise_if_pending()
+        return decode_json(stored)
+
+    async def astep(self, name: str, function: Callable[[], Awaitable[Any]]) -> Any:
+        """``step`` for a coroutine function. It does not block the event loop."""
+        import asyncio
+
+        memo, name = self._memo(), check_step(name)
+        stored = memo.find_step(name)
+        if stored is None:
+            value = function()
+            stored = _encode_step(name, await value if inspect.isawaitable(value) else value)
+            await asyncio.to_thread(memo.store_step, name, stored)
+        return decode_json(stored)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the running job was cancelled: ``JobHandle.cancel`` was called, and the worker has read the
+        request."""
+        return self.memos is not None and self.memos.cancel_of(self.lease) is not None
+
+    def check_cancelled(self) -> None:
+        """Raise ``JobCancelled`` if the running job was cancelled. Makes no call of the backend."""
+        cancel = None if self.memos is None else self.memos.cancel_of(self.lease)
+        if cancel is not None:
+            pending.pop(threading.get_ident(), None)
+            raise cancel.error()
 
     def check(self) -> None:
-        """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``.
+        """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``. Raise ``JobCancelled`` if the job was
+        cancelled.
 
-        A plain function on a thread cannot be interrupted. Such a function may call ``check`` between its steps.
+        A plain function on a thread cannot be interrupted. Instead, the function may call ``check`` between its steps.
         """
+        self.check_cancelled()
         if self.deadline is not None and time.monotonic() >= self.deadline:
             from .retry import SoftTimeout
 
             if self.notice is not None:
                 self.notice.is_notified = True  # so that SoftTimeout is not raised again during the cleanup
-            pending.discard(threading.get_ident())
+            pending.pop(threading.get_ident(), None)
             raise SoftTimeout
+
+    def _memo(self) -> RunningMemo:
+        if self.memos is None:
+            raise MultiqError(f"job {self.id} of queue {self.queue!r} does not run: progress and steps belong to a run")
+        return self.memos.of(self.lease)
 
     @property
     def id(self) -> str:
@@ -261,11 +617,38 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         return self.envelope.headers if self.envelope is not None else {}
 
 
+HEADER_DELAY = "multiq-delay"
+"""The header of a schedule's job: the seconds from its enqueue to its due time."""
+
+
+def first_wait(job: JobContext) -> float | None:
+    """Return the seconds from a job's enqueue to its first reservation, by the server's clock.
+
+    For a schedule's job, the seconds count from its due time. None: the time at which the job became due is unknown.
+    This is so if the job was tried or kicked before, or waited for other jobs of its flow.
+    """
+    if job.attempt > 1 or job.lease.kicks or (job.envelope is not None and job.envelope.flow is not None):
+        return None
+    delay = job.headers.get(HEADER_DELAY)
+    if delay is None:
+        return job.lease.age
+    try:
+        wait = max(0.0, job.lease.age - float(delay))
+    except ValueError:  # another program has written the header
+        return None
+    return wait if math.isfinite(wait) else None
+
+
+def _encode_step(name: str, value: Any) -> bytes:
+    check_json(value, f"the value of step {name}")
+    return encode_json(value, max_body=_STEP_MAX)  # the memo's limit is smaller
+
+
 running: ContextVar[JobContext] = ContextVar("multiq_running_job")
 
 
 class JobTasks(set["asyncio.Task[Any]"]):
-    """One job's asyncio tasks on the event loop that all jobs share. The tasks end with the job."""
+    """The asyncio tasks of one job on the event loop that all jobs share. The tasks end when the job ends."""
 
     is_over = False
     """Whether the job has ended."""
@@ -287,7 +670,7 @@ def describe(error: BaseException) -> str:
     """Return ``Kind: message`` of an error, cut short. Never raises, even if the error's ``str`` does."""
     kind = "an error"
     try:
-        kind = type.__getattribute__(type(error), "__name__")  # a metaclass of the user's may override __name__
+        kind = type.__getattribute__(type(error), "__name__")  # a user's metaclass may override __name__
         message = "".join(str(error))  # converts an instance of a subclass of str
         return check_reason(f"{kind}: {message}" if message else kind) or kind
     except BaseException:  # noqa: BLE001 - a broken __str__ must not end the worker

@@ -1,4 +1,4 @@
-"""Logs the events, and has two formats for the command line. Arguments of jobs are never logged."""
+"""Logs the events, in one of two formats for the command line. Arguments of jobs are never logged."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import sys
 import textwrap
 import time
 from collections import defaultdict
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from . import events as ev
+from .failure import app_traceback
 from .formatting import abridge, many, safe
 from .job import running
 from .outage_log import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from .app import App
     from .events import Event
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-_OWN = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beanstalk", "multiq_mysql"})  # packages
 NEVER_SLOW = float("inf")
 
 _INDENT = "    "
@@ -37,11 +37,11 @@ _LONGEST_TRACE = 16_000  # characters: the text of an error has no limit
 
 
 def setup_logging(level: str = "info", format: str = "text", *, over_app: bool = False) -> bool:  # noqa: A002
-    """Log to standard error, as text or as lines of JSON, unless the program has set up logging itself.
+    """If the program has not set up logging itself, log to standard error, as text or as lines of JSON.
 
-    If the root logger has handlers, this changes neither the handlers nor the root logger's level. A level that the
-    program has set for the logger ``multiq`` is only replaced with *over_app*, which means that *level* comes from a
-    command line. Returns whether this call has set up the handler and its format.
+    If the root logger has handlers, this changes neither the handlers nor the root logger's level. *over_app*: *level*
+    comes from a command line, so it replaces a level that the program has set for the logger ``multiq``. Returns
+    whether this call has set up the handler and its format.
     """
     add_job_fields()
     for name, logger in logging.root.manager.loggerDict.items():
@@ -63,8 +63,8 @@ def setup_logging(level: str = "info", format: str = "text", *, over_app: bool =
 def add_job_fields() -> None:
     """Add the running job to each log record.
 
-    The fields are ``multiq_task``, ``multiq_job_id``, ``multiq_queue`` and ``multiq_attempt``. Outside of jobs they are
-    empty texts, so that any format may use these fields. A second call does nothing.
+    The fields are ``multiq_task``, ``multiq_job_id``, ``multiq_queue`` and ``multiq_attempt``. Outside of jobs the
+    fields are empty texts, so any format may use them. A second call does nothing.
     """
     make = logging.getLogRecordFactory()
     if isinstance(make, _RecordFactory):
@@ -75,8 +75,9 @@ def add_job_fields() -> None:
 def log_events(app: App, *, each_job: bool = False) -> None:
     """Log an app's events. A second call for the same app does nothing.
 
-    Events below the logger's level get no subscriber. Finished jobs are logged at the level debug, because a log line
-    costs as much as a short job. With *each_job* they are logged at the level info.
+    This function does not subscribe to events that the logger's level would suppress. Finished jobs are logged at the
+    level debug, because writing a log line takes as long as a short job. With *each_job* they are logged at the level
+    info.
     """
     if app.events.logged:
         return
@@ -105,22 +106,29 @@ def slow_after(app: App) -> float:
 
 
 def log_slow(job: JobContext, seconds: float) -> None:
-    """Log a slow job. After a success the runner calls this itself, without an event."""
+    """Log a slow job. After a success, the runner calls this function directly, without an event."""
     _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
 
 
-def log_summary(worker: str, seconds: float, *, done: int, retried: int, buried: int) -> None:
-    """Log the number of jobs that a worker process has run in *seconds*."""
-    jobs = done + retried + buried
+def log_summary(worker: str, seconds: float, **counts: int) -> None:
+    """Log how many jobs a worker process has settled in *seconds*. *counts*: the number of jobs for each way in which
+    they ended.
+
+    Counts of 0 are left out, except those in ``_ALWAYS_COUNTED``.
+    """
+    jobs = sum(counts.values())
     rate = round(jobs / seconds, 1) if seconds > 0 else None
-    counts = {"done": done, "retried": retried, "buried": buried}
-    _write(logging.INFO, "summary", {"worker": worker, "jobs": jobs, "seconds": seconds, "rate": rate, **counts})
+    shown = {word: number for word, number in counts.items() if number or word in _ALWAYS_COUNTED}
+    _write(logging.INFO, "summary", {"worker": worker, "jobs": jobs, "seconds": seconds, "rate": rate, **shown})
+
+
+_ALWAYS_COUNTED = ("done", "retried", "buried")
 
 
 class TextFormatter(logging.Formatter):
     """``2027-01-31 12:00:01.234 info    done      mail.reset [mail] 0190f... attempt 1 in 3 ms``, in local time.
 
-    Records of other loggers begin with the logger's name, and end with the running job.
+    The messages of other loggers begin with the logger's name. Messages of a job's code end with the job's task and id.
     """
 
     def __init__(self, *, has_colours: bool = False) -> None:
@@ -150,8 +158,8 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """Formats each record as a line with a JSON object.
 
-    The fields are ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, and the fields of an event.
-    Records that a job makes also have the job's ``task``, ``queue``, ``job_id`` and ``attempt``.
+    The fields are ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, and the fields of an event. A
+    record that a job's code makes also has the job's ``task``, ``queue``, ``job_id`` and ``attempt``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -171,7 +179,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _cut(text: str) -> str:
-    """Leave out the middle of a text that is too long for a log line. The name of an argument has no limit."""
+    """Cut the middle out of a text that is too long for a log line. A very long argument name makes such a text, for
+    example."""
     if len(text) <= _LONGEST_LINE:
         return text
     half = _LONGEST_LINE // 2
@@ -179,7 +188,7 @@ def _cut(text: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a field's value to a type that JSON has. Escapes characters that a terminal does not print."""
+    """Convert a field's value to a type of JSON. Escape characters that a terminal does not print."""
     if value is None or isinstance(value, int | float):
         return value
     return safe(_cut(value if isinstance(value, str) else str(value)), keep=_LINE_ENDS)
@@ -203,7 +212,8 @@ class _RecordFactory:
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the job that made the record. Empty for the record of an event, which has the job's fields already."""
+    """Return the fields of the job whose code made the record. Empty for an event's record, because the event already
+    has these fields."""
     if not getattr(record, "multiq_job_id", "") or hasattr(record, "multiq"):
         return {}
     return {name: getattr(record, f"multiq_{name}") for name in ("task", "queue", "job_id", "attempt")}
@@ -227,7 +237,7 @@ class _Line:
 
 
 class _Outages:
-    """Logs the outages of each worker of an app, at growing intervals."""
+    """Logs the times in which a worker cannot reach the backend. Repeated errors are logged at growing intervals."""
 
     def __init__(self) -> None:
         self._outages: defaultdict[str, Outage] = defaultdict(Outage)
@@ -260,22 +270,8 @@ def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException |
 
 
 def _of_the_app(error: BaseException) -> TracebackType | None:
-    """Return the traceback of the task's own code, without multiq's frames. At the level debug: the whole traceback."""
-    frames: list[TracebackType] = []
-    trace = error.__traceback__
-    while trace is not None:
-        name = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if name == "multiq.worker.execution.runner":
-            frames.clear()  # the frames before the task's code are of event loops and middleware
-        elif name.partition(".")[0] not in _OWN:
-            frames.append(trace)
-        trace = trace.tb_next
-    if not frames or _log.isEnabledFor(logging.DEBUG):
-        return error.__traceback__
-    result = None
-    for frame in reversed(frames):
-        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return result
+    """Return the traceback of the task's own code. If the level is debug, return the whole traceback."""
+    return error.__traceback__ if _log.isEnabledFor(logging.DEBUG) else app_traceback(error)
 
 
 _COLOURS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}  # codes of terminal colours
@@ -286,6 +282,9 @@ _LEVELS: dict[type[Event], int] = {
     ev.JobFailed: logging.WARNING,
     ev.JobRetried: logging.WARNING,
     ev.JobBuried: logging.ERROR,
+    ev.JobSnoozed: logging.INFO,
+    ev.JobExpired: logging.WARNING,
+    ev.JobCancelled: logging.INFO,
     ev.JobTimedOut: logging.WARNING,
     ev.JobOverdue: logging.ERROR,
     ev.JobCrashed: logging.ERROR,
@@ -303,6 +302,9 @@ _WORDS: dict[type[Event], str] = {
     ev.JobFailed: "failed",
     ev.JobRetried: "retry",
     ev.JobBuried: "buried",
+    ev.JobSnoozed: "snoozed",
+    ev.JobExpired: "expired",
+    ev.JobCancelled: "cancelled",
     ev.JobTimedOut: "timed out",
     ev.JobOverdue: "overdue",
     ev.JobCrashed: "crashed",
@@ -324,7 +326,7 @@ def _describe(event: Event) -> tuple[str, dict[str, Any]]:
         if name == "job":
             fields.update(_job_fields(value))
         elif name == "error":
-            if not isinstance(event, ev.JobFailed):  # its record has the traceback
+            if not isinstance(event, ev.JobFailed):  # the job's record has the traceback
                 fields["error"] = f"{type(value).__name__}: {value}"
         else:
             fields[name] = value
@@ -346,6 +348,8 @@ _PHRASES: dict[str, Callable[[Any], str]] = {
     "seconds": lambda seconds: f"in {_duration(seconds)}",
     "delay": lambda seconds: f"again in {_duration(seconds)}",
     "timeout": lambda seconds: f"after {_duration(seconds)}",
+    "age": lambda seconds: f"after {_duration(seconds)}",
+    "expires": lambda seconds: f"of {_duration(seconds)} at most",
     "retry_in": lambda seconds: f"again in {_duration(seconds)}",
     "down_for": lambda seconds: f"still, after {_duration(seconds)}",
     "was_down_for": lambda seconds: f"again, after {_duration(seconds)}",

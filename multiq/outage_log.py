@@ -1,4 +1,4 @@
-"""Decides how often an outage is logged: at once, then at growing intervals."""
+"""Decides when an outage is logged: first immediately, then at growing intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 _FIRST_SILENCE = 5.0  # seconds between the first log line and the second; the interval doubles
 _LONGEST_SILENCE = 600.0  # seconds, the longest interval
-_MOST_KINDS = 8  # the number of different errors of one outage that are logged at once
+_MOST_KINDS = 8  # the number of different errors of one outage that are logged without waiting for the interval's end
 
 
 class Outage:
@@ -16,7 +16,7 @@ class Outage:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the outage, because it is over."""
+        """Reset the state, because the outage is over."""
         self.failures = 0
         self._began_at = 0.0
         self._silent_until = 0.0
@@ -29,7 +29,7 @@ class Outage:
         return time.monotonic() - self._began_at if self.failures else 0.0
 
     def should_log(self, error: str) -> bool:
-        """Count a failure. Returns whether to log it.
+        """Count a failure. Returns whether the failure is to be logged.
 
         The first failure and failures with a new error are logged. Other failures are logged once per interval.
         """

@@ -1,6 +1,7 @@
 """Decides whether a job may start, and what happens after a failure.
 
-A backoff is a function that takes the number of the failed attempt and returns seconds. The first attempt is 1.
+A backoff is a function that takes the number of the failed attempt and returns seconds. The first attempt has the
+number 1.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ def fixed(seconds: float) -> Backoff:
 def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter: float = 0.5) -> Backoff:
     """Return a backoff that waits ``first`` seconds after attempt 1.
 
-    Each further attempt multiplies the wait by ``base``, up to ``cap`` seconds. The wait is shortened by a random share
-    of at most ``jitter``, so that jobs that failed together are not retried together.
+    Each further attempt multiplies the wait by ``base``. The wait is at most ``cap`` seconds. Then the wait is
+    shortened by a random share of at most ``jitter``. Because of this, jobs that failed together are not retried
+    together.
     """
     for name, value in (("base", base), ("cap", cap), ("first", first)):
         _check(value, name)
     if base < 1:
-        raise OptionInvalid(f"base must be 1 or more, got {base!r}: with a smaller one the waits would shrink")
+        raise OptionInvalid(f"base must be 1 or more, got {base!r}: with a smaller base the waits would shrink")
     if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter <= 1:
         raise OptionInvalid(f"jitter must be a share from 0 to 1, got {shown(jitter)}")
 
@@ -87,7 +89,7 @@ MAX_CRASHES_DEFAULT = 3
 
 
 class ReleaseJob(Exception):
-    """Raise this in a task to release the job. The job is retried after *delay*, and the run counts as an attempt.
+    """Raise this in a task to retry the job after *delay*. The run counts as an attempt.
 
     *delay*: seconds or a timedelta. None: the task's backoff. An invalid *delay* raises ``OptionInvalid``, and the
     attempt fails as with any other error.
@@ -105,6 +107,25 @@ class BuryJob(Exception):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
+
+
+class Snooze(Exception):
+    """Raise this in a task if the job cannot run now. The job runs again after *delay*, and the run is not a failure.
+
+    The run is not counted as an attempt, except by a backend without the capability ``give_back``. Even without
+    ``give_back``, a snooze itself never buries the job. But a later failure buries the job if the backend's count has
+    reached ``max_attempts``.
+
+    *delay*: seconds or a timedelta. An invalid *delay* raises ``OptionInvalid``, and the attempt fails as with any
+    other error.
+    """
+
+    def __init__(self, delay: float | dt.timedelta, reason: str | None = None) -> None:
+        if delay is None:  # with 0 as the default, the job would run again and again without a pause
+            raise OptionInvalid("delay must be a number of seconds, or a timedelta, got None")
+        self.delay = check_delay(delay)
+        self.reason = reason
+        super().__init__(reason or "snoozed by the task")
 
 
 _N = TypeVar("_N", int, float)
@@ -127,14 +148,15 @@ def tighter(one: _N, other: _N) -> _N:
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
-    """The limits of retries. Each kick of a job raises its ``max_attempts`` and ``max_crashes`` by one."""
+    """The limits of a job's retries. Each kick of the job raises its ``max_attempts`` and ``max_crashes`` by one."""
 
     max_attempts: int | None = None
-    """0: no limit. None: 5, or no limit where ``retry_for`` is set."""
+    """0: no limit. None: 5 if ``retry_for`` is not set, and no limit if it is set."""
     max_crashes: int = MAX_CRASHES_DEFAULT
-    """A job with this number of reservations that ended without a verdict does not start again. 0: no limit."""
+    """The job does not start again after this number of runs that ended by a crash, a kill or a lost lease. 0: no
+    limit."""
     retry_for: float | None = None
-    """Seconds after the enqueue in which a job is retried. None: no limit."""
+    """A job is retried within this number of seconds after its enqueue. None: no limit."""
     backoff: Backoff = DEFAULT
 
     def bounded(self, other: RetryPolicy) -> RetryPolicy:
@@ -150,9 +172,9 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
         """Return the reason why the job must not start. None: the job may start.
 
-        *counts_given_back*: the store also counts attempts that were given back before the job began. Then the number
-        of attempts that began is unknown. A job that never began must not be refused, so only crashed attempts count
-        here. ``after_failure`` applies the limit to the store's number.
+        *counts_given_back*: whether the store also counts reservations that were given back before the job started. If
+        so, the number of attempts that started is unknown, and a job that has never started must not be refused. So
+        this method counts only crashed attempts. ``after_failure`` compares the store's count with the limit.
         """
         attempt = lease.crashes + 1 if counts_given_back else lease.attempt
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:
@@ -170,7 +192,11 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def after_failure(
         self, lease: Lease, reason: str, delay: float | None = None, *, longest: float | None = None
     ) -> Release | Bury:
-        """Return the verdict after a failed attempt. ``delay`` overrides the backoff. ``longest`` limits the delay."""
+        """Return the verdict after a failed attempt: a release, or a bury if a limit is reached.
+
+        *delay*: the delay in seconds. None: the backoff decides. *longest*: the longest delay in seconds. None: a
+        century.
+        """
         limit = self.attempts()
         if limit and lease.attempt >= limit + lease.kicks:
             return Bury(lease, check_reason(reason))
@@ -188,3 +214,52 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         if self.max_attempts is not None:
             return self.max_attempts
         return 0 if self.retry_for is not None else MAX_ATTEMPTS_DEFAULT
+
+
+class ErrorRules(msgspec.Struct, frozen=True):
+    """The rules that decide which errors of a task bury its job without a retry."""
+
+    retry_on: tuple[type[BaseException], ...] | None = None
+    """Errors that are retried. Any other error buries the job. None: every error is retried."""
+    bury_on: tuple[type[BaseException], ...] = ()
+
+    def buries(self, error: BaseException) -> bool:
+        """Whether the error buries the job.
+
+        If the error is an instance of several classes in ``retry_on`` and ``bury_on``, the most specific class decides.
+        Several classes may be equally specific, because none of them is a subclass of another. In this case the error
+        buries the job if one of these classes is in ``bury_on``.
+        """
+        kinds = type(error).__mro__
+        named = [kind for kind in kinds if kind in self.bury_on or kind in (self.retry_on or ())]
+        nearest = [kind for kind in named if not any(other is not kind and kind in other.__mro__ for other in named)]
+        if nearest:
+            return any(kind in self.bury_on for kind in nearest)
+        return self.retry_on is not None
+
+
+def to_error_rules(retry_on: object, bury_on: object) -> ErrorRules | None:
+    """Return the rules for a task's *retry_on* and *bury_on*. None: neither is given. Raises ``OptionInvalid``."""
+    if retry_on is None and bury_on is None:
+        return None
+    retried = None if retry_on is None else _error_classes(retry_on, "retry_on")
+    buried = () if bury_on is None else _error_classes(bury_on, "bury_on")
+    for kind in retried or ():
+        if kind in buried:
+            raise OptionInvalid(f"retry_on and bury_on must not have the same class, got {kind.__qualname__} in both")
+    return ErrorRules(retried, buried)
+
+
+_DECIDING = (BuryJob, ReleaseJob, Snooze)
+
+
+def _error_classes(value: object, name: str) -> tuple[type[BaseException], ...]:
+    kinds = tuple(value) if isinstance(value, tuple | list | set | frozenset) else (value,)
+    for kind in kinds:
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise OptionInvalid(f"{name} must be an exception class, or a tuple of them, got {shown(kind)}")
+        if issubclass(kind, _DECIDING):
+            raise OptionInvalid(
+                f"{name} must not have {kind.__qualname__}: a task that raises it has decided about its job already"
+            )
+    return kinds

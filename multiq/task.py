@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
+from .backend import MAX_GATES, PRIORITY_DEFAULT, TTR_DEFAULT, Gate, Terms
 from .enqueue import put, put_one
-from .envelope import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
-from .errors import ArgumentsInvalid, OptionInvalid
+from .envelope import ENVELOPE_VERSION, FLOW_VERSION, Envelope, are_plain, check_json, encode_envelope
+from .errors import ArgumentsInvalid, OptionInvalid, TaskNotIncluded
 from .formatting import shown
-from .retry import RetryPolicy, tighter
-from .validation import check_count, check_delay, check_name, check_new_id, check_priority, check_timeout, check_ttr
+from .retry import ErrorRules, RetryPolicy, tighter
+from .validation import (
+    check_count,
+    check_delay,
+    check_expires,
+    check_headers,
+    check_keep,
+    check_name,
+    check_new_id,
+    check_priority,
+    check_queue,
+    check_timeout,
+    check_ttr,
+)
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from .annotations import Codec
     from .app import App
-    from .job import JobContext, JobHandle
+    from .backend import UniqueKey
+    from .envelope import FlowPart
+    from .flows.signature import Signature
+    from .job import JobHandle
+    from .limits import Limit
+    from .middleware import Chain
+    from .registry import Tasks
+    from .unique import Unique
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,45 +63,64 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry_for: float | None = None
     timeout: float | None = None
     headers: dict[str, str] = {}
+    keep: float = 0.0
+    expires: float | None = None
+    unique: Unique | None = None
+    limits: tuple[Limit, ...] = ()
+    has_terms: bool = False
+    """Whether the task has *unique* or *limits*. If it has neither, an enqueue needs no further check."""
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "has_terms", self.unique is not None or bool(self.limits))
 
 
 class Task(Generic[P, R]):
-    """A registered function. Calling the task runs the function here. ``enqueue`` makes a job that a worker runs."""
+    """A registered function. Calling the task runs the function directly, in this process. ``enqueue`` makes a job that
+    a worker runs."""
+
+    app: App
+    """The app of the task. A task of a registry has this attribute only if the registry is included in exactly one
+    app."""
 
     def __init__(
         self,
-        app: App,
+        app: App | None,
         function: Callable[P, R],
         *,
         name: str,
         options: CallOptions,
         policy: RetryPolicy,
         timeout: float | None,
+        expires: float | None = None,
+        error_rules: ErrorRules | None = None,
         loosen: bool = False,
-        on_success: Callable[[JobContext, Any], object] | None = None,
-        on_retry: Callable[[JobContext, BaseException], object] | None = None,
-        on_failure: Callable[[JobContext, BaseException], object] | None = None,
+        chain: Chain | None = None,
     ) -> None:
         """Construct a task from checked options. ``App.task`` lists the options.
 
-        - *options*: the defaults of each job: queue, priority, ttr.
+        - *app*: None for a task of a registry.
+        - *options*: the defaults of each job: queue, priority, ttr, keep.
         - *policy*: made from *max_attempts*, *max_crashes*, *retry_for* and *backoff*.
+        - *error_rules*: made from *retry_on* and *bury_on*.
+        - *chain*: the task's own middleware.
         """
-        self.app = app
+        if app is not None:
+            self.app = app
+        self.registry: Tasks | None = None
         self.function = function
         self.name = check_name(name, "task")
         self.default = options
         self.policy = policy
         self.timeout = timeout
+        self.expires = expires
+        self.error_rules = error_rules
         self.loosen = loosen
-        self.on_success = on_success
-        self.on_retry = on_retry
-        self.on_failure = on_failure
+        self.chain = chain
         self.is_coroutine = _is_coroutine(function)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        self._signature = inspect.signature(function)
-        self._fewest, self._most = _plain_range(self._signature)
+        self.signature = inspect.signature(function)
+        self._fewest, self._most = _plain_range(self.signature)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -94,6 +134,9 @@ class Task(Generic[P, R]):
         - ``PayloadInvalid``: an argument is not JSON. The message has the path of the wrong value.
         - ``PayloadTooLarge``, ``BackendError``.
         - ``EnqueueUncertain``: it is unknown whether the job was added.
+        - ``Unsupported``: the task has ``keep``, ``unique`` or ``limits``, and the backend does not support this
+          option. Nothing was sent.
+        - ``JobExists``: another job has the unique key, and the task has ``on_conflict="error"``.
         """
         return self._send_one(args, kwargs, self.default)
 
@@ -108,10 +151,18 @@ class Task(Generic[P, R]):
         return self._send([_call(call) for call in calls], self.default, ids)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """``enqueue`` without blocking the event loop."""
-        import asyncio
+        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time share a round trip.
 
-        return await asyncio.to_thread(self.enqueue, *args, **kwargs)
+        If the coroutine is cancelled before the job is sent, nothing is enqueued. If the job was sent already, its
+        enqueue goes on. A note of the ``CancelledError`` says whether the job was sent.
+        """
+        return await self._asend_one(args, kwargs, self.default)
+
+    async def aenqueue_many(
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
+    ) -> list[JobHandle]:
+        """``enqueue_many`` without blocking the event loop. If cancelled, it behaves like ``aenqueue``."""
+        return await self._asend([_call(call) for call in calls], self.default, ids)
 
     def options(
         self,
@@ -127,32 +178,43 @@ class Task(Generic[P, R]):
         max_crashes: int | None = None,
         retry_for: float | None = None,
         timeout: float | None = None,
+        expires: float | dt.timedelta | None = None,
         headers: Mapping[str, str] | None = None,
+        keep: float | dt.timedelta | None = None,
+        unique: Unique | Literal[False] | None = None,
+        limits: Sequence[Limit] | Limit | None = None,
     ) -> TaskCall[P]:
         """This task with other options: ``task.options(delay=30).enqueue(...)``.
 
-        An option that is not given keeps the task's value.
+        Default of each option: the task's value.
 
         - *queue*: the queue.
         - *priority*: 0 goes first, 4294967295 last.
         - *delay*: seconds, or a timedelta, before the job may start.
         - *at*: the time, with a time zone, before which the job does not start. Give *at* or *delay*, not both.
         - *ttr*: seconds that a lease lasts without a touch.
-        - *connection*: your own database connection. The job is written in its transaction, and exists if you commit.
-        - *id*: an id of your own, one word of ASCII. While the queue holds a job with this id, nothing is added.
+        - *connection*: your own database connection. The job is part of the connection's transaction, and exists if you
+          commit.
+        - *id*: an id of your own, one word of ASCII. While the queue has a job with this id, nothing is added.
         - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as for ``App.task``. Values looser than the task's are
           allowed only if the task was registered with ``loosen=True``.
+        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started by then is dropped. 0: no
+          limit.
         - *headers*: strings by name that are stored with the job. ``JobContext.headers`` returns them.
+        - *keep*: seconds, or a timedelta, for which the outcome is kept after the job is done. 0: no outcome is kept.
+        - *unique*: a ``multiq.Unique``. While another job has the same key, nothing is added. False: not unique.
+        - *limits*: the job's limits, instead of the task's. An empty list: the job has none.
 
         Raises ``OptionInvalid``, ``NameInvalid``.
         """
         default = self.default
+        seconds = check_delay(delay, at)
         call = TaskCall(
             self,
             CallOptions(
-                queue=default.queue if queue is None else check_name(queue),
+                queue=default.queue if queue is None else check_queue(queue),
                 priority=default.priority if priority is None else check_priority(priority),
-                delay=check_delay(delay, at),
+                delay=seconds,
                 ttr=default.ttr if ttr is None else check_ttr(ttr),
                 connection=connection,
                 id=None if id is None else check_new_id(id),
@@ -160,25 +222,57 @@ class Task(Generic[P, R]):
                 max_crashes=_optional_count(max_crashes, "max_crashes"),
                 retry_for=None if retry_for is None else check_timeout(retry_for, "retry_for"),
                 timeout=None if timeout is None else check_timeout(timeout),
-                headers=_check_headers(headers),
+                headers=check_headers(headers),
+                keep=default.keep if keep is None else check_keep(keep),
+                expires=None if expires is None else check_expires(expires),
+                unique=default.unique if unique is None else self._checked_unique(unique),
+                limits=default.limits if limits is None else self._check_limits(limits),
             ),
         )
+        if seconds:
+            self._refuse_late(seconds, expires)
         if not self.loosen:
             self._refuse_looser(
                 max_attempts=max_attempts, max_crashes=max_crashes, retry_for=retry_for, timeout=timeout
             )
         return call
 
+    def _checked_unique(self, unique: Unique | Literal[False]) -> Unique | None:
+        from .unique import check_unique  # few programs have unique jobs
+
+        checked = check_unique(unique)
+        return None if checked is None else checked.check(self.name, self.signature)
+
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ``ArgumentsInvalid`` unless the function takes these arguments."""
         if not kwargs and self._fewest <= len(args) <= self._most:
             return
         try:
-            self._signature.bind(*args, **kwargs)
+            self.signature.bind(*args, **kwargs)
         except TypeError as exc:
             raise ArgumentsInvalid(
-                f"task {self.name} cannot be called like this: {exc}; it is {self.name}{self._signature}"
+                f"task {self.name} cannot be called like this: {exc}; it is {self.name}{self.signature}"
             ) from exc
+
+    def accept(self, envelope: Envelope) -> None:
+        """Check the arguments of a job that is about to run, and decode them by the function's annotations.
+
+        The arguments of a flow's job are decoded later, by ``decode_arguments``. Raises ``ArgumentsInvalid``.
+        """
+        if envelope.kwargs or not self._fewest <= len(envelope.args) <= self._most:
+            self.check_arguments(envelope.args, envelope.kwargs)
+
+    def decode_arguments(self, envelope: Envelope) -> None:
+        """Decode the arguments of a flow's job, after the results of earlier jobs were inserted. Raises
+        ``ArgumentsInvalid``.
+
+        JSON's own types need no decoding. ``TypedTask`` decodes the other types.
+        """
+
+    @property
+    def returns(self) -> Codec | None:
+        """The codec that encodes the results. None: the annotation of the return value is one of JSON's own types."""
+        return None
 
     def policy_of(self, envelope: Envelope) -> RetryPolicy:
         """Return the retry policy of one job.
@@ -203,6 +297,31 @@ class Task(Generic[P, R]):
             return self.timeout
         return envelope.timeout if self.loosen else tighter(self.timeout or 0.0, envelope.timeout)
 
+    def for_app(self, app: App) -> Task[P, R]:
+        """Return the copy of this task that belongs to *app*: ``task.for_app(app).enqueue(...)``.
+
+        Raises ``TaskNotIncluded`` if the app does not have this task.
+        """
+        found = app.tasks.get(self.name)
+        if found is None or not found.is_like(self):
+            raise TaskNotIncluded(f"task {self.name!r} is not in {app!r}: app.include(tasks) adds its registry")
+        return found
+
+    def copy_for(self, app: App) -> Task[P, R]:
+        """Return a copy of a registry's task for an app that includes the registry."""
+        task = copy.copy(self)
+        task.app, task.registry = app, None
+        return task
+
+    if not TYPE_CHECKING:  # with this method, a type checker would assume that every attribute exists
+
+        def __getattr__(self, name: str) -> App:
+            """Return the app of a registry's task if the attribute ``app`` is not set. Other tasks always have an
+            app."""
+            if name == "app" and self.registry is not None:
+                return self.registry.app_of(self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def is_like(self, other: Task[..., Any]) -> bool:
         """Whether *other* is the same function with the same options."""
         return self._traits() == other._traits()
@@ -210,9 +329,51 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Task({self.name!r}, queue={self.default.queue!r})"
 
+    def _check_outcomes(self) -> None:
+        """Raise ``Unsupported`` if the backend keeps no outcomes."""
+        backend = self.app.backend
+        if not backend.declared.outcomes:
+            raise backend.unsupported("outcomes")
+
     def _traits(self) -> tuple[object, ...]:
-        hooks = self.on_success, self.on_retry, self.on_failure
-        return self.function, self.default, self.policy, self.timeout, self.loosen, hooks
+        own = None if self.chain is None else tuple(self.chain.members)
+        limits = self.policy, self.timeout, self.expires, self.error_rules, self.loosen
+        return self.function, self.default, limits, own
+
+    def _check_limits(self, limits: Sequence[Limit] | Limit) -> tuple[Limit, ...]:
+        from .limits import check_limits
+
+        return check_limits(limits, self.signature)
+
+    def gates(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> tuple[Gate, ...]:
+        """Return a gate for each limit of the call that has ``scope="queue"``. Raises ``ArgumentsInvalid``."""
+        from .limits import gates_of, of_queue
+
+        return gates_of(of_queue(options.limits), self.signature, args, kwargs)
+
+    def terms(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Terms:
+        """Return the terms of a call with checked arguments. Raises ``ArgumentsInvalid``, ``PayloadInvalid``."""
+        unique = None if options.unique is None else self._unique_key(options.unique, args, kwargs)
+        gates = self.gates(args, kwargs, options) if options.limits else ()
+        if unique is not None and options.unique is not None and options.unique.follows:
+            from .limits import FOLLOW
+
+            gates = (*gates, Gate(FOLLOW.name, unique.key.hex()))
+            if len(gates) > MAX_GATES:
+                raise OptionInvalid(f"a task with on_conflict='follow' must have at most {MAX_GATES - 1} limits")
+        return Terms(unique=unique, gates=gates)
+
+    def _unique_key(self, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UniqueKey:
+        return unique.key_of(self.name, self.signature, args, kwargs)
+
+    def _refuse_late(self, delay: float, expires: float | dt.timedelta | None) -> None:
+        """Raise ``OptionInvalid`` if the job would expire before its delay is over."""
+        limit = self.expires if expires is None else check_expires(expires)
+        if limit and delay >= limit:
+            raise OptionInvalid(
+                f"the delay must be shorter than expires={limit:g} seconds, got {delay:g}: both begin at the enqueue, "
+                "so the job would never start"
+            )
 
     def _refuse_looser(self, **asked: float | None) -> None:
         """Raise ``OptionInvalid`` for limits that are looser than the task's."""
@@ -226,8 +387,8 @@ class Task(Generic[P, R]):
             if value is None or limit is None or (value <= limit and (value or name == "retry_for")):
                 continue
             raise OptionInvalid(
-                f"{name} must be at most {limit:g}, as task {self.name} has it, got {value:g}: register it with a "
-                "looser limit, or with loosen=True, which lets every job have its own"
+                f"{name} must be at most {limit:g}, the limit of task {self.name}, got {value:g}: register the task "
+                "with a looser limit, or with loosen=True, which allows jobs to have looser limits than the task"
             )
 
     def _send(
@@ -236,11 +397,15 @@ class Task(Generic[P, R]):
         options: CallOptions,
         ids: Iterable[str] | None,
     ) -> list[JobHandle]:
-        if options.id is not None:
-            raise OptionInvalid(f"enqueue_many must have ids=, one for each call, got id={shown(options.id)}")
-        max_body = self.app.settings.max_body
+        _refuse_id(options)
+        app = self.app
+        if app.intercepts or options.has_terms:
+            from .outgoing import send
+
+            return send(self, calls, options, ids, is_one=False)
+        max_body = app.settings.max_body
         return put(
-            self.app.backend,
+            app.backend,
             options.queue,
             [self._encode(args, kwargs, options, max_body) for args, kwargs in calls],
             priority=options.priority,
@@ -252,6 +417,10 @@ class Task(Generic[P, R]):
 
     def _send_one(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> JobHandle:
         app = self.app
+        if app.intercepts or options.has_terms:
+            from .outgoing import send
+
+            return send(self, [(args, kwargs)], options, is_one=True)[0]
         return put_one(
             app.backend,
             options.queue,
@@ -263,25 +432,113 @@ class Task(Generic[P, R]):
             own_id=options.id,
         )
 
-    def _encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, max_body: int) -> bytes:
+    async def _asend(
+        self,
+        calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+        options: CallOptions,
+        ids: Iterable[str] | None,
+    ) -> list[JobHandle]:
+        from .async_enqueue import aopen, aput
+
+        _refuse_id(options)
+        if self.app.intercepts or options.has_terms:
+            from .outgoing import asend
+
+            return await asend(self, calls, options, ids, is_one=False)
+        max_body = self.app.settings.max_body
+        # encode first, because the caller may change the arguments while the backend is opened
+        bodies = [self._encode(args, kwargs, options, max_body) for args, kwargs in calls]
+        backend = await aopen(self.app, options.queue)
+        if options.keep:
+            self._check_outcomes()
+        return await aput(
+            backend,
+            options.queue,
+            bodies,
+            priority=options.priority,
+            delay=options.delay,
+            ttr=options.ttr,
+            connection=options.connection,
+            ids=ids,
+        )
+
+    async def _asend_one(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> JobHandle:
+        from .async_enqueue import aopen, aput_one
+
+        if self.app.intercepts or options.has_terms:
+            from .outgoing import asend
+
+            return (await asend(self, [(args, kwargs)], options, is_one=True))[0]
+        body = self._encode(args, kwargs, options, self.app.settings.max_body)  # first of all, as in _asend
+        backend = await aopen(self.app, options.queue)
+        if options.keep:
+            self._check_outcomes()
+        return await aput_one(
+            backend,
+            options.queue,
+            body,
+            priority=options.priority,
+            delay=options.delay,
+            ttr=options.ttr,
+            connection=options.connection,
+            own_id=options.id,
+        )
+
+    def s(self, /, *args: Any, **kwargs: Any) -> Signature:
+        """Return a call of this task as a part of a chain, group, batch or flow. The call is not enqueued.
+
+        In a chain the first argument may be missing. The job then gets the result of the previous step as its first
+        argument.
+        """
+        return _signature(self, args, kwargs, self.default)
+
+    def encode(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, flow: FlowPart | None = None
+    ) -> bytes:
+        """Return the body of a job. The job may belong to a flow. Raises the errors of ``enqueue`` about arguments."""
+        max_body = self.app.settings.max_body
+        body = self._encode(args, kwargs, options, max_body, flow)
+        if not options.limits or not any(limit.scope == "app" for limit in options.limits):
+            return body
+        from .limits import gates_of, of_app
+        from .permits import add_permits, app_gates
+
+        return add_permits(body, app_gates(gates_of(of_app(options.limits), self.signature, args, kwargs)), max_body)
+
+    def _encode(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+        max_body: int,
+        flow: FlowPart | None = None,
+    ) -> bytes:
         self.check_arguments(args, kwargs)
         if not are_plain(args):
             for index, value in enumerate(args):
                 check_json(value, f"args[{index}]")
-        for name, value in kwargs.items():
-            check_json(value, name)
+        if kwargs and not are_plain(kwargs.values()):
+            for name, value in kwargs.items():
+                check_json(value, name)
         envelope = Envelope(
             ENVELOPE_VERSION,
             self.name,
-            list(args),
-            dict(kwargs),
+            [*args],  # a list: an empty list is left out of the JSON, an empty tuple is not
+            kwargs,  # type: ignore[arg-type]  # encoded at once
             options.max_attempts,
             options.max_crashes,
             options.retry_for,
             options.timeout,
             options.headers,
+            options.expires,
         )
-        return encode_envelope(envelope, max_body=max_body)
+        if flow is not None:
+            envelope.multiq, envelope.flow = FLOW_VERSION, flow
+        if options.keep:
+            if self.app.has_backend:  # if not, an aenqueue opens the backend, and checks the capability then
+                self._check_outcomes()
+            envelope.keep = options.keep
+        return encode_envelope(envelope, max_body)
 
 
 class TaskCall(Generic[P]):
@@ -293,21 +550,53 @@ class TaskCall(Generic[P]):
         self._task = task
         self._options = options
 
+    @property
+    def chosen(self) -> CallOptions:
+        """The options, with their defaults."""
+        return self._options
+
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """As ``Task.enqueue``."""
+        """Like ``Task.enqueue``."""
         return self._task._send_one(args, kwargs, self._options)  # noqa: SLF001 - a class of this module
 
     def enqueue_many(
         self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
     ) -> list[JobHandle]:
-        """As ``Task.enqueue_many``."""
+        """Like ``Task.enqueue_many``."""
         return self._task._send([_call(call) for call in calls], self._options, ids)  # noqa: SLF001
 
-    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """As ``Task.aenqueue``."""
-        import asyncio
+    def s(self, /, *args: Any, **kwargs: Any) -> Signature:
+        """Like ``Task.s``."""
+        return _signature(self._task, args, kwargs, self._options)
 
-        return await asyncio.to_thread(self.enqueue, *args, **kwargs)
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """Like ``Task.aenqueue``."""
+        return await self._task._asend_one(args, kwargs, self._options)  # noqa: SLF001
+
+    async def aenqueue_many(
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
+    ) -> list[JobHandle]:
+        """Like ``Task.aenqueue_many``."""
+        return await self._task._asend([_call(call) for call in calls], self._options, ids)  # noqa: SLF001
+
+
+def encode_builtin(name: str, flow: FlowPart, *, max_body: int) -> bytes:
+    """Return the body of a job that runs a built-in task of multiq."""
+    return encode_envelope(Envelope(FLOW_VERSION, name, flow=flow), max_body=max_body)
+
+
+def _signature(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> Signature:
+    from .flows.signature import Signature
+
+    for name in ("connection", "id"):
+        if getattr(options, name) is not None:
+            raise OptionInvalid(f"a part of a flow must have no {name}: multiq makes the ids, and enqueues all at once")
+    return Signature(task, args, kwargs, options)
+
+
+def _refuse_id(options: CallOptions) -> None:
+    if options.id is not None:
+        raise OptionInvalid(f"enqueue_many must have ids=, one for each call, got id={shown(options.id)}")
 
 
 def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
@@ -319,12 +608,14 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
-    """Return whether a call must be awaited. True also for an object whose ``__call__`` is a coroutine function."""
+    """Return whether a call of *function* must be awaited. This includes an object whose ``__call__`` is a coroutine
+    function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
-    """Return the fewest and the most arguments, if all may be positional. Else return an empty range."""
+    """Return the smallest and the largest number of positional arguments of the function. If an argument cannot be
+    positional, the range is empty."""
     parameters = signature.parameters.values()
     if not all(p.kind in _POSITIONAL for p in parameters):
         return 1, 0
@@ -333,12 +624,3 @@ def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
 
 def _optional_count(value: int | None, name: str) -> int | None:
     return None if value is None else check_count(value, name, least=0)
-
-
-def _check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    if not headers:
-        return {}
-    for name, value in headers.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ArgumentsInvalid(f"headers must be strings by name, got {shown(name)}: {shown(value)}")
-    return dict(headers)

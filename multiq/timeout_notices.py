@@ -1,16 +1,21 @@
-"""Timeout notices for threads that are inside a call of multiq. ``SoftTimeout`` is raised when the call returns.
+"""Interrupts a job whose timeout ends during a call of multiq, or that is cancelled during the call. The error is
+raised when the call returns.
 
-Raising it inside a driver could leave a connection in the middle of a request or a reply. Without notices, a job that
-only enqueues could not be interrupted.
+If the error were raised inside a driver, it could leave a connection in the middle of a request or a reply. So the
+worker notes the thread in ``pending``, and the call checks for the notice at its end.
 """
 
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Notice:
-    """Tells whether a run of a job was notified, in any way, that its timeout is over."""
+    """Whether ``SoftTimeout`` or ``JobCancelled`` was raised, or is about to be raised, in one run of a job."""
 
     __slots__ = ("is_notified",)
 
@@ -18,14 +23,14 @@ class Notice:
         self.is_notified = False
 
 
-#: identities of the threads with a pending notice; almost always empty, so that the check is cheap
-pending: set[int] = set()
+#: the identity of a thread with a pending notice -> a function that makes the error to raise. The dict is almost always
+#: empty, so the check is cheap
+pending: dict[int, Callable[[], Exception]] = {}
 
 
 def raise_if_pending() -> None:
-    """Raise ``SoftTimeout`` if this thread has a pending notice. Called at the end of a user's call of multiq."""
-    if threading.get_ident() in pending:
-        from .retry import SoftTimeout
-
-        pending.discard(threading.get_ident())
-        raise SoftTimeout
+    """If this thread has a pending notice, raise the error of the notice. Called at the end of a user's call of
+    multiq."""
+    error = pending.pop(threading.get_ident(), None)
+    if error is not None:
+        raise error()

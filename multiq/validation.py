@@ -11,11 +11,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from .backend import DELAY_MAX, PRIORITY_MAX, TTR_MIN
-from .errors import NameInvalid, OptionInvalid
+from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid
 from .formatting import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 COUNT_MAX = 2**31 - 1
 REASON_MAX = 2000  # characters
@@ -23,13 +23,24 @@ _ID_MAX = 200  # characters; a UUID has 36, and MySQL's column has room for 254 
 
 NAME_RULE = "1 to 128 letters, digits, '_', '.' or '-' (ASCII), beginning with a letter, digit or '_'"
 
+APP_SCOPE = "@app"
+"""Used as a queue's name for the limits with ``scope="app"``. No queue can have this name."""
+
+KEPT_QUEUES = frozenset(
+    {"multiq.down", "multiq.restart", *(f"multiq.roll-call.{number}" for number in range(1, 5))}
+    | {"multiq.cancel", "multiq.flows", "multiq.schedules"}
+)
+"""The queues of control flags, and the homes of multiq's notes. A delayed job in ``multiq.down`` would stop all
+workers."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _known: set[str] = set()  # legal names, cached because every enqueue checks a name
 _KNOWN_AT_MOST = 10_000
 
 
 def check_name(name: object, kind: str = "queue") -> str:
-    """Return *name* if it is a legal name of a *kind*, else raise ``NameInvalid``."""
+    """Return *name* if it is a valid name. If not, raise ``NameInvalid``. *kind*: the kind of thing that has the
+    name."""
     if type(name) is str:
         if name in _known:
             return name
@@ -43,8 +54,17 @@ def check_name(name: object, kind: str = "queue") -> str:
     raise NameInvalid(f"a {kind} name must have {NAME_RULE}, got {shown}")
 
 
+def check_queue(name: object) -> str:
+    """Return *name* if it is a valid name of a queue for jobs. If not, raise ``NameInvalid``."""
+    queue = check_name(name)
+    if queue in KEPT_QUEUES:
+        raise NameInvalid(f"a queue for jobs must have another name: multiq keeps {queue!r} for itself")
+    return queue
+
+
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
-    """Return *delay* in seconds, or the seconds until *at*, a datetime with a time zone. For an *at* in the past: 0."""
+    """Return *delay* in seconds, or the seconds until *at*, a datetime with a time zone. If *at* is in the past, return
+    0."""
     if at is not None:
         if delay is not None:
             raise OptionInvalid("delay and at must not both be given: a job has one due time")
@@ -78,9 +98,26 @@ def check_ttr(ttr: float) -> float:
 def check_timeout(timeout: float, name: str = "timeout") -> float:
     """Return *timeout*, a number of seconds of at least 0, else raise ``OptionInvalid``."""
     seconds = _number(timeout, name)
-    if not 0 <= seconds <= DELAY_MAX:
+    if seconds > DELAY_MAX:
+        raise OptionInvalid(f"{name} must be at most {DELAY_MAX:.0f} seconds (a century), got {shown(timeout)}")
+    if seconds < 0:
         raise OptionInvalid(f"{name} must be 0 seconds or more, got {shown(timeout)}")
     return seconds
+
+
+def check_keep(keep: float | dt.timedelta | None) -> float:
+    """Return *keep* in seconds. None: 0, which means that no outcome is kept."""
+    if keep is None:
+        return 0.0
+    seconds = keep.total_seconds() if isinstance(keep, dt.timedelta) else _number(keep, "keep")
+    if not 0 <= seconds <= DELAY_MAX:
+        raise OptionInvalid(f"keep must be from 0 (not kept) to {DELAY_MAX:.0f} seconds (a century), got {shown(keep)}")
+    return seconds
+
+
+def check_expires(expires: float | dt.timedelta) -> float:
+    """Return *expires* in seconds, from 0 (no limit). Raises ``OptionInvalid``."""
+    return check_timeout(expires.total_seconds() if isinstance(expires, dt.timedelta) else expires, "expires")
 
 
 def check_count(count: int, name: str, *, least: int = 1) -> int:
@@ -92,7 +129,7 @@ def check_count(count: int, name: str, *, least: int = 1) -> int:
 
 
 def check_id(job_id: str) -> str:
-    """Return the id of an existing or former job. Raises ``OptionInvalid`` if a store could not look up the text."""
+    """Return *job_id* if it can be the id of a job. Else raise ``OptionInvalid``."""
     if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
         raise OptionInvalid(f"a job's id must be the text that enqueue returned (handle.id), got {shown(job_id)}")
     return job_id
@@ -171,3 +208,13 @@ def _number(value: Any, name: str) -> float:
 def _whole(value: Any) -> int | None:
     """Return *value* as a plain int, also from an IntEnum. None: *value* is not a whole number."""
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Return a copy of a job's headers. Raises ``ArgumentsInvalid``."""
+    if not headers:
+        return {}
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ArgumentsInvalid(f"headers must be strings by name, got {shown(name)}: {shown(value)}")
+    return dict(headers)

@@ -45,14 +45,14 @@ class Run(msgspec.Struct, frozen=True):
 class Process(msgspec.Struct, frozen=True):
     pid: int
     held: int
-    """The number of jobs, including running ones."""
+    """The number of jobs that the process holds, including running jobs."""
     runs: list[Run]
     """The longest run comes first. If there are very many runs, only the first ones are listed."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
-    """``host:pid`` of the supervisor."""
+    """The worker's name: ``host:pid``, with the pid of its supervisor."""
     state: str
     """``working``, ``paused``, ``down`` (``multiq down``) or ``draining``."""
     up_for: float
@@ -66,7 +66,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooManyViewers(MultiqError):
-    """All queues for viewers are taken."""
+    """The reserved queues for viewers are all in use."""
 
 
 class Viewer:
@@ -116,7 +116,7 @@ class Viewer:
 
     def _note(self, body: bytes) -> None:
         if not body:
-            return  # an earlier request, which is due now
+            return  # not an answer, but an earlier request that is due now
         try:
             answer = msgspec.json.decode(body, type=Answer)
         except msgspec.DecodeError:  # from another version of multiq, or not an answer
@@ -153,7 +153,7 @@ class Responder:
             stats = self._backend.stats(queue)
             if stats.delayed:
                 viewers.append(queue)
-            elif stats.ready or stats.reserved:  # reserved: the job becomes ready again if its viewer was killed
+            elif stats.ready or stats.reserved:  # a reserved answer becomes ready again if its viewer was killed
                 self._backend.purge(queue, [State.READY])
                 to_clear.add(queue)
         self._viewers, self._to_clear = viewers, to_clear

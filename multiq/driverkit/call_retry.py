@@ -1,30 +1,32 @@
-"""When a call that failed is attempted again: one policy for all drivers, which only classify their errors.
+"""Decides whether and when a failed call is attempted again. All drivers have the same policy. A driver only classifies
+errors.
 
 ===============  ======================================================  ==============================================
 the failure      what has happened                                       the next attempt
 ===============  ======================================================  ==============================================
-``STALE``        nothing was done, and the connection is of no use: the  the first time in a call: at once, on a new
-                 server had closed it while it was idle, or it leads to  connection; later as after ``UNREACHABLE``
-                 a server that takes no writes any more
-``REPLY_LOST``   the call was sent, and the connection broke before the  as after ``STALE``; ``may_be_done`` is set
-                 reply, or the attempt's time was over
-``UNREACHABLE``  there is no connection, so nothing was sent             after a pause, if another server may take the
-                                                                         failed one's place; else the error is raised
+``STALE``        the server did nothing, and the connection is useless:  the first time in a call: immediately, on a new
+                 the server had closed it while it was idle, or it       connection; later: as after ``UNREACHABLE``
+                 leads to a server that no longer accepts writes
+``REPLY_LOST``   the call was sent, and then the connection broke or     as after ``STALE``; ``may_be_done`` is set
+                 the attempt's time was over before the reply came
+``UNREACHABLE``  no connection could be opened, so nothing was sent      after a pause, if another server may take the
+                                                                         place of the failed one; otherwise none
 ``REJECTED``     the server refuses for the moment: it is starting, is   after a pause
-                 busy, has no primary
-``CONFLICT``     the call was undone, or did not begin, because of       after a pause, which is shorter
+                 busy, or has no primary
+``CONFLICT``     the call was undone, or did not begin, because of       after a shorter pause
                  another client's lock or change
-``FINAL``        anything else; also a lost reply to a call that the     none: the error is raised
-                 driver cannot tell from its repetition
+``FINAL``        any other failure; also a lost reply, if the driver     none
+                 cannot tell the call from a repetition of it
 ===============  ======================================================  ==============================================
 
-The length of a pause is random, from 0.2 to 1 times an upper limit, so that clients that failed together do not come
-back together. The upper limit doubles with each pause of the call. An attempt is made only if it begins before the
-call's deadline: a pause that would end later is not made, and the error is raised at once.
+If there is no next attempt, the driver raises the error.
 
-What only a driver knows stays in the driver: redirections, the text of a script that the server does not know, the
-receipts by which a repeated call is recognised. A driver makes ``Attempts`` when the first attempt has failed, so a
-call that succeeds costs nothing here.
+The length of a pause is random: from 0.2 to 1 times an upper limit. So clients that failed together do not come back
+together. The upper limit doubles with each pause of the call. If a pause would end after the call's deadline, there is
+no pause and no further attempt, and the driver raises the error immediately.
+
+The driver itself handles redirections, scripts that the server does not know, and ways to recognise a repeated call. A
+driver creates ``Attempts`` only when the first attempt has failed, so a call that succeeds costs nothing here.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Failure(enum.Enum):
-    """How an attempt of a call failed; the module's docstring says what follows."""
+    """How an attempt of a call failed. The module's docstring has the consequence of each kind."""
 
     STALE = "stale connection"
     REPLY_LOST = "reply lost"
@@ -61,11 +63,11 @@ REJECTED_PAUSES = Pauses(0.01, 0.25)
 CONFLICT_PAUSES = Pauses(0.001, 0.1)
 
 repetitions: Counter[Failure] = Counter()
-"""How many repeated attempts this process has made, by the failure of the attempt before."""
+"""The numbers of repeated attempts in this process. The keys are the failures of the previous attempts."""
 
 
 class Attempts:
-    """The attempts of one call after the first: whether there is another one, and after which pause."""
+    """Decides whether a failed call has another attempt, and after which pause. Used for one call."""
 
     def __init__(
         self,
@@ -75,17 +77,17 @@ class Attempts:
         conflict_pauses: Pauses = CONFLICT_PAUSES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin to count.
+        """Make this object after the first failed attempt.
 
         Parameters:
             deadline: the end of the whole call, as a value of *clock*.
             has_failover: whether another server may take the place of one that cannot be reached.
-            conflict_pauses: the pauses after a ``CONFLICT``; a store whose locks are short takes shorter ones.
+            conflict_pauses: the pauses after a ``CONFLICT``. Use shorter pauses for a store with short locks.
             clock: returns seconds.
         """
         self.may_be_done = False
-        """Whether the server may have carried out an attempt: it was sent, and its reply was lost. No
-        outcome of a later attempt changes this.
+        """Whether the reply to an attempt was lost. If so, the server may have carried out the call. Later attempts
+        never reset this value.
         """
         self._deadline = deadline
         self._has_failover = has_failover
@@ -95,7 +97,8 @@ class Attempts:
         self._growth = 1
 
     def again(self, failure: Failure) -> bool:
-        """Pause as ``next_pause`` says. False: there is no further attempt, and the caller raises the error."""
+        """Sleep until the next attempt. Returns False if there is no next attempt. In this case the caller must raise
+        the error."""
         pause = self.next_pause(failure)
         if pause is None:
             return False

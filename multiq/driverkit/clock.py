@@ -12,7 +12,7 @@ SECOND = 1_000_000_000  # nanoseconds
 
 
 def nanoseconds(seconds: float) -> int:
-    """*seconds* in nanoseconds, rounded up: a delay may be longer than asked for, never shorter."""
+    """Return *seconds* in nanoseconds, rounded up, so that a delay is never shorter than requested."""
     whole = int(seconds)
     return whole * SECOND - int(-(seconds - whole) * SECOND // 1)
 
@@ -27,5 +27,5 @@ class ManualClock:
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on by *seconds*; a negative number moves the clock back, as may happen on a host."""
+        """Move the clock by *seconds*. A negative number moves it back, as may happen on a real host."""
         self._now += nanoseconds(seconds)

@@ -1,9 +1,10 @@
-"""What an application passes as ``connection=``: a database driver's connection, or SQLAlchemy's or Django's.
+"""Handles the argument ``connection=`` of an enqueue: an application's connection of a database driver, SQLAlchemy or
+Django.
 
-multiq's driver needs the database driver's connection inside of SQLAlchemy's or Django's, and must let the library run
-the first statement. With that statement SQLAlchemy begins its transaction: it commits no transaction that it has not
-begun. Django checks that its transaction can still be committed. multiq imports neither library, and recognizes their
-objects by documented attributes.
+A connection of SQLAlchemy or Django contains a connection of a database driver, such as PyMySQL. multiq uses this inner
+connection, but SQLAlchemy or Django must run the first statement. SQLAlchemy begins its transaction with this
+statement, and commits only transactions that it has begun. Django checks that its transaction can still be committed.
+multiq imports neither SQLAlchemy nor Django. It recognizes their objects by documented attributes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from multiq.errors import MultiqError, OptionInvalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_RUN_SYNC = (
-    "an asynchronous connection cannot be used here: await connection.run_sync(lambda c: queue.enqueue(body, "
-    "connection=c)), on an AsyncConnection or AsyncSession of SQLAlchemy's"
+RUN_SYNC = (
+    "an asynchronous connection cannot be used here: await queue.aenqueue(body, connection=...), with an "
+    "AsyncConnection or AsyncSession of SQLAlchemy's, or "
+    "connection.run_sync(lambda c: queue.enqueue(body, connection=c))"
 )
 
-_PERCENT = ("format", "pyformat")  # styles in which a statement's percent sign is written twice
+TWO_PHASE = (
+    "connection= must be in a transaction of one phase, got one of two phases: until the second phase, its jobs "
+    "would neither exist nor be gone"
+)
+
+_PERCENT = ("format", "pyformat")  # parameter styles in which a percent sign must be written twice
 
 
 class ExternalConnection:
@@ -32,31 +39,36 @@ class ExternalConnection:
         self.driver = driver
         """The database driver's own connection."""
         self.adapter = adapter
-        """The same connection, or SQLAlchemy's adapter, which gives an asyncio driver the interface of the DB API."""
+        """The same connection. For an asyncio driver: SQLAlchemy's adapter, which gives this connection the interface
+        of the DB API."""
         self.execute = execute
-        """Runs a statement without parameters through the library and returns its rows. None: there is no library."""
+        """Runs a statement without parameters through SQLAlchemy or Django, and returns its rows. None: the application
+        passed the database driver's own connection.
+        """
 
     @property
     def library(self) -> str:
-        """The package of the database driver that the connection belongs to."""
+        """The name of the database driver's package."""
         return type(self.driver).__module__.partition(".")[0]
 
     def begin(self) -> None:
-        """Let the library begin its transaction, if it has not. Raises if that transaction cannot be committed."""
+        """Let the library begin its transaction, if it has not begun one. Raises the library's error if the transaction
+        cannot be committed.
+        """
         if self.execute is not None:
             self.execute("SELECT 1")
 
 
 def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> ExternalConnection:
-    """Find the database driver's connection in *connection*; instances of *drivers* are used as they are.
+    """Return the database driver's connection that *connection* contains.
 
-    Raises the library's own errors, and ``OptionInvalid`` if there is no such connection inside. *expected*: what is
-    accepted, for the message.
+    *drivers* are the connection classes that need no unwrapping. *expected* describes the accepted connections, for the
+    error message. Raises the library's own errors, and ``OptionInvalid`` if *connection* contains no such connection.
     """
     if isinstance(connection, drivers):
         return ExternalConnection(connection, connection, None)
     if _is_of(connection, "sqlalchemy.ext.asyncio", "aiosqlite", "aiomysql", "asyncmy", "asyncio"):
-        raise OptionInvalid(f"connection= got a {_name(connection)}: {_RUN_SYNC}")
+        raise OptionInvalid(f"connection= got a {_name(connection)}: {RUN_SYNC}")
     if isinstance(connection, type) or _is_of(connection, "sqlalchemy.orm.session.sessionmaker"):
         raise OptionInvalid(f"connection= got a {_name(connection)}, which makes connections: call it")
     if _has(connection, "dispose", "raw_connection"):
@@ -75,22 +87,29 @@ def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> Externa
         _refuse_outside_run_sync(connection.get_bind())
         connection = connection.connection()
     if _has(connection, "exec_driver_sql"):
-        _refuse_outside_run_sync(connection)
-        pooled = connection.connection
-        return ExternalConnection(
-            pooled.driver_connection, pooled.dbapi_connection, lambda text: _sqlalchemy(connection, text)
-        )
+        return _of_sqlalchemy(connection)
     if _has(connection, "driver_connection", "dbapi_connection"):  # Engine.raw_connection()
         return ExternalConnection(connection.driver_connection, connection.dbapi_connection, None)
     raise OptionInvalid(f"connection= must be {expected}, got a {type(connection).__name__}")
 
 
+def is_asyncio(connection: Any) -> bool:
+    """Whether *connection* is an ``AsyncSession``, ``async_scoped_session`` or ``AsyncConnection`` of SQLAlchemy's."""
+    return _is_of(connection, "sqlalchemy.ext.asyncio") and not isinstance(connection, type)
+
+
+def of_asyncio(connection: Any) -> Any:
+    """Return the session or connection that has the method ``run_sync``. An ``async_scoped_session`` is a function that
+    returns its session."""
+    return connection if hasattr(type(connection), "run_sync") else connection()
+
+
 @contextlib.contextmanager
 def explained(translate: Callable[[BaseException], MultiqError | None]) -> Iterator[None]:
-    """Replace the errors that the use of the application's connection raises in this block by multiq's errors.
+    """Translate errors of the application's connection into multiq's errors while the block lasts.
 
-    *translate*: gets the database driver's error, and returns multiq's. It returns None for an error that does not come
-    from the database, but says that the connection cannot be used: then ``OptionInvalid`` is raised.
+    *translate* gets the database driver's error, and returns multiq's error. If *translate* returns None, the error
+    does not come from the database. In this case ``OptionInvalid`` is raised, because the connection cannot be used.
     """
     try:
         yield
@@ -101,7 +120,8 @@ def explained(translate: Callable[[BaseException], MultiqError | None]) -> Itera
 
 
 def driver_error(exc: BaseException) -> BaseException:
-    """The database driver's error inside an error of SQLAlchemy's or Django's; else *exc* itself."""
+    """If *exc* is an error of SQLAlchemy or Django, return the database driver's error that it contains. Otherwise
+    return *exc*."""
     inner = getattr(exc, "orig", None)
     if isinstance(inner, BaseException):
         return inner
@@ -114,7 +134,17 @@ def _refuse_outside_run_sync(bind: Any) -> None:
     """Raise ``OptionInvalid`` for an asyncio driver's connection that is used outside of ``run_sync``."""
     module = sys.modules.get("sqlalchemy.util.concurrency")
     if bind.dialect.is_async and module is not None and not module.in_greenlet():
-        raise OptionInvalid(f"connection= got a connection of {bind.dialect.driver} outside run_sync: {_RUN_SYNC}")
+        raise OptionInvalid(f"connection= got a connection of {bind.dialect.driver} outside run_sync: {RUN_SYNC}")
+
+
+def _of_sqlalchemy(connection: Any) -> ExternalConnection:
+    _refuse_outside_run_sync(connection)
+    if _is_of(connection.get_transaction(), "sqlalchemy.engine.base.TwoPhaseTransaction"):
+        raise OptionInvalid(TWO_PHASE)
+    pooled = connection.connection
+    return ExternalConnection(
+        pooled.driver_connection, pooled.dbapi_connection, lambda text: _sqlalchemy(connection, text)
+    )
 
 
 def _sqlalchemy(connection: Any, text: str) -> list[tuple[Any, ...]]:
@@ -123,7 +153,8 @@ def _sqlalchemy(connection: Any, text: str) -> list[tuple[Any, ...]]:
 
 
 def _django(connection: Any) -> ExternalConnection:
-    """Django's wrapper of a connection, or the proxy that applications import."""
+    """Unwrap a connection of Django. *connection*: Django's wrapper of a connection, or the proxy
+    ``django.db.connection``."""
 
     def execute(text: str) -> list[tuple[Any, ...]]:
         with connection.cursor() as cursor:
@@ -135,12 +166,15 @@ def _django(connection: Any) -> ExternalConnection:
 
 
 def _has(thing: Any, *names: str) -> bool:
-    """Whether the class of *thing* has these attributes: reading them from a closed connection may raise any error."""
+    """Whether *thing* has these attributes. Checks its class, because reading them from a closed connection may raise
+    any error.
+    """
     return all(hasattr(thing.__class__, name) for name in names)
 
 
 def _is_of(thing: Any, *paths: str) -> bool:
-    """Whether a path names the class of *thing*, a base class of it, or a module or package that has one of them."""
+    """Whether one of *paths* is the name of the class of *thing*, or of a base class. A path may also be the name of
+    the module or package of such a class."""
     names = [f"{base.__module__}.{base.__qualname__}." for base in type(thing).__mro__]
     return any(name.startswith(f"{path}.") for name in names for path in paths)
 

@@ -1,4 +1,5 @@
-"""Connecting to a server within a deadline, name resolution included, for drivers that own their sockets."""
+"""Connects to a server within a deadline. The deadline includes the name resolution. This is for drivers that own their
+sockets."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ Address: TypeAlias = "tuple[str, int] | str"
 
 
 def connect(address: Address, deadline: float) -> socket.socket:
-    """Return a socket connected to the first of the host's addresses that accepts. A forked child closes its copy.
+    """Return a socket that is connected to the first address of the host that accepts the connection. A forked child
+    closes its copy of the socket.
 
-    *deadline* is in ``time.monotonic``'s seconds. The socket's timeout is still what was left until *deadline*: the
-    caller sets a new timeout. Raises ``OSError``, ``TimeoutError`` at the deadline, and ``NameTimeoutError`` if the
-    host's addresses were not found by then.
+    *deadline* is a value of ``time.monotonic``. The caller must set the socket's timeout. Raises ``OSError``,
+    ``TimeoutError`` at the deadline, and ``NameTimeoutError`` if the host's addresses were not found by then.
     """
     if isinstance(address, str):
         return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
@@ -37,9 +38,9 @@ def connect(address: Address, deadline: float) -> socket.socket:
 
 
 def time_left(deadline: float) -> float:
-    """Seconds until *deadline*, more than 0: a timeout of 0 would make a socket non-blocking.
+    """Return the seconds until *deadline*. Raises ``TimeoutError`` if it has passed.
 
-    Raises ``TimeoutError`` if *deadline* has passed.
+    The result is never 0, because a timeout of 0 would make a socket non-blocking.
     """
     left = deadline - time.monotonic()
     if left <= 0:

@@ -1,7 +1,7 @@
-"""Pages of a listing: each ends with a cursor, from which the next page goes on.
+"""Pages of a listing. Each page has a cursor. The cursor is the beginning of the next page.
 
-The cursor names the last job shown, by the two numbers that the listing is sorted by. So a page never repeats or skips
-a job that stays where it is, whatever is enqueued or done meanwhile.
+The listing is sorted by two numbers. The cursor has the two numbers of the last job on the page. If a job keeps its
+place, no page repeats or skips it, even if other jobs are enqueued or done between two pages.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from typing import TypeAlias
 from multiq.errors import OptionInvalid
 
 Place: TypeAlias = tuple[int, int]
-"""Where a job stands in a listing: its sort key, and a sequence number that orders equal keys."""
+"""The place of a job in a listing: its sort key, and a sequence number that orders equal keys."""
 
 _END = 2**63  # stores count in 64 bits
 
 
 def cursor_of(place: Place) -> str:
-    """The cursor of a page whose last job stands at *place*."""
+    """Return the cursor of a page whose last job has this place."""
     return f"{place[0]}.{place[1]}"
 
 
 def read_cursor(after: str) -> Place:
-    """The place that a cursor names. Raises ``OptionInvalid`` for a text that is no cursor: users may pass any text."""
+    """Return the place in a cursor. Raises ``OptionInvalid`` if the text is not a cursor, because users may pass any
+    text.
+    """
     first, _, second = after.partition(".")
     with contextlib.suppress(ValueError):
         place = int(first), int(second)
@@ -33,5 +35,5 @@ def read_cursor(after: str) -> Place:
 
 
 def foreign_cursor(after: str) -> OptionInvalid:
-    """The error for a text that is not a cursor of this driver's."""
+    """Return the error for a text that is not a cursor of this driver."""
     return OptionInvalid(f"after must be the cursor that the previous page returned as its after, got {after!r}")

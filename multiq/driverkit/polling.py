@@ -1,14 +1,14 @@
-"""Waiting for jobs in a store that cannot notify its clients: polls, and notifications within the process.
+"""Waits for jobs in a store that cannot notify its clients, by polls and by notifications within the process.
 
 ====================  =======================================================================================
-``PollPause``         the pause between two polls: short right after activity, then longer and longer
-``Notifier``          wakes the consumers of a store that wait in this process, at once and without a poll
+``PollPause``         the pause between two polls: short after activity, then increasingly long
+``Notifier``          wakes the waiting consumers of this process, immediately and without a poll
 ``SharedPoller``      a notifier whose waiting consumers share polls: one of them polls for the whole process
 ====================  =======================================================================================
 
-Use a ``Notifier`` alone where a poll is nearly free and belongs to a consumer's own connection (SQLite). Use a
-``SharedPoller`` where each poll is a query to a server (MySQL). Get either from a ``driverkit.fork.PerProcess``: all
-consumers and producers of one store in a process must share one object.
+If a poll is nearly free and needs the consumer's own connection (SQLite), a ``Notifier`` is enough. Use a
+``SharedPoller`` if each poll is a query to a server (MySQL). Create both kinds of object with
+``driverkit.fork.PerProcess``, because all consumers and producers of one store in a process must share one object.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class PollPause:
-    """The pause between two polls, which grows with the time since the last activity."""
+    """Computes the pause between two polls. The pause grows with the time since the last activity."""
 
     def __init__(self, *, first: float, longest: float, growth: float, jitter: float = 0.0) -> None:
         """All times are seconds.
 
         Parameters:
             first: the pause right after activity.
-            longest: the longest pause: another process's job may be found about this late.
+            longest: the longest pause. A consumer may find another process's job this much later.
             growth: the pause grows by this share of the time since the last activity.
-            jitter: share by which a pause varies, so that processes started together do not poll together.
+            jitter: share by which a pause varies at random, so that processes do not poll at the same time.
         """
         self.first = first
         self.longest = longest
@@ -47,11 +47,11 @@ class PollPause:
         return time.monotonic() - self._active_at
 
     def speed_up(self) -> None:
-        """Poll often for a while: there was activity."""
+        """Record activity, so that the next pauses are short."""
         self._active_at = time.monotonic()
 
     def next(self) -> float:
-        """Seconds until the next poll."""
+        """Return the seconds until the next poll."""
         pause = min(self.longest, self.first + self.idle * self.growth)
         if self.jitter:
             pause *= random.uniform(1 - self.jitter, 1 + self.jitter)  # noqa: S311 - spreads the polls, guards nothing
@@ -59,13 +59,14 @@ class PollPause:
 
 
 class Listener(Protocol):
-    """What a notification releases: a ``threading.Lock`` that is held, or another object with a ``release`` method."""
+    """A waiting consumer. A notification calls ``release``. A ``threading.Lock`` that is held can be a listener."""
 
     def release(self) -> None: ...
 
 
 class Notifier:
-    """Counts notifications, so that none is missed between a poll of the queues and the wait."""
+    """Releases listeners. ``notifications`` shows whether there was a notification between a poll of the queues and the
+    wait."""
 
     def __init__(self) -> None:
         self.notifications = 0
@@ -75,8 +76,8 @@ class Notifier:
     def notify(self) -> None:
         """Release all listeners.
 
-        Holds the lock meanwhile, so that no listener is removed: a removed listener may be closed, and its file number
-        reused.
+        Holds the lock until all are released, so that no listener is removed and closed before its release. The file
+        descriptor of a closed listener could already belong to another file.
         """
         with self._guard:
             self.notifications += 1
@@ -86,7 +87,8 @@ class Notifier:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Register *listener* for the duration of the block: the next notification releases it, once."""
+        """Register *listener* while the block lasts. The next notification releases it, and later notifications do
+        not."""
         with self._guard:
             self._listeners.append(listener)
         try:
@@ -97,31 +99,31 @@ class Notifier:
 
 
 class Found(NamedTuple):
-    """What one poll has found."""
+    """The result of one poll."""
 
     working: Collection[str]
     """The queues that have a job to reserve."""
     changes_in: float
-    """Seconds until one of the queues may get a job without a call: a delay, a lease or a pause ends.
+    """Seconds until a delay, a lease or a pause in one of the queues ends. This may make a job ready.
 
-    A value beyond the next poll makes no difference.
+    Values beyond the next poll need not be exact.
     """
 
 
 class SharedPoller:
-    """Lets all waiting consumers of a process share one poll, and wakes those whose queues have work."""
+    """Lets all waiting consumers of a process share one poll, and wakes those whose queues have jobs."""
 
     def __init__(self, pause: PollPause) -> None:
         self.pause = pause
         self.notifications = 0
-        """How often consumers were notified. Read it before the query for jobs that precedes ``sleep``."""
+        """The number of calls of ``notify``. Read it before you query for jobs, and pass it to ``sleep``."""
         self._lock = threading.Lock()
         self._waiters: list[_Waiter] = []
         self._polling_waiter: _Waiter | None = None
 
     @property
     def waiting(self) -> int:
-        """How many consumers wait now."""
+        """The number of waiting consumers."""
         return len(self._waiters)
 
     def notify(self) -> None:
@@ -134,10 +136,11 @@ class SharedPoller:
     def sleep(
         self, queues: Sequence[str], notifications: int, until: float, poll: Callable[[Sequence[str]], Found]
     ) -> None:
-        """Sleep until there are more *notifications*, or work in *queues*, or the monotonic clock reaches *until*.
+        """Sleep until ``notify`` was called, one of *queues* has a job, or the monotonic clock reaches *until*.
 
-        *poll*: queries the queues that it gets, which are those of all waiting consumers. This thread calls *poll* if
-        no other thread polls already. An error of *poll* is raised here; then another consumer polls.
+        Returns immediately if the number of notifications is not *notifications* any more. *poll* queries the queues of
+        all waiting consumers. The calling thread calls *poll* if no other thread polls already. If *poll* raises an
+        error, this method raises it, and another consumer polls from then on.
         """
         waiter = _Waiter(queues)
         with self._lock:
@@ -152,7 +155,8 @@ class SharedPoller:
                 if self._polling_waiter is waiter:
                     self._polling_waiter = None
                 if self._polling_waiter is None and self._waiters:
-                    self._waiters[0].wake()  # its consumer returns, calls this method again, and polls for all
+                    # the waiting consumer returns, calls this method again, and polls for all consumers
+                    self._waiters[0].wake()
 
     def _wait(self, waiter: _Waiter, until: float, poll: Callable[[Sequence[str]], Found]) -> None:
         with self._lock:
@@ -192,7 +196,7 @@ class _Waiter:
         self._is_woken = False
 
     def wake(self) -> None:
-        """Wake the consumer. Idempotent. The caller holds the poller's lock."""
+        """Wake the consumer. A second call has no effect. The caller holds the poller's lock."""
         if not self._is_woken:
             self._is_woken = True
             self._wakeup.release()

@@ -1,7 +1,8 @@
-"""Job records as of now, for stores that keep a due time in a column: the stored state of a due job may change later.
+"""Job records at the present time, for stores that keep a job's due time in a column.
 
-A delayed job that is due, and a reserved one whose lease has ended, are ready, even if no statement has changed their
-stored state yet. Records and counts show them as ready at once; a lease that ended counts as a crash.
+A delayed job that is due is ready. A reserved job whose lease has ended is ready, too. The stored state of such a job
+may stay unchanged until a later call. Records and counts already show the job as ready, and count a crash for a lease
+that has ended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _ENDS_BY_TIME = frozenset({State.DELAYED, State.RESERVED})
 
 
 def effective_state(stored: State, *, is_due: bool) -> State:
-    """The state of a job now. *is_due*: the time that is stored with the job (a delay's or a lease's end) has come."""
+    """Return the present state of a job. *is_due*: whether the end of its delay or lease has passed."""
     return State.READY if is_due and stored in _ENDS_BY_TIME else stored
 
 
@@ -30,16 +31,21 @@ def job_record(
     kicks: int,
     age: float,
     reason: str | None,
+    memo: bytes | None = None,
+    detail: bytes | None = None,
+    awaits: int | None = 0,
+    unique_key: bytes | None = None,
+    held_by: str | None = None,
 ) -> JobRecord:
-    """The public record of a job as it stands now.
+    """Return the public record of a job at the present time.
 
     Parameters:
-        stored: its state in the store.
-        left: seconds until its delay or lease ends; 0 or less: it has ended.
-        crashes: as stored: a lease that has just ended is not counted there yet.
-        age: seconds since it was enqueued.
+        stored: the job's state in the store.
+        left: seconds until the job's delay or lease ends. 0 or less: it has ended.
+        crashes: the stored number, which does not yet count a lease that has just ended.
+        age: seconds since the job was enqueued.
 
-    The other parameters are passed on as they are.
+    The other parameters are fields of the record.
     """
     state = effective_state(stored, is_due=left <= 0)
     return JobRecord(
@@ -52,7 +58,12 @@ def job_record(
         attempt=attempt,
         crashes=crashes + (stored is State.RESERVED and state is State.READY),
         kicks=kicks,
-        due_in={State.READY: 0.0, State.BURIED: None}.get(state, left),
+        due_in={State.READY: 0.0, State.BURIED: None, State.HELD: None}.get(state, left),
         age=age,
         reason=reason,
+        memo=memo,
+        detail=detail,
+        unique_key=unique_key,
+        held_by=held_by,
+        awaits=awaits,
     )

@@ -1,4 +1,4 @@
-"""Guards methods that parse a server's replies: a malformed reply raises ``BackendUnavailable``, not ``IndexError``."""
+"""Makes methods that parse replies raise ``BackendUnavailable`` for a malformed reply, instead of ``IndexError``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PARSE_ERRORS: tuple[type[Exception], ...] = (
     msgspec.MsgspecError,
     struct.error,
 )
-"""What parsing code raises for a reply of an unexpected shape."""
+"""The errors that parsing code raises for a malformed reply."""
 
 BACKEND_METHODS = (
     "enqueue",
@@ -43,16 +43,20 @@ BACKEND_METHODS = (
     "pause",
     "resume",
     "purge",
+    "outcomes",
+    "history",
+    "forget",
     "doctor",
 )
 """The methods of a ``Backend`` that parse replies."""
 
 
 def guarded(*methods: str, server: str, also: tuple[type[Exception], ...] = ()) -> Callable[[_C], _C]:
-    """A class decorator: *methods* raise ``BackendUnavailable`` for replies that *server* ("a Redis") cannot have sent.
+    """Return a class decorator. It makes *methods* raise ``BackendUnavailable`` for malformed replies.
 
-    *also*: a client library's errors that mean the same. After such a reply, the next one on the connection may belong
-    to an earlier request. So a class that keeps connections has a method ``_discard_connections``, which closes them.
+    *server* is the expected server, for the error message ("a Redis"). *also* has errors of a client library that mean
+    a malformed reply. After a malformed reply, the next reply on the connection may belong to an earlier request. So a
+    class that keeps connections needs a method ``_discard_connections`` that closes them.
     """
 
     def guard(cls: _C) -> _C:

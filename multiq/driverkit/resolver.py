@@ -1,13 +1,13 @@
-"""Name resolution with a deadline, which the system's resolver does not have.
+"""Resolves host names with a deadline. The system's resolver has no deadline.
 
-A name is resolved in a thread, which may outlive the deadline if the resolver is slow. Callers that want the same name
-meanwhile wait for the same thread: each name has one thread at most.
+A thread resolves a name, and may run beyond the deadline if the resolver is slow. If other callers need the same name
+in the meantime, they wait for the same thread. So there is at most one thread for each name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way during a fork never ends in the child
+import encodings.idna  # noqa: F401 - getaddrinfo needs it; an import that runs during a fork never ends in the child
 import socket
 import threading
 import time
@@ -17,7 +17,8 @@ from typing import Any
 
 from .fork import forks
 
-_pending: dict[tuple[int, str, int], Future[list[Any]]] = {}  # by fork generation, too: a child has none of the threads
+# the key begins with the fork generation, because a child has none of its parent's threads
+_pending: dict[tuple[int, str, int], Future[list[Any]]] = {}
 
 
 class NameTimeoutError(TimeoutError):
@@ -25,7 +26,9 @@ class NameTimeoutError(TimeoutError):
 
 
 def resolve(host: str, port: int, deadline: float) -> list[Any]:
-    """Return what ``socket.getaddrinfo`` finds for TCP. Raises ``OSError``; at the deadline ``NameTimeoutError``."""
+    """Return the result of ``socket.getaddrinfo`` for TCP. Raises ``OSError``, and ``NameTimeoutError`` at
+    *deadline*.
+    """
     with contextlib.suppress(socket.gaierror):  # an address in digits needs no resolver
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     key = forks.generation, host, port
@@ -42,7 +45,7 @@ def resolve(host: str, port: int, deadline: float) -> list[Any]:
 def _start(key: tuple[int, str, int], answer: Future[list[Any]]) -> None:
     try:
         threading.Thread(target=_look_up, args=(key, answer), name=f"multiq-name-{key[1]}", daemon=True).start()
-    except RuntimeError:  # no thread can be started: resolve here, without a deadline
+    except RuntimeError:  # no thread can be started, so this thread resolves the name, without a deadline
         _look_up(key, answer)
 
 

@@ -1,9 +1,9 @@
-"""Sockets with a deadline and a size limit for a whole reply, for a client library that takes a connected socket.
+"""Sockets with a deadline and a size limit for a whole reply, for a client library that accepts a connected socket.
 
-A timeout of such a library, PyMySQL for example, holds for one ``recv``: a server that sends a byte now and then can
-make a call last for ever. Such libraries read through ``socket.makefile``, which calls ``recv_into``, and write with
-``sendall``. In the classes here, both methods keep the deadline. To set the socket's own timeout is a system call, so
-both methods set it only if it differs from the time that is left by more than a tenth of a second.
+A timeout of such a library (PyMySQL, for example) limits only one ``recv``. A server that sends a byte now and then
+could make a call last for ever. Such libraries read through ``socket.makefile``, which calls ``recv_into``, and write
+with ``sendall``. In the classes here, both methods end at the deadline. Setting the socket's own timeout is a system
+call. So both methods set it only if it is shorter than the remaining time, or more than a tenth of a second longer.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .tls import handshake
 
 _SLACK = 0.1  # seconds that a read may end later than the deadline
 _LARGEST_REPLY = 640_000_000  # bytes; as in the Redis driver
+_BUFFER = 65_536  # bytes: a claim of 100 jobs takes two reads then, and six with Python's default of 8,192
 
 
 class DeadlineSocket(socket.socket):
-    """What both classes of sockets share: the deadline and the size limit."""
+    """The base class of both sockets, with the deadline and the size limit."""
 
     deadline = math.inf
     """The monotonic time at which all reads and writes end."""
     period: float | None = None
-    """Seconds from the start of a write to the deadline, which each write sets. None: writes do not set the deadline.
-    """
+    """Each write sets the deadline to this many seconds after its start. None: writes do not set the deadline."""
     _received = 0  # bytes since the last write
 
     def bound(self) -> None:
@@ -46,6 +46,9 @@ class DeadlineSocket(socket.socket):
         if self.period is not None:
             self.deadline = monotonic() + self.period
         self.bound()
+
+    def makefile(self, mode: str = "r", buffering: int | None = None, **options: Any) -> Any:
+        return super().makefile(mode, _BUFFER if buffering is None else buffering, **options)  # type: ignore[call-overload]
 
     def counted(self, size: int) -> int:
         """Call after a read of *size* bytes."""
@@ -87,13 +90,13 @@ class TimedTlsSocket(DeadlineSocket, ssl.SSLSocket):
 
 
 class TimedTlsContext:
-    """Takes the place of the ``SSLContext`` of one connection, for a library that calls nothing but ``wrap_socket``."""
+    """Replaces the ``SSLContext`` of one connection, for a library that calls only ``wrap_socket``."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._context = context
 
     def wrap_socket(self, sock: TimedSocket, server_hostname: str) -> TimedTlsSocket:
-        """Do the handshake, within the deadline of *sock*."""
+        """Do the handshake. It must end before the deadline of *sock*."""
         wrapped = handshake(self._context, sock, server_hostname, sock.deadline)
         assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - the caller sets the context's sslsocket_class
         wrapped.deadline = sock.deadline
@@ -101,9 +104,9 @@ class TimedTlsContext:
 
 
 def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
-    """The same connection as a socket that keeps a deadline. *sock* cannot be used after this.
+    """Return a socket with a deadline for the connection of *sock*. *sock* itself cannot be used afterwards.
 
-    A forked child closes its copy.
+    A forked child closes its copy of the new socket.
     """
     made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
     forks.close_in_child(made)

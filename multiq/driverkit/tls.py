@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import socket
 
 openssl_lock = threading.RLock()
-"""A thread holds this lock while OpenSSL computes for it, and while it forks.
+"""A thread holds this lock while it calls OpenSSL for a handshake, and while it forks.
 
-OpenSSL fills process-wide tables during a handshake, each under a lock. A child forked at that moment inherits the held
-lock, but not the thread that would release it: the child's own first handshake hangs for ever. Measured without this
-lock: 13 of 1,500 children hung, while two threads connected and a third one forked.
+During a handshake, OpenSSL fills process-wide tables, each under a lock. A child that is forked at this moment inherits
+the held lock, but not the thread that would release it. The child's own first handshake would hang for ever. In a test
+without this lock, 13 of 1,500 children hung, while two threads connected and a third one forked.
 """
 
 forks.hold(openssl_lock)
@@ -41,14 +41,14 @@ def tls_context(
     """Return a context that verifies the server's certificate and host name.
 
     Parameters:
-        ca: file with the authority's certificate; None: the system's authorities.
-        cert: file with the client's certificate, if the server wants one.
-        key: file with its private key, if that is not in *cert*.
-        skip_verification: accept any certificate, and warn.
+        ca: file with the authority's certificate. None: the system's authorities.
+        cert: file with the client's certificate, if the server requires one.
+        key: file with the private key of *cert*, if the key is not in *cert*.
+        skip_verification: accept any certificate, and log a warning.
         prefix: the beginning of the names of *ca*, *cert* and *key* in the URL, for messages.
-        ca_path: folder with authorities' certificates, instead of *ca* or beside it.
-        key_password: what decrypts the private key, if it is encrypted.
-        ciphers: the allowed ciphers, as OpenSSL lists them; those of TLS 1.3 stay allowed. None: Python's list.
+        ca_path: folder with authorities' certificates, instead of *ca* or in addition to it.
+        key_password: the password of the private key, if it is encrypted.
+        ciphers: the allowed ciphers, as OpenSSL lists them. None: Python's list. Ciphers of TLS 1.3 are always allowed.
 
     Raises ``UrlInvalid`` for files that cannot be used.
     """
@@ -78,11 +78,11 @@ def tls_context(
 
 
 def handshake(context: ssl.SSLContext, sock: socket.socket, name: str, deadline: float) -> ssl.SSLSocket:
-    """Return *sock* wrapped in TLS, verified for the server's host *name*; *sock* itself is not usable afterwards.
+    """Return a TLS socket for the connection of *sock*, verified for the host *name*. *sock* cannot be used afterwards.
 
-    A forked child closes its copy of the new socket. Another thread that forks meanwhile waits only while OpenSSL
-    computes, and not until the server answers. Raises ``ssl.SSLError``, ``OSError``, and ``TimeoutError`` at the
-    *deadline*.
+    A forked child closes its copy of the new socket. If another thread forks during the handshake, the fork waits while
+    OpenSSL computes. It does not wait until the server answers. Raises ``ssl.SSLError``, ``OSError``, and
+    ``TimeoutError`` at *deadline*.
     """
     sock.settimeout(0)
     with openssl_lock:
@@ -102,7 +102,7 @@ def handshake(context: ssl.SSLContext, sock: socket.socket, name: str, deadline:
 
 
 def _step(sock: ssl.SSLSocket) -> int | None:
-    """Do as much of the handshake as there is data for. Returns the event to wait for. None: the handshake is done."""
+    """Continue the handshake as far as possible. Returns the event to wait for, or None if the handshake is done."""
     try:
         with openssl_lock:
             sock.do_handshake()

@@ -1,4 +1,4 @@
-"""A self-pipe by which another thread ends a wait, for drivers that wait in ``poll`` on sockets."""
+"""A self-pipe, for drivers that wait for sockets with ``poll``. Another thread can end the wait by this pipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .fork import forks
 
 
 class Wakeup:
-    """Opens its pipe at the first wait. A forked child opens a new pipe, as its parent still polls the old one."""
+    """Opens its pipe at the first wait. A forked child opens a new pipe, because its parent still polls the old one."""
 
     def __init__(self) -> None:
         self._pipe: tuple[int, int] | None = None
@@ -29,7 +29,7 @@ class Wakeup:
         return self._pipe[0]
 
     def notify(self) -> None:
-        """End the wait, if there is one. Callable from any thread."""
+        """End the wait, if a thread waits. Thread-safe."""
         if self._pipe is not None and self._generation == forks.generation:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], b"!")
@@ -41,7 +41,7 @@ class Wakeup:
                 os.read(self._pipe[0], 4096)
 
     def close(self) -> None:
-        """Close the pipe; the next ``open`` makes a new one."""
+        """Close the pipe. The next ``open`` opens a new pipe."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None and self._generation == forks.generation:
             for end in pipe:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .model import LogSettings, Settings, WorkerSettings
+from .model import LogSettings, PayloadSettings, Settings, WorkerSettings
 
-__all__ = ["LogSettings", "Settings", "WorkerSettings"]
+__all__ = ["LogSettings", "PayloadSettings", "Settings", "WorkerSettings"]

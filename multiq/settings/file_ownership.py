@@ -1,7 +1,4 @@
-"""Checks which users can write a file.
-
-multiq trusts a file only if no user except the current one and root can change it.
-"""
+"""Checks whether multiq may trust a file: only the current user and root may be able to change it."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ import stat
 def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
     """Return the reason not to trust a file, or None if the file is safe.
 
-    *link* is the ``lstat`` of the file's name. *file* is the ``fstat`` of the opened file. A group may write the file
-    if the group has no other member, because some systems give each user a private group.
+    *link* is the ``lstat`` of the file's path, which may be a symbolic link. *file* is the ``fstat`` of the opened
+    file. A group may write the file if it is the owner's private group, which some systems create for each user.
     """
     if not hasattr(os, "geteuid"):  # Windows has no POSIX owners
         return None

@@ -1,8 +1,8 @@
 """Loads the settings from a configuration file and from environment variables. The variables take precedence.
 
-multiq searches the current folder, and then the folders above it. The first file found is used: ``multiq.toml``, or a
-``pyproject.toml`` with a ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another file instead. All mistakes are
-reported together, each with its file and key.
+multiq searches the current folder, and then the folders above it. multiq uses the first file that it finds:
+``multiq.toml``, or a ``pyproject.toml`` with a ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another file instead.
+All mistakes are reported together, each with its file and key.
 
 Unless ``MULTIQ_CONFIG`` names the file, it must belong to the user or to root, and other users must not be able to
 write the file. URLs in the file may refer to secrets in environment variables and in other files. Another user who can
@@ -23,10 +23,20 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from multiq.errors import NameInvalid, SettingsInvalid
+from multiq.formatting import shown
 from multiq.validation import check_name
 
 from .file_ownership import distrust
-from .model import KEYS, LogSettings, Settings, WorkerSettings, check_setting, no_connection
+from .model import (
+    KEYS,
+    SECRET_KEYS,
+    LogSettings,
+    PayloadSettings,
+    Settings,
+    WorkerSettings,
+    check_setting,
+    no_connection,
+)
 from .url import redact
 
 if TYPE_CHECKING:
@@ -35,26 +45,37 @@ if TYPE_CHECKING:
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OUR_TABLE = re.compile(rb"""^[ \t]*\[[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?multiq\b""", re.MULTILINE)
 _AUTHORITY_END = re.compile("[/?#]")
-_SECTIONS = ("worker", "log", "connections")
+_SECTIONS = ("worker", "payload", "log", "connections")
 _FILE_ROOM = 1 << 20  # bytes
 
 
-def load_settings(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+def load_settings(
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    table: dict[str, Any] | None = None,
+    source: Path | str | None = None,
+) -> Settings:
     """Return the settings for *folder* (default: the current folder) and *environment* (default: ``os.environ``).
+
+    - *table*: replaces the content of the file. None: the file's content is used, if there is a file.
+    - *source*: the name of *table* in messages.
 
     Raises ``SettingsInvalid`` with all problems.
     """
     env = os.environ if environment is None else environment
     problems: list[str] = []
-    source = find_file(folder, env)
-    is_named = bool(env.get("MULTIQ_CONFIG"))
-    table = _read(source, problems, is_named=is_named) if source is not None else {}
+    if table is None:
+        source = find_file(folder, env)
+        is_named = bool(env.get("MULTIQ_CONFIG"))
+        table = _read(source, problems, is_named=is_named) if source is not None else {}
     values, connections = _from_table(table, str(source), env, problems)
     values.update(_from_environment(env, problems))
-    url = values.get("url")
-    if url is not None and "://" not in url and url not in connections:
-        where = "environment: MULTIQ_URL" if env.get("MULTIQ_URL") else f"{source}: url"
-        problems.append(f"{where}: {no_connection(url, connections)}")
+    for key in ("url", "store"):
+        url = values.get(key)
+        if url is not None and "://" not in url and url not in connections:
+            where = f"environment: {_variable(key)}" if env.get(_variable(key)) else f"{source}: {key}"
+            problems.append(f"{where}: {no_connection(url, connections)}")
     if problems:
         raise SettingsInvalid(problems)
     return _build(values, connections)
@@ -98,15 +119,17 @@ def _is_file(path: Path) -> bool:
 
 
 def _configures_multiq(project: Path) -> bool:
-    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. A file that is not TOML has no table."""
+    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. For a file that is not TOML: False."""
     if not _is_file(project):
         return False
     try:
         text, reason = _content(project, is_named=False)
-        if reason is not None:  # only searched, because parsing a key of 20,000 parts takes minutes
+        # An untrusted file is only searched for the table's header. It is not parsed, because a hostile file could take
+        # minutes, for example with a key of 20,000 parts.
+        if reason is not None:
             return _OUR_TABLE.search(text) is not None
         tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
-    except (OSError, ValueError, RecursionError):  # a number that is too long raises ValueError
+    except (OSError, ValueError, RecursionError):  # TOMLDecodeError is a ValueError
         return False
     return isinstance(tools, dict) and "multiq" in tools
 
@@ -134,12 +157,13 @@ def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any
 
 
 def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
-    """Return a file's content, and the reason not to use the file or None.
+    """Return a file's content, and the reason why the file must not be used. The reason is None if the file may be
+    used.
 
-    The check reads the owner and the mode of the opened file, because another user could replace the file before it is
-    opened.
+    The owner and the mode are checked after the file is opened. If they were checked before, another user could replace
+    the file between the check and the opening.
     """
-    # With O_NONBLOCK, opening does not block if a pipe has replaced the file.
+    # With O_NONBLOCK, ``open`` does not block if another user has replaced the file by a pipe.
     flags = 0 if is_named else getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         reason = None if is_named else distrust(path.lstat(), os.fstat(file.fileno()))
@@ -164,19 +188,28 @@ def _from_table(
         elif key not in KEYS:
             problems.append(f"{where}: unknown key{_hint(key)}")
         else:
+            if key in SECRET_KEYS and isinstance(value, list):
+                value = [_with_variables(entry, where, env, problems) for entry in value]  # noqa: PLW2901
             checked = _check(key, value, where, problems)
-            values[key] = _expand(checked, where, env, problems) if key == "url" and checked else checked
+            values[key] = _expand(checked, where, env, problems) if key in {"url", "store"} and checked else checked
     return values, connections
 
 
 def _flatten(table: dict[str, Any], source: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
-        if name not in _SECTIONS:
+        if not isinstance(name, str):
+            problems.append(f"{source}: a key must be a text, like 'url', got {shown(name)}")
+        elif name not in _SECTIONS:
             yield name, value
         elif not isinstance(value, dict):
             problems.append(f"{source}: {name}: must be a table: [{name}]")
         else:
-            yield from ((f"{name}.{inner}", content) for inner, content in value.items())
+            for inner, content in value.items():
+                if isinstance(inner, str):
+                    yield f"{name}.{inner}", content
+                else:
+                    like = next((key for key in KEYS if key.startswith(f"{name}.")), f"{name}.NAME")
+                    problems.append(f"{source}: a key must be a text, like {like!r}, got {shown(inner)}")
 
 
 def _connection(name: str, value: Any, where: str, env: Mapping[str, str], problems: list[str]) -> str:
@@ -192,7 +225,7 @@ def _connection(name: str, value: Any, where: str, env: Mapping[str, str], probl
 
 
 def _expand(template: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
-    """Replace each ``${NAME}`` in a URL by the environment variable NAME.
+    """Replace each ``${NAME}`` in a URL by the value of the environment variable NAME.
 
     In the user name and the password, the value is percent-encoded. Elsewhere, the value is inserted unchanged.
     """
@@ -208,6 +241,15 @@ def _expand(template: str, where: str, env: Mapping[str, str], problems: list[st
         return quote(value, safe="") if match.start() < credentials_end else value
 
     return _REFERENCE.sub(value_of, template)
+
+
+def _with_variables(entry: Any, where: str, env: Mapping[str, str], problems: list[str]) -> Any:
+    """Replace each ``${NAME}`` in a key by the value of the environment variable NAME."""
+    if not isinstance(entry, str):
+        return entry
+    missing = [match[1] for match in _REFERENCE.finditer(entry) if match[1] not in env]
+    problems += [f"{where}: a key refers to ${{{name}}}, which is not set" for name in missing]
+    return _REFERENCE.sub(lambda match: env.get(match[1], ""), entry)
 
 
 def _from_environment(env: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
@@ -244,5 +286,9 @@ def _build(values: dict[str, Any], connections: dict[str, str]) -> Settings:
 
     top = {key: value for key, value in values.items() if "." not in key}
     return Settings(
-        connections=connections, worker=WorkerSettings(**section("worker")), log=LogSettings(**section("log")), **top
+        connections=connections,
+        worker=WorkerSettings(**section("worker")),
+        payload=PayloadSettings(**section("payload")),
+        log=LogSettings(**section("log")),
+        **top,
     )

@@ -8,9 +8,11 @@ import msgspec
 
 from multiq.envelope import MAX_BODY_DEFAULT
 from multiq.errors import MultiqError, SettingsInvalid
+from multiq.outcome import MAX_RESULT_DEFAULT
 
+from .process_range import MOST_PROCESSES, read_process_range
 from .queue_order import POLICIES, read_queues
-from .url import redact
+from .url import has_store, redact, with_store, without_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -52,9 +54,22 @@ def _whole_or_none(least: int, most: int) -> Callable[[Any], int | None]:
     return lambda value: None if value is None else check(value)
 
 
+def _processes(value: Any) -> int | str | None:
+    if isinstance(value, str):
+        read_process_range(value)
+        return value
+    return _whole_or_none(0, MOST_PROCESSES)(value)
+
+
 def _seconds(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 86400:
         raise ValueError("must be a number of seconds from 0 to 86400")
+    return float(value)
+
+
+def _scale_seconds(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.1 <= value <= 86400:
+        raise ValueError("must be a number of seconds from 0.1 to 86400")
     return float(value)
 
 
@@ -90,8 +105,17 @@ def _queues(value: Any) -> tuple[str, ...] | dict[str, int] | None:
     return tuple(weights) if all(weight == 1 for weight in weights.values()) else weights
 
 
+def _modules(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise ValueError("must be a list of modules, like ['shop.mail', 'shop.orders']")
+    for name in value:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name!r} must be a module like 'shop.mail'")
+    return tuple(value)
+
+
 def _number(text: str) -> Any:
-    """Text that is not a number is returned unchanged, and the check rejects it."""
+    """Return the number in *text*. If *text* is not a number, return it unchanged: the setting's check rejects it."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -101,7 +125,7 @@ def _number(text: str) -> Any:
 
 
 def _truth(text: str) -> Any:
-    """Text that is neither true nor false is returned unchanged, and the check rejects it."""
+    """Return True or False for *text*. If it is neither, return it unchanged: the setting's check rejects it."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
 
 
@@ -109,14 +133,27 @@ def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-#: All settings except connections. The environment variable of worker.grace is MULTIQ_WORKER_GRACE.
+def _keys(value: Any) -> Any:
+    if isinstance(value, list | tuple) and not value:
+        return ()  # most programs have no keys, and need not import this module
+    from multiq.payloads.keys import read_keys
+
+    return read_keys(value)
+
+
+#: All settings except connections. The environment variable of ``worker.grace`` is MULTIQ_WORKER_GRACE.
 KEYS: dict[str, Key] = {
     "url": Key(_text, str),
+    "store": Key(_text_or_none, str),
     "app": Key(_text_or_none, str),
+    "include": Key(_modules, _list),
     "max_body": Key(_whole(1, 2**31), _number),
+    "max_result": Key(_whole(1, 2**31), _number),
     "worker.queues": Key(_queues, _list),
     "worker.policy": Key(_word_or_none(*POLICIES), str),
-    "worker.processes": Key(_whole_or_none(0, 1024), _number),
+    "worker.processes": Key(_processes, _number),
+    "worker.scale_up_after": Key(_scale_seconds, _number),
+    "worker.scale_down_after": Key(_scale_seconds, _number),
     "worker.threads": Key(_whole(1, 1024), _number),
     "worker.concurrency": Key(_whole(0, 100_000), _number),
     "worker.prefetch": Key(_whole(1, 10_000), _number),
@@ -124,6 +161,10 @@ KEYS: dict[str, Key] = {
     "worker.kill_after": Key(_seconds, _number),
     "worker.health_file": Key(_text_or_none, str),
     "worker.http": Key(_text_or_none, str),
+    "payload.sign": Key(_keys, _list),
+    "payload.encrypt": Key(_keys, _list),
+    "payload.compress": Key(_whole_or_none(0, 2**31), _number),
+    "payload.accept_unsigned": Key(_flag, _truth),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
     "log.jobs": Key(_flag, _truth),
@@ -132,14 +173,20 @@ KEYS: dict[str, Key] = {
 }
 
 
+SECRET_KEYS = ("payload.sign", "payload.encrypt")
+"""The settings whose values no message may show."""
+
+
 def check_setting(key: str, value: Any) -> Any:
     """Return *value* in its normal form.
 
-    Raises ``ValueError``. The message has the rule and the value, with passwords masked.
+    Raises ``ValueError``. The message of the error has the rule and the value, with passwords masked.
     """
     try:
         return KEYS[key].check(value)
     except ValueError as exc:
+        if key in SECRET_KEYS:
+            raise
         shown = redact(value if isinstance(value, str) else repr(value))
         raise ValueError(f"{exc}, got {shown if len(shown) <= 60 else shown[:57] + '...'}") from exc
 
@@ -165,22 +212,29 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of workers. The command line and the constructor of ``Worker`` override them."""
 
     queues: tuple[str, ...] | dict[str, int] | None = None
-    """Names in order, or a mapping of names to weights. None: the queues of the app's tasks."""
+    """The names in order of urgency, or a mapping of names to weights. None: the queues of the app's tasks."""
     policy: str | None = None
-    """``strict`` follows the order of the queues. ``weighted`` shares by their weights. ``round-robin`` shares equally.
+    """``strict``: while an earlier queue has a due job, no job of a later queue is taken. ``weighted`` takes jobs by
+    the weights of the queues. ``round-robin`` takes the same number of jobs from each queue.
 
     None: ``strict`` if queues are named, else ``round-robin``.
     """
-    processes: int | None = None
-    """The number of worker processes under a supervisor. 0: no supervisor, jobs run in this process.
+    processes: int | str | None = None
+    """The number of worker processes under a supervisor. 0: no supervisor, jobs run in this process. ``MIN:MAX``, like
+    ``1:8``: the worker scales between these numbers.
 
     None: 1 on the command line, and 0 for a ``Worker`` that a program creates.
     """
+    scale_up_after: float = 1.0
+    """Seconds for which jobs wait before a worker that scales starts more processes."""
+    scale_down_after: float = 30.0
+    """Seconds for which a worker that scales keeps processes that it does not need."""
     threads: int = 1
     concurrency: int = 0
-    """The number of coroutine jobs at a time. 0: jobs run on threads."""
+    """The largest number of coroutine jobs that run at the same time. 0: jobs run on threads."""
     prefetch: int = 100
-    """The maximum number of jobs held in addition to running jobs. This number is reached only with very short jobs."""
+    """The largest number of jobs that a process reserves in addition to its running jobs. It does this only while jobs
+    are short."""
     grace: float = 25.0
     """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills a container after 30 seconds."""
     kill_after: float = 2.0
@@ -194,17 +248,30 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         _check_fields(self, "worker.")
 
 
+class PayloadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of ``multiq.Payloads``, for apps that are constructed without ``payloads``."""
+
+    sign: tuple[Any, ...] = ()
+    encrypt: tuple[Any, ...] = ()
+    compress: int | None = None
+    accept_unsigned: bool = False
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "payload.")
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of logging. ``slow_job`` and ``summary`` also apply to workers that a program creates."""
 
     level: str = "info"
     format: str = "text"
     jobs: bool = False
-    """Whether each finished job is logged at level info instead of debug. A line costs as much as a short job."""
+    """Whether each finished job is logged at level info instead of debug. Writing a log line takes as long as running a
+    short job."""
     slow_job: float = 10.0
     """A job that takes more than this many seconds is logged as a warning. 0: never."""
     summary: float = 60.0
-    """The longest interval in seconds between two summaries of a process in the log. 0: no summaries."""
+    """The longest time in seconds between two summaries of the jobs that a process has finished. 0: no summaries."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "log.")
@@ -214,31 +281,44 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings. ``connections`` maps names to URLs. Raises ``SettingsInvalid`` if a value breaks its rule."""
 
     url: str = DEFAULT_URL
+    store: str | None = None
+    """A URL, or a connection's name: the store that keeps outcomes and held jobs for ``url``. It is for a backend that
+    stores only jobs."""
     app: str | None = None
     """The default app of ``multiq worker``, as ``module:attribute``."""
+    include: tuple[str, ...] = ()
+    """Modules with tasks, like ``shop.mail``. Every app imports them when its tasks are first needed."""
     connections: dict[str, str] = {}
     max_body: int = MAX_BODY_DEFAULT
+    max_result: int = MAX_RESULT_DEFAULT
+    """The largest size, in bytes, of the JSON value that is kept with a job's outcome. A larger value is left out."""
     worker: WorkerSettings = WorkerSettings()
+    payload: PayloadSettings = PayloadSettings()
     log: LogSettings = LogSettings()
 
     def __post_init__(self) -> None:
         _check_fields(self, "")
 
     def __repr__(self) -> str:
-        """Masks the passwords in URLs."""
+        """The settings as text, with the passwords in URLs masked."""
         connections = {name: redact(url) for name, url in self.connections.items()}
         return (
-            f"Settings(url={redact(self.url)!r}, connections={connections!r}, max_body={self.max_body!r}, "
-            f"worker={self.worker!r}, log={self.log!r})"
+            f"Settings(url={redact(self.url)!r}, store={None if self.store is None else redact(self.store)!r}, "
+            f"include={self.include!r}, connections={connections!r}, max_body={self.max_body!r}, "
+            f"max_result={self.max_result!r}, worker={self.worker!r}, payload={self.payload!r}, log={self.log!r})"
         )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
         """Without this method, ``rich`` would show the passwords in URLs."""
         return [
             ("url", redact(self.url)),
+            ("store", None if self.store is None else redact(self.store)),
+            ("include", self.include),
             ("connections", {name: redact(url) for name, url in self.connections.items()}),
             ("max_body", self.max_body),
+            ("max_result", self.max_result),
             ("worker", self.worker),
+            ("payload", self.payload),
             ("log", self.log),
         ]
 
@@ -249,12 +329,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for an unknown name.
         """
         if connection is None:
-            return self._follow(self.url, "url")
+            url = self._follow(self.url, "url")
+            return self._with_store(url if self.store is None or has_store(url) else with_store(url, self.store))
         if not isinstance(connection, str):
             raise SettingsInvalid(
                 [f"connection {connection!r} is not text: pass a URL like 'sqlite:///jobs.db', or a connection's name"]
             )
-        return connection if "://" in connection else self._follow(connection, "connection")
+        return self._with_store(connection if "://" in connection else self._follow(connection, "connection"))
+
+    def _with_store(self, url: str) -> str:
+        """If the option ``store`` of the URL names a connection, replace the name by the connection's URL."""
+        if not has_store(url):
+            return url
+        store = without_store(url)[1]
+        return url if "://" in store else with_store(url, self._follow(store, "store"))
 
     def _follow(self, text: str, what: str) -> str:
         if "://" in text:

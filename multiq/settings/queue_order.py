@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiq.errors import OptionInvalid
 from multiq.formatting import shown
-from multiq.validation import check_name
+from multiq.validation import check_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, in
     """
     weights: dict[str, int] = {}
     for name, weight in _pairs(queues):
-        if weights.setdefault(check_name(name), weight) != weight:
+        if weights.setdefault(check_queue(name), weight) != weight:
             raise OptionInvalid(f"queue {name!r} must be named once, got it twice with different weights")
     if not weights:
         raise OptionInvalid("a worker must have at least one queue, like 'default', got none")
@@ -44,7 +44,7 @@ def check_policy(policy: str, weights: Mapping[str, int]) -> str:
 
 
 def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
-    """Return the weight of each queue, or None if only the order of the queues decides."""
+    """Return the weight of each queue. None: the worker always takes jobs of an earlier queue first."""
     if policy == "strict" or len(weights) == 1:
         return None
     return dict(weights)  # for round-robin, all weights are 1

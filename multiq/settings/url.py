@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import unicodedata
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import msgspec
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MASK = "***"
+STORE = "store"
+"""The option that names a store beside the backend. Each backend that needs such a store takes this option
+(``multiq.backend.paired``)."""
 
 _T = TypeVar("_T")
 
@@ -39,14 +42,16 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     host: str | None = None
     port: int | None = None
     hosts: tuple[tuple[str, int | None], ...] = ()
-    """All hosts with their ports, for drivers that accept several hosts. ``host`` and ``port`` are the first."""
+    """All hosts with their ports, for drivers that accept several hosts. ``host`` and ``port`` are the values of the
+    first host."""
     username: str | None = None
     password: str | None = None
     path: str = ""
     options: dict[str, Any]
     text: str
     create: bool = True
-    """Whether the driver creates a missing file or table. If False, the driver raises ``BackendError`` instead."""
+    """Whether the driver creates a missing file or table. False: if the file or table is missing, the driver raises
+    ``BackendError``."""
 
     @property
     def driver(self) -> str:
@@ -86,18 +91,24 @@ def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) 
 
 
 def split(text: str) -> SplitResult:
-    """Like ``urlsplit``, but raises ``UrlInvalid`` for line ends, a fragment or a missing scheme."""
+    """Split a URL as ``urlsplit`` does. Raises ``UrlInvalid`` for line ends, a fragment or a missing scheme."""
     _check_characters(text)
     parts = _without_a_trace(lambda: urlsplit(text))
     if parts is None:
         raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}")
     if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
         raise UrlInvalid(f"a backend's URL must be like 'sqlite:///jobs.db' or 'redis://localhost', got {_shown(text)}")
-    if parts.netloc and "@" in parts.path:  # a password with a '/' is split between host and path
+    if parts.netloc and "@" in parts.path:  # ``urlsplit`` reads a password after its first '/' as the path
         raise _invalid(text, f"there is an '@' after the '/'; {_QUOTING}")
     if "#" in text:
         raise _invalid(text, "it has a '#': write %23")
     return parts
+
+
+def first_host(text: str) -> tuple[str | None, int | None]:
+    """Return the first host of a URL, and the port of this host. A value is None if the URL does not have it."""
+    hosts = _hosts(split(text), text)
+    return (hosts[0][0] or None, hosts[0][1]) if hosts else (None, None)
 
 
 def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
@@ -111,7 +122,7 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
             raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}")
         host, port = both
         if host is None and "," in places:
-            raise _invalid(text, "there is a comma too many between its hosts")
+            raise _invalid(text, "one of its hosts is empty: there is a comma too many")
         if host is not None or port is not None:
             hosts.append((host or "", port))
     return tuple(hosts)
@@ -124,7 +135,7 @@ def redact(text: str) -> str:
     """
     head, scheme_end, rest = text.partition("://")
     if not scheme_end:
-        head, rest = "", text  # not a URL, but perhaps meant to be one
+        head, rest = "", text  # not a URL, but it may still contain a password
     place, question_mark, query = rest.partition("?")
     if "@" in query and ":" in place:  # a password with a '?', or an option with an '@' (which should be %40)
         place, question_mark, query = f"{place.partition(':')[0]}:{MASK}", "", ""
@@ -135,12 +146,43 @@ def redact(text: str) -> str:
         place = f"{user}{colon}{MASK if colon else ''}@{address if colon else _mask_port(address)}"
     elif scheme_end:
         place = _mask_port(place)
+    before, store_begin, rest = query.partition(f"{STORE}=")
+    if "@" in rest:  # the URL of a store is not percent-encoded, and its password may contain '&'
+        query = f"{before}{store_begin}{MASK}"
     query = "&".join(map(_mask_option, query.split("&")))
     return f"{head}{scheme_end}{place}{question_mark}{query}"
 
 
+def has_store(text: str) -> bool:
+    """Whether a URL has the option ``store``."""
+    return any(pair.partition("=")[0] == STORE for pair in text.partition("?")[2].split("&"))
+
+
+def without_store(text: str, default: str | None = None) -> tuple[str, str]:
+    """Return a URL without its option ``store``, and the decoded value of this option, or *default*.
+
+    Raises ``UrlInvalid`` if the option is given twice, or has no value and no default.
+    """
+    place, question_mark, query = text.partition("?")
+    pairs = query.split("&") if question_mark else []
+    values = [pair.partition("=")[2] for pair in pairs if pair.partition("=")[0] == STORE]
+    if len(values) > 1:
+        raise _invalid(text, f"option {STORE!r} is given twice")
+    value = _unquote(values[0], text) if values else default
+    if not value and default is None:
+        raise _invalid(text, f"option {STORE} must be a URL, percent-encoded, or the name of a configured connection")
+    others = "&".join(pair for pair in pairs if pair.partition("=")[0] != STORE)
+    return f"{place}?{others}" if others else place, value or ""
+
+
+def with_store(text: str, store: str) -> str:
+    """Return a URL with the option ``store``. An existing option ``store`` is replaced."""
+    place = without_store(text, "")[0]
+    return f"{place}{'&' if '?' in place else '?'}{STORE}={quote(store, safe='')}"
+
+
 def _mask_port(place: str) -> str:
-    """Mask the port in ``host:port`` unless it is a number. Without a host, the text may be ``user:password``."""
+    """Mask the port in ``host:port`` unless it is a number. The text may be ``user:password``, without a host."""
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
     if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):
@@ -149,7 +191,9 @@ def _mask_port(place: str) -> str:
 
 
 def _mask_option(pair: str) -> str:
-    name, equals, _ = pair.partition("=")
+    name, equals, value = pair.partition("=")
+    if name == STORE and "%" in value:  # a URL, which may have a password
+        return f"{name}{equals}{quote(redact(unquote(value)), safe='*')}"
     return f"{name}{equals}{MASK}" if equals and _is_secret(name) else pair
 
 
@@ -161,8 +205,9 @@ def _is_secret(name: str) -> bool:
 def _without_a_trace(call: Callable[[], _T]) -> _T | None:
     """Return the result of *call*, or None if it raises ``ValueError``.
 
-    The ``ValueError`` may quote a password. An error raised while the ``ValueError`` is handled would keep it as its
-    context, even with ``from None``.
+    The text of the ``ValueError`` may contain a password. An error that is raised in an ``except ValueError`` block has
+    the ``ValueError`` as its ``__context__``, even with ``from None``. So callers raise their errors outside of such a
+    block.
     """
     try:
         return call()
@@ -243,7 +288,7 @@ def _unknown(name: str, options: Mapping[str, Option]) -> str:
 
 
 def seconds(low: float, high: float) -> Callable[[str], float]:
-    """Reads a number of seconds from *low* to *high*."""
+    """Return a reader for a number of seconds from *low* to *high*."""
 
     def read(text: str) -> float:
         try:
@@ -258,7 +303,7 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
 
 
 def choice(*words: str) -> Callable[[str], str]:
-    """Reads one of *words*, in upper or lower case."""
+    """Return a reader for one of *words*, in upper or lower case."""
 
     def read(text: str) -> str:
         if text.lower() not in words:

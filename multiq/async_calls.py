@@ -1,0 +1,426 @@
+"""Runs the blocking calls of coroutines on threads of multiq's own.
+
+=========================  ==========================================================================================
+guarantee                  how
+=========================  ==========================================================================================
+``asyncio.to_thread`` of   multiq does not use the event loop's executor. Each backend has up to 16 threads, so a hung
+others is not delayed      server delays the calls to this server only
+a call ends in time        a call that no thread has begun for 10 s is not made, and raises ``BackendTimeout``
+no half of a call          a cancelled call is not made, or is made to its end. ``run_to_end`` waits for that end
+the caller's context       the call runs in a copy of the caller's ``contextvars`` context
+several loops              a thread delivers the answer to the loop that has asked
+forks                      a child starts with no threads and no calls
+no thread in advance       the first call starts the first thread. A thread ends when it was idle for 30 s
+the interpreter's exit     the threads are daemon threads. The exit waits up to a second for calls that are being made
+=========================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import functools
+import itertools
+import logging
+import threading
+import time
+import weakref
+from _thread import start_new_thread
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+from .driverkit.fork import forks
+from .errors import BackendTimeout, BackendUnavailable, MultiqError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+THREADS = 16
+"""The most threads for the calls to one backend."""
+
+MOST_WAIT = 10.0
+"""The longest time, in seconds, that a call waits for a thread or for earlier calls. After this time the call is not
+made."""
+
+_IDLE = 30.0  # seconds after which an idle thread ends
+_EXIT_PATIENCE = 1.0  # seconds for which the interpreter's exit waits
+_EXIT_CHECK = 0.005  # seconds
+_ANSWERS_AT_ONCE = 100
+_CHUNK = 100  # items of an iterator that one call reads
+
+_log = logging.getLogger("multiq.async")
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running event loop. Raises ``MultiqError`` if asyncio does not run here."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise MultiqError(
+            "multiq's coroutines must be awaited on an asyncio event loop, and none runs here: with trio, run the "
+            "plain method on a thread, as in trio.to_thread.run_sync(task.enqueue, ...)"
+        ) from None
+
+
+def start_daemon(function: Callable[[], object], name: str) -> None:
+    """Call *function* on a new daemon thread, without waiting until the thread runs. Raises ``RuntimeError``.
+
+    ``Thread.start`` waits until the thread runs. On a busy machine this takes many milliseconds, and would block the
+    event loop. So another thread calls `Thread.start`.
+    """
+
+    def start() -> None:
+        try:
+            threading.Thread(target=function, name=name, daemon=True).start()
+        except RuntimeError:  # the system has refused to start another thread
+            function()
+
+    start_new_thread(start, ())
+
+
+class Threads:
+    """Up to *most* daemon threads, which carry out calls in the order of their submission."""
+
+    def __init__(self, most: int, name: str, idle: float) -> None:
+        """*name* is the prefix of the threads' names. *idle*: seconds after which an idle thread ends."""
+        self._most = most
+        self._name = name
+        self._idle_limit = idle
+        self._lock = threading.Lock()
+        self._idle: list[_IdleThread] = []
+        self._count = 0
+        self._backlog: deque[Callable[[], object]] = deque()
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Carry out *call*, which must not raise. Raises ``BackendUnavailable`` if the system refuses to start the
+        first thread.
+
+        An event loop calls this method. The method starts only the first thread. After that, each busy thread starts
+        another one.
+        """
+        with self._lock:
+            if self._idle:
+                self._idle.pop().begin(call)
+                return
+            self._backlog.append(call)
+            if self._count == 0:
+                try:
+                    self._start_thread()
+                except RuntimeError as exc:
+                    self._backlog.remove(call)
+                    raise BackendUnavailable(
+                        f"the call was not made, because no thread could be started: {exc}"
+                    ) from exc
+
+    @property
+    def is_busy(self) -> bool:
+        return len(self._idle) < self._count
+
+    def end_idle(self) -> None:
+        """Let the idle threads end now."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._count -= len(idle)
+        for thread in idle:
+            thread.begin(None)
+
+    def _serve(self) -> None:
+        idle = _IdleThread()
+        while True:
+            with self._lock:
+                call = self._backlog.popleft() if self._backlog else None
+                if call is None:
+                    self._idle.append(idle)
+            if call is None:
+                call = self._wait(idle)
+                if call is None:
+                    return
+            self._start_spare()
+            call()
+            del call  # otherwise the call's objects would stay in memory until the next call
+
+    def _start_spare(self) -> None:
+        """If no other thread is free for the next call, start one, because the call of this thread may take long."""
+        if self._idle or self._count == self._most:
+            return
+        with self._lock:
+            if not self._idle and self._count < self._most:
+                # the system refuses to start a thread: calls wait for this thread
+                with contextlib.suppress(RuntimeError):
+                    self._start_thread()
+
+    def _start_thread(self) -> None:
+        self._count += 1
+        try:
+            start_daemon(self._serve, f"{self._name}-{self._count}")
+        except RuntimeError:
+            self._count -= 1
+            raise
+
+    def _wait(self, idle: _IdleThread) -> Callable[[], object] | None:
+        """Return the next call. None: the thread must end."""
+        if not idle.has_call.acquire(timeout=self._idle_limit):
+            with self._lock:
+                if idle in self._idle:
+                    self._idle.remove(idle)
+                    self._count -= 1
+                    return None
+            idle.has_call.acquire()  # a call was submitted at the last moment
+        call, idle.call = idle.call, None
+        return call
+
+
+class _IdleThread:
+    """The data by which ``submit`` hands a call to a waiting thread."""
+
+    __slots__ = ("call", "has_call")
+
+    def __init__(self) -> None:
+        self.call: Callable[[], object] | None = None
+        self.has_call = threading.Lock()
+        self.has_call.acquire()
+
+    def begin(self, call: Callable[[], object] | None) -> None:
+        self.call = call
+        self.has_call.release()
+
+
+class PerOwner(Generic[T]):
+    """One object for each owner in this process, made at the first use. The object must not refer to its owner."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._inherited: list[object] = []
+        self.start_over_in_child()
+        forks.watch(self)
+
+    def of(self, owner: object) -> T:
+        try:
+            return self._objects[owner]
+        except KeyError:
+            with self._lock:
+                return self._objects.setdefault(owner, self._make())
+
+    def all(self) -> list[T]:
+        with self._lock:
+            return list(self._objects.values())
+
+    def start_over_in_child(self) -> None:
+        if hasattr(self, "_objects"):  # otherwise a child's collector would report the parent's tasks as destroyed
+            self._inherited.append(list(self._objects.values()))
+        self._objects: weakref.WeakKeyDictionary[object, T] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+
+_threads = PerOwner(functools.partial(Threads, THREADS, "multiq-async", _IDLE))
+_single_threads = PerOwner(functools.partial(Threads, 1, "multiq-open", 0.1))
+
+
+class Level:
+    """Owns the threads for the calls of jobs that run within a call. The thread of that call waits for these calls."""
+
+    MOST = 100
+    """The largest depth. Without a limit, a job that enqueues itself would start threads without end."""
+
+    def __init__(self, depth: int = 1) -> None:
+        self.depth = depth
+        self._below: Level | None = None
+
+    def below(self) -> Level:
+        """Return the next level. Raises ``RecursionError``."""
+        if self.depth == self.MOST:
+            raise RecursionError(f"jobs that run within an enqueue must be nested at most {self.MOST} deep")
+        if self._below is None:
+            self._below = Level(self.depth + 1)
+        return self._below
+
+
+level: contextvars.ContextVar[Level | None] = contextvars.ContextVar("multiq_level", default=None)
+"""The level of the running job, if it runs within the call of a backend."""
+
+
+def threads_of(backend: object) -> Threads:
+    """Return the threads for the calls to *backend*."""
+    return _threads.of(level.get() or backend)
+
+
+def _finish_calls() -> None:
+    """Wait for the calls that are being made, so that the exit does not cut off an enqueue or an ack."""
+    give_up_at = time.monotonic() + _EXIT_PATIENCE
+    while any(threads.is_busy for threads in _threads.all()) and time.monotonic() < give_up_at:
+        time.sleep(_EXIT_CHECK)
+
+
+atexit.register(_finish_calls)
+
+
+async def run(backend: object, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call *function* on a thread of *backend*, and return its result.
+
+    If the caller is cancelled before a thread has begun the call, the call is not made. A call that has begun
+    continues.
+    """
+    call = _submit(threads_of(backend), function, args, kwargs)
+    try:
+        return await call.future  # type: ignore[no-any-return]
+    except (asyncio.CancelledError, GeneratorExit) as exc:
+        if not call.withdraw():
+            exc.add_note("multiq: the call had begun, and goes on")
+        raise
+    finally:
+        del call  # the error refers to this frame: without this line, the two would form a reference cycle
+
+
+async def run_to_end(backend: object, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Like ``run``, but a cancellation waits until the call has ended.
+
+    This is for a call that uses an object of the caller. The caller must not use the object before the call has ended.
+    """
+    future = _submit(threads_of(backend), function, args, kwargs).future
+    cancelled: asyncio.CancelledError | None = None
+    try:
+        while not future.done():
+            try:
+                await asyncio.wait([future])
+            except asyncio.CancelledError as exc:
+                cancelled = exc
+        if cancelled is not None:
+            raise cancelled from future.exception()
+        return future.result()  # type: ignore[no-any-return]
+    finally:
+        del cancelled, future  # as in run
+
+
+async def run_in_order(owner: object, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Like ``run``, but on a single thread of *owner*. The calls are made in the order of the callers, and return in
+    this order."""
+    return await _submit(_single_threads.of(owner), function, args, kwargs).future  # type: ignore[no-any-return]
+
+
+async def iterate(backend: object, items: Iterable[T]) -> AsyncIterator[T]:
+    """Yield *items*. Their iterator calls the backend. If the iterator raises an error, the items before the error are
+    yielded first."""
+    iterator = iter(items)
+    while True:
+        chunk, error = await run(backend, _next_items, iterator)
+        for item in chunk:
+            yield item
+        if error is not None:
+            raise error
+        if len(chunk) < _CHUNK:
+            return
+
+
+def _next_items(iterator: Iterator[T]) -> tuple[list[T], Exception | None]:
+    items: list[T] = []
+    try:
+        for item in itertools.islice(iterator, _CHUNK):
+            items.append(item)  # noqa: PERF402 - an error must leave the items before it
+    except Exception as exc:  # noqa: BLE001 - the caller raises it
+        return items, exc
+    return items, None
+
+
+def end_threads(backend: object) -> None:
+    """Let the idle threads of *backend* end now."""
+    threads_of(backend).end_idle()
+
+
+class Answer(NamedTuple):
+    """The result of a call, or its error, and the future that waits for it."""
+
+    future: asyncio.Future[Any]
+    value: Any
+    error: BaseException | None = None
+
+
+def deliver(loop: asyncio.AbstractEventLoop, answers: list[Answer]) -> None:
+    """Complete futures of *loop*. If the caller of a future has gone, the future's error is logged."""
+    try:
+        loop.call_soon_threadsafe(_complete, answers)
+    except RuntimeError:  # the loop is closed
+        for answer in answers:
+            _log_failure(answer)
+
+
+def _complete(answers: list[Answer]) -> None:
+    if len(answers) > _ANSWERS_AT_ONCE:  # other callbacks of the loop can run between two parts
+        asyncio.get_running_loop().call_soon(_complete, answers[_ANSWERS_AT_ONCE:])
+        answers = answers[:_ANSWERS_AT_ONCE]
+    for answer in answers:
+        if answer.future.done():
+            _log_failure(answer)
+        elif answer.error is None:
+            answer.future.set_result(answer.value)
+        elif isinstance(answer.error, StopIteration):  # a future refuses this exception
+            answer.future.set_exception(RuntimeError(f"the call raised {answer.error!r}"))
+        else:
+            answer.future.set_exception(answer.error)
+
+
+def _log_failure(answer: Answer) -> None:
+    if answer.error is not None:
+        _log.warning("a call failed after its coroutine was cancelled: %s", answer.error, exc_info=answer.error)
+
+
+class _Call:
+    """A call that a coroutine waits for."""
+
+    __slots__ = ("_asked_at", "_context", "_function", "_is_begun", "_is_withdrawn", "_loop", "future")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._loop = running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+        self._function = function
+        self._context = contextvars.copy_context()
+        self._asked_at = time.monotonic()
+        self._is_begun = False
+        self._is_withdrawn = False
+
+    def withdraw(self) -> bool:
+        """Do not make the call. Returns False if the call has begun."""
+        self._is_withdrawn = True
+        return not self._is_begun
+
+    def __call__(self) -> None:
+        """Runs on a thread."""
+        self._is_begun = True  # before the check: withdraw() sets and checks in the other order
+        if self._is_withdrawn:
+            return
+        if time.monotonic() - self._asked_at > MOST_WAIT:
+            error = BackendTimeout(
+                f"the call was not made: for {MOST_WAIT:g} s, {THREADS} other calls have been waiting for the backend"
+            )
+            deliver(self._loop, [Answer(self.future, None, error)])
+            return
+        try:
+            value = self._context.run(self._function)
+        except BaseException as exc:  # noqa: BLE001 - the caller's
+            deliver(self._loop, [Answer(self.future, None, exc)])
+        else:
+            deliver(self._loop, [Answer(self.future, value)])
+        finally:
+            del self  # an error refers to this frame: without this line, the two would form a reference cycle
+
+
+def _submit(threads: Threads, function: Callable[..., Any], args: Any, kwargs: Any) -> _Call:
+    call = _Call(functools.partial(function, *args, **kwargs))
+    threads.submit(call)
+    return call
+
+
+def copy_error(error: BaseException) -> BaseException:
+    """Return a copy for one caller, because raising an error changes its traceback."""
+    if not isinstance(error, MultiqError):
+        return error
+    copy = type(error).__new__(type(error))
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    return copy.with_traceback(error.__traceback__)

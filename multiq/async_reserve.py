@@ -1,0 +1,228 @@
+"""Reserves jobs for coroutines. One thread and one connection serve all coroutines that wait for jobs of a queue.
+
+=====================  =====================================================================  =======================
+guarantee              how                                                                    cost
+=====================  =====================================================================  =======================
+no job is lost         jobs for a coroutine that was cancelled are given back                 an attempt, where the
+                                                                                              backend counts it
+the first to wait is   the thread reserves for all that wait, and hands out the jobs in the   none
+served first           order in which they began to wait
+each its own timeout   a coroutine whose wait ends earlier than the call that is being made   none
+                       interrupts that call
+=====================  =====================================================================  =======================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from .async_calls import copy_error, running_loop, start_daemon, threads_of
+from .backend import GiveBack
+from .driverkit.fork import forks
+from .errors import BackendUnavailable
+from .formatting import many
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .backend import Backend, Lease
+    from .queue import SharedConsumer
+
+_IDLE = 30.0  # seconds without waiting coroutines after which the thread ends
+_MOST_JOBS = 1000  # jobs that one call reserves
+
+_log = logging.getLogger("multiq.async")
+
+#: reservers of a parent process. A forked child keeps them, because its collector would report the parent's tasks
+_inherited: list[AsyncReserver] = []
+
+
+class AsyncReserver:
+    """Reserves the jobs of one queue for coroutines of any loops. The first coroutine starts the thread."""
+
+    def __init__(self, backend: Backend, new_consumer: Callable[[], SharedConsumer]) -> None:
+        self.generation = forks.generation
+        self.backend = backend
+        self._new_consumer = new_consumer
+        self._changed = threading.Condition()
+        self._waiters: list[_Waiter] = []
+        self._consumer: SharedConsumer | None = None  # while the thread lives
+        self._call_ends_at: float | None = None  # None: the thread reserves nothing at the moment
+
+    async def reserve(self, limit: int, timeout: float) -> tuple[list[Lease], SharedConsumer]:  # noqa: ASYNC109
+        """Return the leases of up to *limit* jobs and their consumer. Waits up to *timeout* seconds for the first
+        job."""
+        waiter = _Waiter(limit, time.monotonic() + timeout)
+        self._add(waiter)
+        try:
+            return await waiter.future  # type: ignore[no-any-return]
+        except (asyncio.CancelledError, GeneratorExit):
+            self._leave(waiter)
+            raise
+        finally:
+            del waiter  # the error refers to this frame: without this line, the two would form a reference cycle
+
+    def keep_from_collector(self) -> None:
+        """A forked child calls this method, and calls no other method of the object."""
+        _inherited.append(self)
+
+    def stop(self) -> None:
+        """End all waits with ``BackendUnavailable``, and let the thread end. A later ``reserve`` starts another
+        thread."""
+        with self._changed:
+            waiters, self._waiters = self._waiters, []
+            self._interrupt()
+            self._consumer = None
+            self._changed.notify()
+        for waiter in waiters:
+            waiter.fail(BackendUnavailable("no job was reserved: the queue was closed while the coroutine waited"))
+
+    def _add(self, waiter: _Waiter) -> None:
+        with self._changed:
+            self._waiters.append(waiter)
+            if self._consumer is None:
+                self._start()
+            elif self._call_ends_at is None:
+                self._changed.notify()
+            elif waiter.deadline < self._call_ends_at:
+                self._interrupt()
+
+    def _start(self) -> None:
+        consumer = self._consumer = self._new_consumer()
+        self._call_ends_at = None
+        try:
+            start_daemon(lambda: self._serve(consumer), "multiq-async-reserve")
+        except RuntimeError as exc:
+            self._consumer = None
+            self._waiters.clear()
+            raise BackendUnavailable(f"no job was reserved, because no thread could be started: {exc}") from exc
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Handle the cancellation of a waiting coroutine."""
+        with self._changed:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+                if not self._waiters:
+                    self._interrupt()  # if the call went on, it might reserve a job that no coroutine waits for
+        waiter.refuse()
+
+    def _interrupt(self) -> None:
+        if self._consumer is not None and self._call_ends_at is not None:
+            self._consumer.interrupt()
+
+    def _serve(self, consumer: SharedConsumer) -> None:
+        while waiters := self._next_waiters(consumer):
+            self._reserve_for(waiters, consumer)
+            del waiters  # errors refer to the frames of the call, so they would be reference cycles
+
+    def _next_waiters(self, consumer: SharedConsumer) -> Sequence[_Waiter]:
+        """Return the coroutines that wait now. Waits for the first coroutine. Empty: no coroutine came, so the thread
+        must end."""
+        with self._changed:
+            while self._consumer is consumer:
+                if self._waiters:
+                    waiters = tuple(self._waiters)
+                    self._call_ends_at = min(waiter.deadline for waiter in waiters)
+                    return waiters
+                self._call_ends_at = None
+                if not self._changed.wait(_IDLE) and not self._waiters and self._consumer is consumer:
+                    self._consumer = None
+        return ()
+
+    def _reserve_for(self, waiters: Sequence[_Waiter], consumer: SharedConsumer) -> None:
+        began = time.monotonic()
+        limit = min(_MOST_JOBS, sum(waiter.limit for waiter in waiters))
+        timeout = max(0.0, min(waiter.deadline for waiter in waiters) - began)
+        try:
+            leases = consumer.reserve(limit, timeout)
+        except BaseException as exc:  # noqa: BLE001 - the callers'
+            for waiter in self._taken(waiters):
+                waiter.fail(exc)
+            return
+        finally:
+            with self._changed:
+                if self._consumer is consumer:
+                    self._call_ends_at = None
+        now = time.monotonic()
+        with self._changed:
+            served: list[tuple[_Waiter, list[Lease]]] = []
+            for waiter in waiters:
+                if waiter not in self._waiters:
+                    continue
+                if leases or waiter.deadline <= now:
+                    self._waiters.remove(waiter)
+                    served.append((waiter, leases[: waiter.limit]))
+                    del leases[: waiter.limit]
+        for waiter, part in served:
+            waiter.serve(part, consumer)
+        give_back(leases, consumer)
+
+    def _taken(self, waiters: Sequence[_Waiter]) -> list[_Waiter]:
+        with self._changed:
+            taken = [waiter for waiter in waiters if waiter in self._waiters]
+            self._waiters = [waiter for waiter in self._waiters if waiter not in taken]
+        return taken
+
+
+class _Waiter:
+    """A coroutine that waits for jobs."""
+
+    def __init__(self, limit: int, deadline: float) -> None:
+        self._loop = running_loop()
+        self.future: asyncio.Future[Any] = self._loop.create_future()
+        self.limit = limit
+        self.deadline = deadline
+
+    def serve(self, leases: list[Lease], consumer: SharedConsumer) -> None:
+        """Complete the wait. If the coroutine has gone, give the jobs back."""
+        try:
+            self._loop.call_soon_threadsafe(self._complete, leases, consumer)
+        except RuntimeError:  # the loop is closed
+            give_back(leases, consumer)
+
+    def fail(self, error: BaseException) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._complete, [], None, error)
+        except RuntimeError:
+            return
+
+    def refuse(self) -> None:
+        """Give back the jobs of a completed wait. The coroutine was cancelled before it got the jobs."""
+        if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
+            give_back(*self.future.result())
+
+    def _complete(
+        self, leases: list[Lease], consumer: SharedConsumer | None, error: BaseException | None = None
+    ) -> None:
+        if self.future.done():
+            if consumer is not None:
+                give_back(leases, consumer)
+        elif error is not None:
+            self.future.set_exception(copy_error(error))
+        else:
+            self.future.set_result((leases, consumer))
+
+
+def give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+    """Give jobs back on a thread."""
+    if not leases:
+        return
+    try:
+        threads_of(consumer.backend).submit(lambda: _give_back(leases, consumer))
+    except BackendUnavailable as exc:
+        _log_left(leases, exc)
+
+
+def _give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+    try:
+        consumer.settle([GiveBack(lease) for lease in leases])
+    except Exception as exc:  # noqa: BLE001 - the leases end by themselves
+        _log_left(leases, exc)
+
+
+def _log_left(leases: Sequence[Lease], exc: Exception) -> None:
+    _log.warning("%s of a cancelled reserve stay reserved until their leases end: %s", many(len(leases), "job"), exc)

@@ -1,0 +1,40 @@
+"""``multiq.Flow``: any graph of jobs, which can be enqueued."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .graph import Graph
+from .sending import asend, send
+
+if TYPE_CHECKING:
+    from .handle import FlowHandle
+
+
+class Flow(Graph):
+    """A directed acyclic graph of jobs.
+
+    - *name*: a text for people, up to 200 characters. It need not be unique.
+    - *keep*: seconds for which a finished flow is kept. The results that its jobs pass on are kept for the same time.
+      Default: 7 days.
+    - *catch*: a call that runs once if a job of the flow fails. If it lacks its first argument, it gets the flow's id.
+
+    Raises ``OptionInvalid``, ``FlowInvalid``.
+    """
+
+    def enqueue(self) -> FlowHandle:
+        """Enqueue all jobs of the flow. Returns its handle.
+
+        If the call raises ``BackendUnavailable``, no job of the flow runs. ``EnqueueUncertain``: a part of the flow, or
+        all of it, may have been enqueued. ``error.repeat()`` enqueues the rest, and returns the handle. If the call
+        raises another ``BackendError``, a part of the flow may have been enqueued, and a job with missing predecessors
+        does not run. ``multiq flows list`` shows this flow as ``enqueuing``.
+
+        Raises ``FlowInvalid``, ``ArgumentsInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``.
+        """
+        return send(self)
+
+    async def aenqueue(self) -> FlowHandle:
+        """``enqueue`` without blocking the event loop. If the coroutine is cancelled after the first call of the
+        backend, the enqueue goes on."""
+        return await asend(self.app, self.enqueue)

@@ -1,0 +1,370 @@
+"""Limits: the largest number of jobs with the same key that run at the same time, or that start in a period."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import string
+import weakref
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from .backend import MAX_GATE_TEXT, MAX_GATES, Gate, Quota, Terms
+from .errors import ArgumentsInvalid, OptionInvalid
+from .formatting import shown
+from .validation import APP_SCOPE, check_count, check_name
+
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .app import App
+    from .backend import Backend, LimitState, NewJob
+    from .task import CallOptions
+
+States: TypeAlias = "list[LimitState]"
+
+_RATE_MAX = 1e6  # jobs in a second; drivers count in microseconds
+_PER_MAX = 366 * 86400.0  # seconds
+_DIGEST = 16  # bytes
+
+#: Stands for an option that ``Limits.set`` does not change.
+_SAME: Any = object()
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """A limit for the jobs of a task: ``@app.task(limits=[multiq.Limit("api", key="{customer}", slots=3)])``.
+
+    - *name*: the limit's name. If two tasks of one queue use the same name, they share one limit. Both must then give
+      the same numbers.
+    - *key*: a text with arguments of the call in braces, like ``"{customer}"`` or ``"{order[customer]}"``. Each value
+      of the key has its own slots and its own rate. Default: all jobs have the same key.
+    - *slots*: the largest number of jobs that run at the same time.
+    - *rate*, *per*: *rate* jobs start in *per* seconds. Default of *per*: 1 second.
+    - *burst*: the number of jobs that may start at the same time after a pause. Default: 1. In any t
+      seconds, the number of jobs that start is at most ``burst + rate * t / per``.
+    - *fair*: True: the keys take turns. False, the default: the oldest job starts first.
+    - *scope*: ``"queue"``: the limit counts the jobs of each queue separately. ``"app"``: the limit counts the jobs of
+      all queues together. Permits enforce a limit with this scope (docs/limits.md), and *fair* is refused. Default:
+      ``"queue"``.
+
+    Give at least one of *slots*, *rate* and *fair*. Raises ``NameInvalid``, ``OptionInvalid``.
+    """
+
+    name: str
+    key: str = ""
+    slots: int | None = None
+    rate: float | None = None
+    per: float = 1.0
+    burst: int = 1
+    fair: bool = False
+    scope: Literal["queue", "app"] = "queue"
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "limit")
+        if not isinstance(self.key, str):
+            raise OptionInvalid(f"the key of limit {self.name} must be text like '{{customer}}', got {shown(self.key)}")
+        _fields(self)
+        check_quota(self.name, self.quota)
+        if self.scope not in ("queue", "app"):
+            raise OptionInvalid(f"scope of limit {self.name} must be 'queue' or 'app', got {shown(self.scope)}")
+        if self.scope == "app" and self.fair:
+            raise OptionInvalid(
+                f"fair of limit {self.name} must be False with scope='app', got True: keys take turns only in one queue"
+            )
+
+    @property
+    def quota(self) -> Quota:
+        return Quota(self.slots, self.rate, self.per, self.burst, self.fair)
+
+    def gate(self, arguments: Mapping[str, Any]) -> Gate:
+        """Return the gate of a job with these arguments. Raises ``ArgumentsInvalid``."""
+        if not self.key:
+            return Gate(self.name)
+        try:
+            key = self.key.format_map(arguments)
+        except (LookupError, AttributeError, ValueError, TypeError) as exc:
+            raise ArgumentsInvalid(
+                f"the key {self.key!r} of limit {self.name} cannot be made of these arguments: "
+                f"{type(exc).__name__}: {exc}"
+            ) from exc
+        return Gate(self.name, _short(key))
+
+
+def check_quota(name: str, quota: Quota) -> Quota:
+    """Return *quota*. Raises ``OptionInvalid``."""
+    if quota.slots is None and quota.rate is None and not quota.fair:
+        raise OptionInvalid(f"limit {name} must have slots, a rate or fair=True, got none of them")
+    if quota.slots is not None:
+        check_count(quota.slots, f"slots of limit {name}", least=0)
+    if quota.rate is not None and not (_is_number(quota.rate) and 0 < quota.rate < math.inf):
+        raise OptionInvalid(f"the rate of limit {name} must be more than 0 jobs, got {shown(quota.rate)}")
+    if not _is_number(quota.per) or not 0 < quota.per <= _PER_MAX:
+        raise OptionInvalid(
+            f"per of limit {name} must be more than 0 and at most {_PER_MAX:.0f} seconds, got {shown(quota.per)}"
+        )
+    if quota.rate is not None and not 1 / _PER_MAX <= quota.rate / quota.per <= _RATE_MAX:
+        raise OptionInvalid(
+            f"the rate of limit {name} must be from one job in {_PER_MAX:.0f} seconds to {_RATE_MAX:.0f} jobs in a "
+            f"second, got {quota.rate:g} in {quota.per:g} s"
+        )
+    check_count(quota.burst, f"burst of limit {name}")
+    if not isinstance(quota.fair, bool):
+        raise OptionInvalid(f"fair of limit {name} must be True or False, got {shown(quota.fair)}")
+    return quota
+
+
+def check_limits(limits: Iterable[Limit] | Limit | None, signature: inspect.Signature) -> tuple[Limit, ...]:
+    """Return the limits of a task, sorted by name. Raises ``OptionInvalid``."""
+    if limits is None:
+        return ()
+    if isinstance(limits, Limit):
+        limits = [limits]
+    try:
+        found = list(limits)
+    except TypeError:
+        raise OptionInvalid(f"limits must be a list of multiq.Limit, got {shown(limits)}") from None
+    for limit in found:
+        if not isinstance(limit, Limit):
+            raise OptionInvalid(f"limits must be a list of multiq.Limit, got {shown(limit)}")
+        _check_fields(limit, signature)
+    names = [limit.name for limit in found]
+    if len(set(names)) < len(names):
+        raise OptionInvalid(f"the limits of a task must have different names, got {', '.join(names)}")
+    if len(found) > MAX_GATES:
+        raise OptionInvalid(f"a task must have at most {MAX_GATES} limits, got {len(found)}")
+    return tuple(sorted(found, key=lambda limit: limit.name))
+
+
+def gates_of(
+    limits: Sequence[Limit], signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Gate, ...]:
+    """Return the gates of a call. The caller has checked the arguments. Raises ``ArgumentsInvalid``."""
+    arguments: Mapping[str, Any] = {}
+    if any(limit.key for limit in limits):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                arguments = {**arguments[parameter.name], **arguments}
+    return tuple(limit.gate(arguments) for limit in limits)
+
+
+def of_queue(limits: Sequence[Limit]) -> list[Limit]:
+    return [limit for limit in limits if limit.scope == "queue"]
+
+
+def of_app(limits: Sequence[Limit]) -> list[Limit]:
+    return [limit for limit in limits if limit.scope == "app"]
+
+
+def with_gates(job: NewJob, gates: tuple[Gate, ...]) -> NewJob:
+    terms = Terms(gates=gates) if job.terms is None else msgspec.structs.replace(job.terms, gates=gates)
+    return msgspec.structs.replace(job, terms=terms)
+
+
+#: By backend: the quotas that this process has stored, by queue and name.
+_stored: weakref.WeakKeyDictionary[Backend, dict[tuple[str, str], Quota]] = weakref.WeakKeyDictionary()
+
+
+def store_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
+    """Store the limits of a queue. Skips limits that this process has already stored. A pinned limit does not change.
+
+    Raises ``OptionInvalid`` if this process has stored another quota. Raises ``Unsupported``, ``BackendError``.
+    """
+    for place, missing in missing_limits(backend, queue, limits).items():
+        if place == APP_SCOPE or not backend.declared.limits:
+            from .permits import change_quotas  # imported late, because few programs need permits
+
+            change_quotas(backend, place, missing, pinned=False)
+        else:
+            backend.limits(place, missing, pinned=False)
+        _stored[backend].update({(place, name): quota for name, quota in missing.items()})
+
+
+def missing_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> dict[str, dict[str, Quota]]:
+    """Return the limits that ``store_limits`` would store. The keys are the place and the name.
+
+    The place is *queue*, or ``APP_SCOPE``. Calls no server, and raises the same errors.
+    """
+    check_supported(backend, limits)
+    known = _stored.setdefault(backend, {})
+    missing: dict[str, dict[str, Quota]] = {}
+    for limit in limits:
+        place = APP_SCOPE if limit.scope == "app" else queue
+        before = known.get((place, limit.name), limit.quota)
+        if before != limit.quota:
+            where = "the app" if limit.scope == "app" else f"queue {queue}"
+            raise OptionInvalid(
+                f"limit {limit.name} must have the same numbers everywhere in {where}, got {_text(before)} and "
+                f"{_text(limit.quota)}: give one of the two limits another name"
+            )
+        if (place, limit.name) not in known:
+            missing.setdefault(place, {})[limit.name] = limit.quota
+    return missing
+
+
+def check_supported(backend: Backend, limits: Sequence[Limit]) -> None:
+    """Raise ``Unsupported`` if a backend can enforce the limits neither within the reserve nor by permits."""
+    kept_by = backend.declared.limits_kept_by
+    for limit in limits:
+        if kept_by == "reserve" and limit.scope == "queue":
+            continue
+        from .permits import check_possible, check_quota_of_permits
+
+        check_possible(backend)
+        check_quota_of_permits(backend, limit.name, limit.quota)
+
+
+def store_app_limits(app: App) -> None:
+    """Store the limits of all tasks and schedules of an app. Each limit is stored in the queue of its task."""
+    for task in app.tasks.values():
+        if limits := limits_of(task.default):
+            store_limits(app.backend, task.default.queue, limits)
+    for definition in app.code_schedules.values():
+        if definition.gates and definition.task in app.tasks:
+            store_limits(app.backend, definition.queue, limits_of(app.tasks[definition.task].default))
+
+
+def limits_of(options: CallOptions) -> tuple[Limit, ...]:
+    """Return all limits that the jobs of a call have, including the limit of a unique task with
+    ``on_conflict="follow"``."""
+    follows = options.unique is not None and options.unique.follows
+    return (*options.limits, FOLLOW) if follows else options.limits
+
+
+class Limits:
+    """The limits of an app's queues: ``app.limits``. Changes take effect immediately, for all workers."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def list(self, queue: str | None = None) -> dict[str, list[LimitState]]:
+        """Return the stored limits of each queue. *queue*: return only the limits of this queue. Queues without limits
+        are left out.
+
+        Without *queue*, the queues are those that have jobs, and those of this app's tasks. The limits with
+        ``scope="app"`` are listed under ``"@app"``. A limit that is enforced by permits has no parked jobs: the jobs
+        that it refuses are delayed. Raises ``Unsupported``.
+        """
+        backend = self._app.backend
+        if queue is not None:
+            names = {queue if queue == APP_SCOPE else check_name(queue)}
+        elif backend.declared.limits_kept_by == "reserve":
+            names = {APP_SCOPE, *backend.queues(), *(task.default.queue for task in self._app.tasks.values())}
+        else:
+            names = self._places_of_permits()
+        found = {name: self._states(name) for name in sorted(names)}
+        return {name: states for name, states in found.items() if states}
+
+    def _places_of_permits(self) -> set[str]:
+        from .permits import check_possible, limited_places
+
+        check_possible(self._app.backend)
+        return limited_places(self._app.backend)
+
+    def _states(self, place: str) -> States:
+        backend = self._app.backend
+        if place != APP_SCOPE and backend.declared.limits:
+            return backend.limits(place)
+        from .permits import are_possible, check_possible, states
+
+        if place == APP_SCOPE and backend.declared.limits and not are_possible(backend):
+            return []
+        check_possible(backend)
+        return states(backend, place)
+
+    def _change(self, place: str, name: str, quota: Quota | None) -> Sequence[LimitState]:
+        backend = self._app.backend
+        if place != APP_SCOPE and backend.declared.limits:
+            return backend.limits(place, {name: quota})
+        from .permits import change_quotas, check_possible, states
+
+        check_possible(backend)
+        change_quotas(backend, place, {name: quota}, pinned=True)
+        return states(backend, place)
+
+    def set(
+        self,
+        queue: str,
+        name: str,
+        *,
+        slots: int | None = _SAME,
+        rate: float | None = _SAME,
+        per: float = _SAME,
+        burst: int = _SAME,
+        fair: bool = _SAME,
+    ) -> LimitState:
+        """Change a limit, or make a new one. Options that are not given keep their values. Returns the limit.
+
+        - *queue*: the limit's queue. ``"@app"``: the limit has ``scope="app"``.
+
+        The limit is pinned: from now on, the numbers in the code do not replace the numbers of this call. ``remove``
+        also ends the pin. Raises ``OptionInvalid``, ``NameInvalid``, ``Unsupported``.
+        """
+        place = queue if queue == APP_SCOPE else check_name(queue)
+        before = {state.name: state.quota for state in self._states(place)}
+        given = {"slots": slots, "rate": rate, "per": per, "burst": burst, "fair": fair}
+        changed = {field: value for field, value in given.items() if value is not _SAME}
+        quota = msgspec.structs.replace(before.get(check_name(name, "limit"), Quota()), **changed)
+        states = self._change(place, name, check_quota(name, quota))
+        return next(state for state in states if state.name == name)
+
+    def remove(self, queue: str, name: str) -> None:
+        """Remove a limit. Its jobs are no longer limited by it. *queue*: as for ``set``.
+
+        A process whose code has the limit stores the limit again at its start.
+        """
+        place = queue if queue == APP_SCOPE else check_name(queue)
+        self._change(place, check_name(name, "limit"), None)
+
+
+def _fields(limit: Limit) -> list[str]:
+    """Return the arguments that the key contains."""
+    try:
+        parts = list(string.Formatter().parse(limit.key))
+    except ValueError as exc:
+        raise OptionInvalid(
+            f"the key of limit {limit.name} must be text like '{{customer}}', got {limit.key!r}: {exc}"
+        ) from exc
+    names = [name.split(".")[0].split("[")[0] for _, name, _, _ in parts if name is not None]
+    if any(not name or name.isdigit() for name in names):
+        raise OptionInvalid(
+            f"the key of limit {limit.name} must name its arguments, like '{{customer}}', got {limit.key!r}"
+        )
+    return names
+
+
+def _check_fields(limit: Limit, signature: inspect.Signature) -> None:
+    parameters = signature.parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    unknown = [name for name in _fields(limit) if name not in parameters]
+    if unknown:
+        raise OptionInvalid(
+            f"the key of limit {limit.name} must be made of the task's arguments ({', '.join(parameters) or 'none'}), "
+            f"got {unknown[0]}"
+        )
+
+
+def _short(key: str) -> str:
+    """Return the key. A key that is too long is cut, and ends with its hash, so that different keys stay different."""
+    if len(key) <= MAX_GATE_TEXT:
+        return key
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).hexdigest()
+    return f"{key[: MAX_GATE_TEXT - len(digest) - 1]}~{digest}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(quota: Quota) -> str:
+    return " ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(quota).items() if value is not None)
+
+
+# this line is at the end of the module, because a limit checks its key with the functions above
+FOLLOW = Limit("follow", slots=1)
+"""The limit of unique jobs with ``on_conflict="follow"``. A gate's key is the job's unique key, in hex."""

@@ -1,0 +1,34 @@
+"""Deletes the jobs that were made in advance, when a schedule is paused or removed."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from multiq.errors import JobNotFound, JobReserved, ScheduleInvalid
+
+from .record import occurrence_id
+from .timetable import SECOND
+
+if TYPE_CHECKING:
+    from multiq.backend import Backend
+
+    from .record import Record
+
+
+def delete_coming(backend: Backend, record: Record) -> None:
+    """Delete the jobs of a schedule that are not due yet, also those of its former times and in its former queues.
+
+    No scheduler makes these jobs again, because the note of the schedule has changed.
+    """
+    now = int(backend.now(record.home) * SECOND)
+    for former in (record.as_former(), *record.formers):
+        try:
+            coming = former.coming(now)
+        except ScheduleInvalid:  # this machine cannot compute the occurrences during the pause, so they run
+            continue
+        for at in coming:
+            with contextlib.suppress(JobNotFound, JobReserved):
+                job_id = occurrence_id(record.definition.name, at)
+                if backend.peek(former.queue, job_id).due_in:
+                    backend.delete(former.queue, job_id)

@@ -1,0 +1,208 @@
+"""Backends for tests. They are subclasses of the memory backend, so that every call of multiq works on them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from multiq.async_calls import Level, level
+from multiq.backend import Enqueue, State
+from multiq.backend.memory import MemoryBackend, MemoryConsumer, lease_of
+from multiq.driverkit.clock import SECOND, ManualClock
+from multiq.envelope import END_TASK, decode_json
+from multiq.errors import MultiqError
+from multiq.job import task_of
+
+from .inline import run_here
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.app import App
+    from multiq.backend import Lease, NewJob, Step, Version
+    from multiq.backend.memory import Job, JobQueue
+    from multiq.driverkit.clock import Clock
+
+
+class InlineBackend(MemoryBackend):
+    """A memory backend that can run its jobs in the calling thread."""
+
+    _tokens = itertools.count(1)
+
+    def __init__(self, *, name: str = "", clock: Clock | None = None) -> None:
+        if clock is None:
+            super().__init__(name=name)
+        else:
+            super().__init__(name=name, clock=clock)
+        self._app: App | None = None
+        self._level = Level()
+        self._snoozed: set[str] = set()
+        self._claims: dict[tuple[str, str], object] = {}
+        """Queue and id of each job that a call of ``enqueue`` runs -> this call. No other call runs the job."""
+
+    def attach_app(self, app: App) -> None:
+        """Run the tasks of *app* from now on. The app calls this method."""
+        self._app = app
+
+    def run_jobs(self, *, early: bool, call: object = None) -> list[BaseException]:
+        """Run jobs until no job is due. Returns the errors of the jobs that are buried.
+
+        A job whose body is not an envelope does not run. A job that another call than *call* has claimed does not run
+        either. *early*: also run delayed jobs, except jobs that have raised ``Snooze``.
+        """
+        errors: list[BaseException] = []
+        before = level.set(self._level_below())
+        try:
+            while (lease := self._take(early=early, call=call)) is not None:
+                ran = run_here(self._attached(), MemoryConsumer(self._store, [lease.queue]), lease)
+                if ran.is_snoozed:
+                    self._snoozed.add(lease.id)
+                if ran.error is not None:
+                    errors.append(ran.error)
+        finally:
+            level.reset(before)
+        return errors
+
+    def next_due_in(self) -> float | None:
+        """Return the seconds until the next delayed job of a task is due, or None if there is no such job."""
+        with self._store.lock:
+            now = self._store.clock()
+            due = [job.due_at - now for _, job in self._task_jobs(now) if job.state is State.DELAYED]
+        return min(due) / SECOND if due else None
+
+    def _level_below(self) -> Level:
+        """Return the level of the jobs that run now. Raises ``RecursionError``."""
+        outer = level.get()
+        return self._level if outer is None else outer.below()
+
+    def _attached(self) -> App:
+        if self._app is None:
+            raise MultiqError("this backend has no app whose tasks could run: multiq.App(backend=...) attaches it")
+        return self._app
+
+    def _take(self, *, early: bool, call: object) -> Lease | None:
+        """Reserve the next job of a task: by priority, and then by age."""
+        store = self._store
+        with store.lock:
+            now = store.clock()
+            due = [
+                (job.priority, job.sequence, queue.name, job)
+                for queue, job in self._task_jobs(now)
+                if queue.paused_until <= now
+                and self._claims.get((queue.name, job.id), call) is call
+                and (job.state is State.READY or (early and self._may_run_early(job)))
+            ]
+            if not due:
+                return None
+            *_, name, job = min(due, key=lambda entry: entry[:2])
+            queue = store.queue(name, now)
+            job.attempt += 1
+            job.token = f"inline-{next(self._tokens)}"
+            queue.extend(job, now)
+            return lease_of(name, job, now)
+
+    def _may_run_early(self, job: Job) -> bool:
+        # multiq's own delayed job, which guards against a producer that dies
+        return job.state is State.DELAYED and job.id not in self._snoozed and _task(job) != END_TASK
+
+    def _task_jobs(self, now: int) -> Iterator[tuple[JobQueue, Job]]:
+        for name in self._store.names(now):
+            queue = self._store.queue(name, now)
+            for job in list(queue.jobs.values()):
+                if job.state in {State.READY, State.DELAYED} and _task(job) is not None:
+                    yield queue, job
+
+
+def _task(job: Job) -> str | None:
+    return task_of(decode_json(job.body))
+
+
+def _replaces(job: NewJob) -> bool:
+    """Whether a duplicate job replaces the existing job. A duplicate that does not replace the existing job is not
+    stored."""
+    unique = None if job.terms is None else job.terms.unique
+    return unique is not None and unique.on_conflict == "replace"
+
+
+class SyncBackend(InlineBackend):
+    """``sync://``: each job runs within its enqueue, with its retries and without waiting for delays.
+
+    If the job is buried, the enqueue raises the error of the task. Without an app, this is a memory backend.
+    """
+
+    declared = msgspec.structs.replace(MemoryBackend.declared, backend="sync")
+    gathers_enqueues = False  # each caller gets the error of its own job
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        with self._running([(queue, job.id) for job in jobs]):
+            return super().enqueue(queue, jobs, connection=connection)
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        with self._running([(step.queue, step.job.id) for step in steps if isinstance(step, Enqueue)]):
+            return super().carry_out(steps, when=when)
+
+    @contextlib.contextmanager
+    def _running(self, jobs: Sequence[tuple[str, str]]) -> Iterator[None]:
+        """Enqueue *jobs* in the block, and run them after it.
+
+        This call claims the jobs. Without the claim, another thread, or a job that enqueues another job, could run the
+        jobs and get their errors.
+        """
+        self._level_below()  # an error is raised before a job is stored, because another call would run the job
+        call = object()
+        claimed = [job for job in jobs if self._claims.setdefault(job, call) is call]
+        try:
+            yield
+            if self._app is not None:
+                for error in self.run_jobs(early=True, call=call):
+                    raise error
+        finally:
+            for job in claimed:
+                del self._claims[job]
+
+
+class NullBackend(MemoryBackend):
+    """Without an app, this backend works like the memory backend."""
+
+    declared = msgspec.structs.replace(MemoryBackend.declared, backend="null")
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:  # noqa: ARG002
+        if connection is not None:
+            raise self.unsupported("transactional_enqueue")
+        return [job.id for job in jobs]
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:  # noqa: ARG002
+        return True
+
+
+class FakeBackend(InlineBackend):
+    """Keeps all enqueued jobs, and has a clock that the test moves. ``fake`` makes this backend."""
+
+    declared = msgspec.structs.replace(MemoryBackend.declared, backend="fake")
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        super().__init__(clock=self.clock)
+        self.sent: list[tuple[str, NewJob, int]] = []
+        """For each enqueue: the queue, the job, and the time in nanoseconds of ``clock``."""
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        with self._store.lock:
+            known = self._store.queue(queue, self.clock()).jobs
+            is_new = [job.id not in known for job in jobs]
+            ids = super().enqueue(queue, jobs, connection=connection)
+            self.sent += [
+                (queue, job, self.clock())
+                for job, new, stored_id in zip(jobs, is_new, ids, strict=True)
+                if new and (stored_id == job.id or _replaces(job))
+            ]
+        return ids
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        is_done = super().carry_out(steps, when=when)
+        if is_done:
+            self.sent += [(step.queue, step.job, self.clock()) for step in steps if isinstance(step, Enqueue)]
+        return is_done

@@ -1,0 +1,313 @@
+"""A fake connection for tests. A test checks the enqueued jobs, and moves the time."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from multiq.annotations import to_builtins
+from multiq.driverkit.clock import SECOND
+from multiq.envelope import END_TASK, Envelope, FlowPart, decode_envelope, decode_json
+from multiq.errors import ArgumentsInvalid, PayloadInvalid
+from multiq.formatting import shown
+from multiq.task import Task
+from multiq.validation import check_timeout
+
+from .backends import FakeBackend, SyncBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from multiq.app import App
+    from multiq.backend import NewJob
+    from multiq.flows.signature import Signature
+
+
+class Enqueued(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as it was enqueued. It may have run since then."""
+
+    queue: str
+    id: str
+    number: int
+    """The number of jobs that were enqueued before this job."""
+    task: str | None
+    """None: the body is not an envelope."""
+    args: list[Any]
+    """The arguments as in the envelope, in JSON's types."""
+    kwargs: dict[str, Any]
+    value: Any
+    """The decoded body."""
+    due_in: float
+    """Seconds until the job is due, by the clock of the fake. 0 or less: the job is due."""
+    priority: int
+    flow: FlowPart | None
+    """For a flow's job: the part of the envelope that concerns the flow."""
+
+    def __str__(self) -> str:
+        if self.task is None:
+            return f"{shown(self.value)} in queue {self.queue}"
+        parts = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        due = f", due in {self.due_in:g} s" if self.due_in > 0 else ""
+        return f"{self.task}({', '.join(parts)}) in queue {self.queue}{due}"
+
+
+class Fake:
+    """The jobs that a test has enqueued. ``fake(app)`` makes it.
+
+    If an assertion holds, it marks its jobs as expected. A second assertion then needs another job.
+    ``assert_nothing_else_enqueued`` fails if a job is not expected. All assertions raise ``AssertionError``.
+    """
+
+    def __init__(self, app: App, backend: FakeBackend) -> None:
+        self.app = app
+        self._backend = backend
+        self._expected: set[int] = set()  # jobs by number, because the application's own ids may be enqueued again
+
+    # --- time ---
+
+    def run(self) -> None:
+        """Run the jobs that are due now, and the due jobs that these jobs enqueue. Failed jobs wait for their retries.
+
+        If a job is buried, the error of its task is raised after all jobs have run. If there are several errors, the
+        first one is raised.
+        """
+        for error in self._backend.run_jobs(early=False):
+            raise error
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock by *seconds*. Each job that becomes due runs at its due time. Raises the errors of ``run``."""
+        clock = self._backend.clock
+        end = clock() + int(check_timeout(seconds, "seconds") * SECOND)
+        errors = self._backend.run_jobs(early=False)
+        while (wait := self._backend.next_due_in()) is not None and clock() + int(wait * SECOND) <= end:
+            clock.advance(max(wait, 0.0))
+            errors += self._backend.run_jobs(early=False)
+        clock.advance(max(0, end - clock()) / SECOND)
+        for error in errors:
+            raise error
+
+    # --- what was enqueued ---
+
+    @property
+    def enqueued(self) -> list[Enqueued]:
+        """All jobs that were enqueued since the beginning, except the jobs that multiq adds to flows."""
+        return [job for job in self._all() if job.task != END_TASK]
+
+    def assert_enqueued(
+        self,
+        task: Task[..., Any] | str,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        within: float | None = None,
+        queue: str | None = None,
+    ) -> Enqueued:
+        """Assert that a job of *task* was enqueued. Returns the job.
+
+        - *args*, *kwargs*: the arguments. Arguments that the function takes by position or by name may be given in
+          either way. Default: any arguments.
+        - *within*: the job is due within this many seconds from now, by the clock of the fake. Default: at any time.
+        - *queue*: the job's queue. Default: any queue.
+        """
+        name = _name(task)
+        for job in self._unexpected():
+            if (
+                job.task == name
+                and (queue is None or job.queue == queue)
+                and (within is None or job.due_in <= within)
+                and ((args is None and kwargs is None) or _has_arguments(job, task, args or (), kwargs or {}))
+            ):
+                self._expect(job)
+                return job
+        wanted = _wanted(task, args, kwargs)
+        wanted += f" in queue {queue}" if queue is not None else ""
+        wanted += f", due within {within:g} s," if within is not None else ""
+        raise self._failure(f"{wanted} was not enqueued")
+
+    def assert_not_enqueued(self, task: Task[..., Any] | str) -> None:
+        """Assert that no job of *task* was enqueued. Expected jobs do not count.
+
+        Raises ``TaskNotFound`` if the app has no such task, because the assertion could then never fail.
+        """
+        name = _name(task)
+        if all(job.task != name for job in self.enqueued):  # a body may name a task of another program
+            self.app.find_task(name)
+        if any(job.task == name for job in self._unexpected()):
+            raise self._failure(f"{name} was enqueued")
+
+    def assert_nothing_else_enqueued(self) -> None:
+        """Assert that all jobs are expected."""
+        if self._unexpected():
+            raise self._failure("more was enqueued than expected")
+
+    def assert_chained(self, *steps: Signature) -> list[Enqueued]:
+        """Assert that a chain of exactly these calls was enqueued. Returns its jobs."""
+        for jobs in self._flows():
+            chain = _in_order(jobs)
+            if len(chain) == len(steps) and all(map(_is_call, chain, steps)):
+                self._expect(*jobs)
+                return chain
+        raise self._failure(f"the chain {', '.join(map(repr, steps))} was not enqueued")
+
+    def assert_batched(self, members: Sequence[Signature], *, then: Signature | None = None) -> list[Enqueued]:
+        """Assert that a batch or a group of exactly these calls was enqueued. The order does not matter. Returns the
+        members.
+
+        *then*: the call after the last member. It may lack the flow's id, as in ``multiq.batch``.
+        """
+        for jobs in self._flows():
+            found = self._members(jobs, list(members), then)
+            if found is not None:
+                self._expect(*jobs)
+                return found
+        after = f" and then {then!r}" if then is not None else ""
+        raise self._failure(f"the batch {', '.join(map(repr, members))}{after} was not enqueued")
+
+    def _members(self, jobs: list[Enqueued], members: list[Signature], then: Signature | None) -> list[Enqueued] | None:
+        told = {tell.id for job in jobs if job.flow for tell in job.flow.tells if tell.mode != "catch"}
+        ends = [job for job in jobs if job.id in told]
+        found = [job for job in jobs if job.flow is not None and job.flow.tells and job.id not in told]
+        if len(ends) != 1 or len(found) != len(members) or (then is None) != (ends[0].task == END_TASK):
+            return None
+        if then is not None and not _is_call(ends[0], then):
+            return None
+        left = list(found)
+        for member in members:
+            match = next((job for job in left if _is_call(job, member)), None)
+            if match is None:
+                return None
+            left.remove(match)
+        return found
+
+    def _flows(self) -> list[list[Enqueued]]:
+        """Return the jobs of each flow that is not expected yet."""
+        flows: dict[str, list[Enqueued]] = {}
+        for job in self._all():
+            if job.flow is not None and job.number not in self._expected:
+                flows.setdefault(job.flow.id, []).append(job)
+        return list(flows.values())
+
+    def _all(self) -> list[Enqueued]:
+        now = self._backend.clock()
+        return [
+            _enqueued(number, queue, job, job.delay - (now - at) / SECOND)
+            for number, (queue, job, at) in enumerate(self._backend.sent)
+        ]
+
+    def _unexpected(self) -> list[Enqueued]:
+        return [job for job in self.enqueued if job.number not in self._expected]
+
+    def _expect(self, *jobs: Enqueued) -> None:
+        self._expected.update(job.number for job in jobs)
+
+    def _failure(self, what: str) -> AssertionError:
+        left = [f"  {job}" for job in self._unexpected()]
+        count = len(self.enqueued) - len(left)
+        besides = f" besides {count} expected jobs" if count else ""
+        lines = [f"{what}; enqueued{besides}:" + ("" if left else " nothing"), *left]
+        return AssertionError("\n".join(lines))
+
+
+@contextlib.contextmanager
+def fake(app: App) -> Iterator[Fake]:
+    """Give *app* a fake connection within a ``with`` block. Nothing runs before ``run`` or ``advance``."""
+    _check_app(app)
+    backend = FakeBackend()
+    with app.using(backend):
+        yield Fake(app, backend)
+
+
+@contextlib.contextmanager
+def sync(app: App) -> Iterator[App]:
+    """Give *app* the connection ``sync://`` within a ``with`` block."""
+    _check_app(app)
+    with app.using(SyncBackend()):
+        yield app
+
+
+def _enqueued(number: int, queue: str, job: NewJob, due_in: float) -> Enqueued:
+    try:
+        envelope = decode_envelope(job.body, max_body=len(job.body))
+    except PayloadInvalid:
+        envelope = Envelope(1, "")
+    return Enqueued(
+        queue=queue,
+        id=job.id,
+        number=number,
+        task=envelope.task or None,
+        args=envelope.args,
+        kwargs=envelope.kwargs,
+        value=decode_json(job.body),
+        due_in=due_in,
+        priority=job.priority,
+        flow=envelope.flow,
+    )
+
+
+def _name(task: Task[..., Any] | str) -> str:
+    if isinstance(task, Task):
+        return task.name
+    if isinstance(task, str):
+        return task
+    raise ArgumentsInvalid(f"an assertion must have a task of multiq, or the name of one, got {shown(task)}")
+
+
+def _check_app(app: object) -> None:
+    from multiq.app import App
+
+    if not isinstance(app, App):
+        raise ArgumentsInvalid(f"the testing kit must have a multiq.App, got {shown(app)}")
+
+
+def _wanted(task: Task[..., Any] | str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> str:
+    if args is None and kwargs is None:
+        return _name(task)
+    parts = [*map(repr, args or ()), *(f"{name}={value!r}" for name, value in (kwargs or {}).items())]
+    return f"{_name(task)}({', '.join(parts)})"
+
+
+def _has_arguments(job: Enqueued, task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    return bool(_bound(task, job.args, job.kwargs) == _bound(task, args, kwargs))
+
+
+def _bound(task: Task[..., Any] | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return arguments as JSON's types. If the task is known, arguments with a default value are included."""
+    if isinstance(task, Task):
+        task.check_arguments(args, kwargs)
+        bound = task.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return _as_json([list(bound.args), bound.kwargs])
+    return _as_json([list(args), dict(kwargs)])
+
+
+def _as_json(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(to_builtins(value)))
+
+
+def _is_call(job: Enqueued, signature: Signature) -> bool:
+    """Whether a job of a flow runs this call. Arguments that are results of other jobs are left out."""
+    if job.task != signature.task.name:
+        return False
+    results = {given.where for given in job.flow.inputs} if job.flow is not None else set()
+    args = [value for at, value in enumerate(job.args) if at not in results]
+    if len(args) == len(signature.args) + 1 and job.flow is not None and args[0] == job.flow.id:
+        del args[0]
+    kwargs = {name: value for name, value in job.kwargs.items() if name not in results}
+    wanted: list[Any] = _as_json([list(signature.args), signature.kwargs])
+    return [args, kwargs] == wanted
+
+
+def _in_order(jobs: Sequence[Enqueued]) -> list[Enqueued]:
+    """Return the jobs of a chain in their order, or no jobs if they are not a chain."""
+    by_id = {job.id: job for job in jobs}
+    later = {job.id: [t.id for t in job.flow.tells if t.mode != "catch"] for job in jobs if job.flow is not None}
+    catches = {t.id for job in jobs if job.flow is not None for t in job.flow.tells if t.mode == "catch"}
+    firsts = set(by_id) - {told for tells in later.values() for told in tells} - catches
+    if len(firsts) != 1 or any(len(tells) > 1 for tells in later.values()):
+        return []
+    chain = [by_id[firsts.pop()]]
+    while later.get(chain[-1].id) and len(chain) <= len(jobs):
+        chain.append(by_id[later[chain[-1].id][0]])
+    return chain
