@@ -1,11 +1,11 @@
-"""Three real cases, and the demo that shows them with one worker.
+"""Three examples, and a demo that runs all of them with one worker.
 
-``reset_mail``: mails that a server refuses for a while are tried again, one that it will never take is set aside.
-``order_timeout``: an unpaid order cancels itself; paying takes the timeout back.
-``alarm``: an alarm that rings unless it is resolved, its deadline moved earlier and later.
+``reset_mail``: a mail that the server refuses for now is retried, and a mail that it refuses for good is buried.
+``order_timeout``: a delayed job cancels an unpaid order. A payment deletes this job.
+``alarm``: an alarm rings at a deadline, unless it is resolved before. The deadline can be moved.
 
-Each runs on its own (``python -m examples.reset_mail``), all of them with ``make demo``. In each, ``tasks.py`` and the
-modules beside it are what a program of yours could look like; ``story.py`` acts its users, and checks what it sees.
+Each example runs on its own (``python -m examples.reset_mail``), and all of them with ``make demo``. ``tasks.py`` and
+most modules beside it are code as in an application. ``story.py`` plays the users, and checks the results.
 
 ``foreign_producer``: a shell script and a PHP script that put jobs into beanstalkd without multiq.
 """

@@ -1,4 +1,4 @@
-"""``make demo``: all three examples at once and one worker. Exits with 1 if anything is not as it should be."""
+"""``make demo``: runs all three examples at once, with one worker. Exits with 1 if a check of an example fails."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
 
 
 def keep_diary(app: App, path: Path) -> None:
-    """Have each job's fate written to a file, a line each."""
+    """Append a line to the file for each job that is done, retried or buried."""
 
     def note(what: str, event: events.JobEvent, reason: str | None = None) -> None:
         job = event.job
@@ -38,7 +38,7 @@ def keep_diary(app: App, path: Path) -> None:
 
 
 def read_diary(path: Path, queue: str) -> list[Entry]:
-    """What was written about one queue's jobs so far."""
+    """The text that was written about one queue's jobs so far."""
     if not path.exists():
         return []
     whole_lines = path.read_text().rpartition("\n")[0].splitlines()

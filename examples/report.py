@@ -1,4 +1,4 @@
-"""What the audience sees: sentences while it runs, bars on a terminal, and a table with a verdict at the end."""
+"""The output of the examples: sentences while they run, progress bars on a terminal, and a table at the end."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Counts(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A claim about what was seen."""
+    """A claim about what the example has observed."""
 
     claim: str
     holds: bool
 
 
 class Outcome(NamedTuple):
-    """What a story expected of its jobs, what it saw, and what else must hold."""
+    """The counts that a story expected of its jobs, the counts that it saw, and its further checks."""
 
     title: str
     expected: Counts
@@ -104,7 +104,7 @@ def report(outcomes: Sequence[Outcome], seconds: float, console: Console | None 
 
 
 def report_failure(why: str, log: str) -> int:
-    """Print why the show could not go on, with the end of the worker's log. Returns the exit code, 1."""
+    """Print why an example failed, with the end of the worker's log. Returns the exit code, 1."""
     out = Console(highlight=False)
     out.print("\n".join(log.splitlines()[-20:]), markup=False, soft_wrap=True)
     out.print(f"[bold red]{escape(why)}[/]", soft_wrap=True)

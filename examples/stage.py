@@ -1,4 +1,4 @@
-"""What the examples stand on: a temporary folder, a real worker in a process of its own, and a report at the end."""
+"""Runs the examples in a temporary folder, with a real worker in a process of its own, and prints a report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = 30.0  # seconds until something that does not happen counts as failed
 
 
 class BaseStory:
-    """One example, acted out. What it needs to run is there while its ``with`` block lasts."""
+    """One example. Its ``with`` block sets up what it needs, such as a server."""
 
     title: ClassVar[str]
     queue: ClassVar[str]
@@ -37,7 +37,7 @@ class BaseStory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing was set up."""
+        """No setup was needed."""
 
     def environment(self) -> dict[str, str]:
         """Variables for the worker that are known only now."""
@@ -48,11 +48,11 @@ class BaseStory:
 
 
 class Failed(Exception):
-    """The story cannot go on."""
+    """The story cannot continue."""
 
 
 class Scene:
-    """What a story sees of the stage."""
+    """The functions that a story uses."""
 
     def __init__(self, story: BaseStory, narrator: Narrator, worker: subprocess.Popen[bytes], diary: Path) -> None:
         self._story = story
@@ -61,11 +61,11 @@ class Scene:
         self._diary = diary
 
     def say(self, sentence: str) -> None:
-        """Tell the audience."""
+        """Print a sentence."""
         self._narrator.say(self._story.title, sentence)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for a condition; ``Failed`` if it does not come true or the worker is gone."""
+        """Wait for a condition. Raises ``Failed`` if it does not become true, or if the worker has ended."""
         give_up_at = time.monotonic() + PATIENCE
         while not condition():
             if self._worker.poll() is not None:
@@ -75,20 +75,20 @@ class Scene:
             time.sleep(0.02)
 
     def follow(self, jobs: int) -> None:
-        """Wait until so many jobs of the story have come to an end, and show how many have."""
-        from .app import app  # made by the stories, after the environment
+        """Wait until this number of the story's jobs has ended, and show how many have."""
+        from .app import app  # created by the stories, once the environment is set
 
         queue = app.queue(self._story.queue)
 
         def all_ended() -> bool:
             ended = self.happened("done") + self.happened("buried")
             self._narrator.progress(self._story.title, ended, jobs)
-            return ended >= jobs and queue.stats().reserved == 0  # the worker settles after it told its diary
+            return ended >= jobs and queue.stats().reserved == 0  # the worker settles a job after it wrote the diary
 
         self.until(all_ended, f"{jobs} jobs have come to an end")
 
     def count(self, *, queued: int, delayed: int, cancelled: int) -> Counts:
-        """What the story did itself, together with what the worker's diary says."""
+        """Return the story's own counts, with the counts of the worker's diary."""
         return Counts(
             queued=queued,
             delayed=delayed,
@@ -99,7 +99,8 @@ class Scene:
         )
 
     def happened(self, what: str) -> int:
-        """How many entries *what* (done, retried or buried) the worker's diary has for this story's jobs."""
+        """The number of entries of the kind *what* (done, retried or buried) that the worker's diary has for this
+        story's jobs."""
         return sum(entry.what == what for entry in self._entries())
 
     def _entries(self) -> list[Entry]:
@@ -126,7 +127,7 @@ def run(*names: str) -> int:
 
 
 def _set_environment(folder: Path) -> None:
-    """Before the stories are imported: their app and their tasks look at the environment when they are made."""
+    """Must be called before the stories are imported, because their modules read the environment at import."""
     os.environ.update(
         MULTIQ_URL=f"sqlite:///{folder}/shop.db",
         SHOP_DATABASE=str(folder / "shop.db"),
@@ -146,7 +147,7 @@ def _load(name: str) -> BaseStory:
 
 
 def _play(stories: Sequence[BaseStory], narrator: Narrator, folder: Path, log: Path) -> list[Outcome]:
-    """All stories at once, each in a thread, beside the worker. The worker must end well, too."""
+    """Play all stories at once, each in a thread, and stop the worker, which must exit with 0."""
     diary = folder / "diary.jsonl"
     with _worker(stories, log) as worker, ThreadPoolExecutor() as threads:
         plays = [threads.submit(story.play, Scene(story, narrator, worker, diary)) for story in stories]

@@ -18,8 +18,13 @@ class Alarm:
     def job_id(self) -> str:
         return self._handle.id
 
+    @property
+    def has_rung(self) -> bool:
+        """Whether it has rung. The outcome is kept for an hour, so this is False after that."""
+        return self._handle.status() == "done"
+
     def resolve(self) -> bool:
-        """It never rings. False: too late, it rings right now or has rung."""
+        """Keep the alarm from ringing. Returns False if it rings right now or has rung."""
         try:
             self._handle.cancel()
         except (multiq.JobReserved, multiq.JobNotFound):
@@ -27,7 +32,7 @@ class Alarm:
         return True
 
     def move(self, seconds: float) -> bool:
-        """It rings *seconds* from now instead, be that earlier or later than before. False: too late."""
+        """Move the deadline to *seconds* from now. Returns False if the alarm rings right now or has rung."""
         try:
             self._handle.reschedule(delay=seconds)
         except (multiq.JobReserved, multiq.JobNotFound):

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from examples.app import app
 
-#: where rings are noted, a line each: stands for a pager
+#: the file that gets a line for each ring, in place of a pager
 SIREN = Path(os.environ.get("ALARM_SIREN", "siren.jsonl"))
 
 
-@app.task(queue="alarms", priority=0)
-def ring(what: str) -> None:
-    """Runs when the deadline has passed, and only if the alarm was not resolved."""
+@app.task(queue="alarms", priority=0, keep=3600)
+def ring(what: str) -> str:
+    """Runs when the deadline has passed, and only if the alarm was not resolved. Returns the text of the alarm."""
     with SIREN.open("a") as siren:
         siren.write(json.dumps({"what": what, "at": time.time()}) + "\n")
+    return what
 
 
 def rings() -> dict[str, list[float]]:

@@ -51,7 +51,7 @@ def note_timeout(connection: sqlite3.Connection, order_id: int, job_id: str) -> 
 
 
 def close(connection: sqlite3.Connection, order_id: int, state: str) -> str | None:
-    """An open order becomes paid or cancelled. Returns its timeout's job id, or None if it was not open any more."""
+    """Mark an open order as paid or cancelled. Returns the id of its timeout job, or None if the order was not open."""
     changed = connection.execute("UPDATE orders SET state = ? WHERE id = ? AND state = 'open'", (state, order_id))
     if not changed.rowcount:
         return None

@@ -8,7 +8,7 @@ import multiq
 from examples.app import app
 
 from . import orders
-from .tasks import cancel_unpaid_order
+from .tasks import cancel_unpaid_order, pack, ship
 
 #: seconds that a customer has to pay
 PAYMENT_TIME = float(os.environ.get("SHOP_PAYMENT_TIME", str(30 * 60)))
@@ -25,7 +25,7 @@ class TooLate(Exception):
 
 
 def place_order(item: str) -> int:
-    """The order and its timeout are written in one transaction: there is never one without the other."""
+    """The order and its timeout are written in one transaction, so neither exists without the other."""
     with orders.transaction() as connection:
         order_id = orders.insert(connection, item)
         timeout = cancel_unpaid_order.options(delay=PAYMENT_TIME, connection=connection).enqueue(order_id)
@@ -35,11 +35,16 @@ def place_order(item: str) -> int:
     return order_id
 
 
-def pay(order_id: int) -> str:
-    """Mark the order as paid and take its timeout back. Returns the outcome for the timeout.
+def deliver(order_id: int) -> multiq.FlowHandle:
+    """Pack and ship a paid order: two jobs, of which the second runs when the first is done."""
+    return multiq.chain(pack.s(order_id), ship.s(), name=f"order {order_id}").enqueue()
 
-    The order's row is changed first, and it alone decides: whatever the timeout does from then on finds a paid
-    order. Deleting the job is tidiness, so both ways in which it can come too late are no error.
+
+def pay(order_id: int) -> str:
+    """Mark the order as paid, and delete the job that would cancel it. Returns what happened to that job.
+
+    The order's row is changed first. If the job runs after that, it finds a paid order and does nothing. So it is no
+    error if the job is running already, or has run, when it should be deleted.
     """
     with orders.transaction() as connection:
         timeout_job = orders.close(connection, order_id, "paid")

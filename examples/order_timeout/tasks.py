@@ -20,6 +20,18 @@ def cancel_unpaid_order(order_id: int) -> None:
         orders.close(connection, order_id, "cancelled")
 
 
+@app.task(queue="orders")
+def pack(order_id: int) -> str:
+    """Pack a paid order, and return the label of the parcel. The next step of the chain gets the label."""
+    return f"parcel {order_id}"
+
+
+@app.task(queue="orders")
+def ship(parcel: str) -> str:
+    """Hand the parcel over, and return what the customer sees."""
+    return f"{parcel} is on its way"
+
+
 def ask_payment_provider(_order_id: int) -> None:
-    """Stands for a last look at the provider's side: it takes its time, and a payment may arrive meanwhile."""
+    """Stands for a slow request to the payment provider. A payment may arrive meanwhile."""
     time.sleep(PROVIDER_TAKES)

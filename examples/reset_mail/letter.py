@@ -27,7 +27,7 @@ HTML = Template("""\
 
 
 def reset_letter(address: str, name: str, link: str, message_id: str) -> EmailMessage:
-    """A mail in two forms. What users typed into their profile is text, never markup."""
+    """A mail as plain text and as HTML. Values that users have typed are escaped."""
     values = {"name": name, "address": address, "link": link}
     letter = EmailMessage()
     letter["From"] = SENDER

@@ -54,6 +54,9 @@ class Story(BaseStory):
         scene.until(lambda: scene.happened("retried") >= len(BUSY), "the busy mailboxes are tried again")
         scene.say(f"{len(BUSY)} busy mailboxes said 451: tried again after a backoff")
 
+        first = handles[0].result(timeout=30)
+        scene.say(f"the first mail's result: {first}")
+
         scene.follow(len(PEOPLE))
         wanted = Counter(address for address in PEOPLE if address != UNKNOWN)
         scene.say(f"{len(self._server.letters)} mails arrived, the busy ones at try {REFUSALS + 1}")
@@ -64,10 +67,23 @@ class Story(BaseStory):
             checks=[
                 Check("everybody got exactly one mail", Counter(str(m["To"]) for m in self._server.letters) == wanted),
                 Check("each mail has a plain and an HTML form", all(m.is_multipart() for m in self._server.letters)),
+                Check("the result of a job is its Message-ID", first == f"<{handles[0].id}@shop.example>"),
+                Check("the errors before a success are kept", _errors(handles[PEOPLE.index(BUSY[0])]) == REFUSALS),
+                Check("the failed job has its traceback", "SMTPRecipientsRefused" in _traceback(refused)),
                 Check("the buried job says why", "550 5.1.1 no such mailbox" in str(refused.peek().reason)),
                 Check("nothing else is left in the queue", app.queue("mail").stats().buried == 1 == _left()),
             ],
         )
+
+
+def _errors(handle: multiq.JobHandle) -> int:
+    outcome = handle.outcome()
+    return -1 if outcome is None else len(outcome.errors)
+
+
+def _traceback(handle: multiq.JobHandle) -> str:
+    failure = handle.peek().failure
+    return "" if failure is None else failure.traceback
 
 
 def _left() -> int:
