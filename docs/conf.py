@@ -46,7 +46,11 @@ add_module_names = False
 
 # the signatures of records are evaluated, and these names are imported for type checkers only
 vars(multiq.events).setdefault("JobContext", multiq.JobContext)
+vars(multiq.backend.effects).setdefault("NewJob", multiq.backend.NewJob)
 vars(sys.modules[multiq.JobContext.__module__]).setdefault("Envelope", Any)
+vars(sys.modules[multiq.JobContext.__module__]).setdefault("Memos", Any)
+vars(sys.modules[multiq.backend.Ack.__module__]).setdefault("After", multiq.backend.After)
+vars(sys.modules[multiq.JobOutcome.__module__]).setdefault("OutcomeKind", multiq.backend.OutcomeKind)
 
 html_theme = "furo"
 html_title = f"multiq {release}"
@@ -60,20 +64,29 @@ templates_path: list[str] = []
 
 #: the sidebar: captions, and the pages below them
 CONTENTS: dict[str, list[str]] = {
-    "Tutorial": ["tutorial"],
+    "Tutorial": ["tutorial", "tutorial-workflow"],
     "How to": [
         "howto/send-mail-after-commit",
         "howto/use-in-a-web-application",
+        "fastapi",
+        "flask",
+        "django",
+        "sqlalchemy",
         "howto/cancel-an-order",
         "howto/ring-an-alarm",
         "howto/retry-and-give-up",
+        "howto/failed-jobs",
         "howto/priorities-and-queues",
         "howto/run-coroutines",
         "howto/limit-time",
+        "results",
         "testing",
         "deploying",
         "howto/deploy-new-code",
         "howto/monitor",
+        "monitoring",
+        "opentelemetry",
+        "sentry",
         "howto/move-to-another-backend",
         "soak",
         "writing-a-driver",
@@ -83,6 +96,12 @@ CONTENTS: dict[str, list[str]] = {
     "Coming from": ["coming-from/celery", "coming-from/rq", "coming-from/laravel"],
     "Reference": [
         "tasks",
+        "flows",
+        "schedules",
+        "unique",
+        "limits",
+        "middleware",
+        "asyncio",
         "worker",
         "cli",
         "configuration",
@@ -93,6 +112,7 @@ CONTENTS: dict[str, list[str]] = {
         "mysql",
         "beanstalk",
         "envelope",
+        "payloads",
         "contract",
         "bench",
         "reference/index",
