@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def producer() -> Iterator[Callable[[str], None]]:
-    """The test app's producing side: ``producer(url)`` points it there."""
+    """``producer(url)`` makes the test app enqueue to that URL."""
     yield app.connect
     app.close()
 

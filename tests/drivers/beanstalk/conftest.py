@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def beanstalk_server() -> Iterator[BeanstalkServer]:
-    """One server for all tests that leave it as they found it, each in tubes of its own."""
+    """One server for all tests that do not change it. Each test has its own tubes."""
     with BeanstalkServer() as server:
         yield server
 
@@ -34,7 +34,7 @@ def new_beanstalk() -> Iterator[Callable[..., BeanstalkServer]]:
 
 @pytest.fixture
 def server(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
-    """One for this test alone, as it comes."""
+    """A server with default settings, for this test alone."""
     return new_beanstalk()
 
 
@@ -46,6 +46,6 @@ def backend(server: BeanstalkServer) -> Iterator[Backend]:
 
 @pytest.fixture
 def client(server: BeanstalkServer) -> Iterator[BareClient]:
-    """Behind multiq's back."""
+    """A plain connection to the server, without multiq."""
     with server.client() as client:
         yield client

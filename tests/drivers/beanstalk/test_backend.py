@@ -115,7 +115,7 @@ def test_capabilities_of_unreachable_server_are_as_declared(new_beanstalk: NewBe
 
 
 def test_batch_larger_than_all_buffers_arrives_in_order(new_beanstalk: NewBeanstalk) -> None:
-    """Its replies fill buffers as well: a client that does not read them while it sends waits for ever."""
+    """The replies fill buffers as well. A client that does not read replies while it sends would wait for ever."""
     server = new_beanstalk()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         large = [new(b"%05d" % number * 12_000) for number in range(300)]  # 18 MB
@@ -151,7 +151,7 @@ def test_batch_with_cut_replies_reports_accepted_and_uncertain_jobs(
         assert str(len(accepted)) in str(uncertain.value)
         for place in (0, len(accepted) - 1):
             assert backend.peek(QUEUE, accepted[place]).body == b"%d" % place
-        # nothing was sent of the third
+        # no part of the third packet was sent
         assert len(accepted) < (backend.stats(QUEUE).ready or 0) <= 2001
 
 
@@ -170,7 +170,7 @@ def test_server_error_has_greenstalks_error_as_cause(new_beanstalk: NewBeanstalk
 
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_largest_body_and_later_jobs_survive_a_restart(new_beanstalk: NewBeanstalk, limit: int | None) -> None:
-    """The server takes two bytes more, and finds them too many when it reads its log: then it reads no further."""
+    """The server accepts a body of two bytes more, but when it reads its log it stops at this body."""
     server = new_beanstalk(binlog=True, fsync_ms=None, max_job_size=limit)
     with open_backend(server.url) as backend:
         largest = backend.capabilities.max_body
@@ -195,7 +195,7 @@ def test_job_buried_by_its_put_can_be_kicked_and_deleted_without_damage_to_the_l
         client.fill(QUEUE)
         with server.little_memory(128 * 1024), pytest.raises(BackendFull, match="kick") as full:
             backend.enqueue(QUEUE, [new()])
-        # it is there, and the message says by which id
+        # the server has buried the job, and the message names its id
         (buried,) = backend.jobs(QUEUE, State.BURIED).jobs
         assert buried.id in str(full.value)
         backend.delete(QUEUE, buried.id)

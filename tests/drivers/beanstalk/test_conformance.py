@@ -43,7 +43,7 @@ class BeanstalkHarness(Harness):
 
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
-    # with a log on the disk, so that the powers that depend on one are claimed, and proved
+    # with a log, so that the backend declares the capabilities that depend on a log, and the suite tests them
     with BeanstalkServer(binlog=True, fsync_ms=None) as BeanstalkHarness.server:
         yield
 

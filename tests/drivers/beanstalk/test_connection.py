@@ -58,7 +58,7 @@ def encoded(lines: list[bytes]) -> bytes:
 
 
 def send_one_by_one(theirs: socket.socket, pieces: list[bytes]) -> threading.Thread:
-    """As the server does that syncs its log before each reply."""
+    """Send each reply separately, like a server that syncs its log before each reply."""
 
     def say() -> None:
         for piece in pieces:
@@ -76,7 +76,7 @@ def test_replies_sent_one_by_one_are_received_by_few_calls(pair: tuple[Connectio
     thread = send_one_by_one(theirs, [encoded([line]) for line in INSERTED])
     assert connection.read_lines(JOBS, in_time()) == INSERTED
     thread.join()
-    # Then the reader was not called for each
+    # Then the client made fewer receives than there were replies
     assert isinstance(connection.sock, Counting)
     assert connection.sock.received < JOBS / 4
 
@@ -106,7 +106,7 @@ def test_error_carries_lines_received_before_it(
     pair: tuple[Connection, socket.socket], received: int, is_cut: bool
 ) -> None:
     connection, theirs = pair
-    # Given some replies, and a piece of the next one
+    # Given some replies, and a part of the next one
     theirs.sendall(encoded(INSERTED[:received]) + INSERTED[received][:5])
     # When the connection ends, or no more comes in time
     if is_cut:

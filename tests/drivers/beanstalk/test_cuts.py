@@ -1,8 +1,8 @@
 """Cut connections: the reply to every call is cut at every byte, the request before its end. No job is lost.
 
-Each call is a scene: what is there before, the call, and what must be true after it. beanstalkd knows no tokens, so a
-call whose reply was lost may say that it cannot know; but it never says what is not so, and the next calls get their
-own answers. The call goes through a proxy, everything else beside it, in the server's own words.
+Each call is a scene: the state before, the call, and what must be true after it. beanstalkd knows no tokens, so a call
+whose reply was lost may raise an error that its outcome is unknown. But it never returns a wrong answer, and the next
+calls get their own answers. The call goes through a proxy, everything else beside it, in the server's own words.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ABC = ("a", "b", "c")
 
 @dataclass
 class Stage:
-    """Where a scene is played: through the proxy, and beside it."""
+    """What a scene uses: clients that go through the proxy, and clients that connect to the server directly."""
 
     proxy: Proxy
     client: BareClient
@@ -43,10 +43,10 @@ class Stage:
     backend: Backend
     consumer: Consumer
     is_cut: bool = False
-    """Whether this play has a fault in it."""
+    """Whether a connection is cut while the scene is played."""
     leases: list[Lease] = field(default_factory=list)
     ids: dict[str, int] = field(default_factory=dict)
-    """Body -> id of what was put."""
+    """The body of each job that the scene has put -> its id."""
 
     def clear(self) -> None:
         """Empty tubes, open connections, and a consumer that holds nothing."""
@@ -86,7 +86,7 @@ class Stage:
         assert self.client.ask(b"pause-tube %b 3600" % QUEUE.encode()) == b"PAUSED"
 
     def jobs(self) -> list[tuple[str, str]]:
-        """Body and state of every job there is, by id: of those that were put here, and of all that came after."""
+        """The body and the state of each job on the server that was put in this scene, in the order of the ids."""
         mark = self.client.put(b"mark", tube="default")
         self.client.ask(b"delete %d" % mark)
         found = []
@@ -122,9 +122,9 @@ class Scene:
     given: Callable[[Stage], object]
     act: Callable[[Stage], Any]
     answered: Callable[[Stage, Any], None]
-    """What is true when the call came back."""
+    """Asserts what holds after the call has returned."""
     failed: Callable[[Stage, Any], None]
-    """What is true when the call raised one of *errors*; the jobs are as before it, or as after, and never fewer."""
+    """Asserts what holds after the call has raised one of *errors*: the jobs are as before the call, or as after it."""
     errors: tuple[type[MultiqError], ...] = (BackendUnavailable,)
 
 
@@ -159,9 +159,10 @@ def uncertain(stage: Stage, error: MultiqError) -> None:
 
 
 def settles(verdict: Callable[[Lease], Verdict], done: str | None) -> Scene:
-    """Two jobs are held, and get this verdict in one call; *done* is their state by it, None for gone.
+    """Two reserved jobs get this verdict in one call. *done* is their state afterwards. None: they are deleted.
 
-    A lost connection makes them ready, and ends their leases: what was not answered is refused, counted or not.
+    A lost connection makes them ready, and ends their leases. A verdict without an answer is refused, whether it was
+    carried out or not.
     """
 
     def verdicts(stage: Stage) -> list[Verdict]:
@@ -181,7 +182,7 @@ def settles(verdict: Callable[[Lease], Verdict], done: str | None) -> Scene:
 
 
 def never(_: Stage, error: MultiqError) -> None:
-    """The call has an answer, whatever is cut."""
+    """The call must not fail."""
     raise error
 
 
@@ -223,7 +224,7 @@ def exchanged(stage: Stage, answer: tuple[list[LeaseLost | None], list[Lease]]) 
         assert [lease.body for lease in leases] == [b"c", b"d"]
     assert stage.consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
     done = {*acked, *(lease.body.decode() for lease in leases)}
-    perhaps = {"", "a", "b", "ab"} if stage.is_cut else {""}  # acks that were carried out, and not answered
+    perhaps = {"", "a", "b", "ab"} if stage.is_cut else {""}  # acks that were carried out, but whose replies were cut
     stage.becomes(*(ready(*(body for body in "abcde" if body not in {*done, *more})) for more in sorted(perhaps)))
 
 
@@ -401,7 +402,7 @@ every_verb = pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES.keys()
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    """On a server of its own, as it is emptied again and again."""
+    """On a private server, because each scene first empties the server."""
     with (
         BeanstalkServer() as server,
         Proxy(server.address) as proxy,
@@ -434,7 +435,7 @@ def play(stage: Stage, scene: Scene) -> tuple[int, int]:
 
 
 def play_with(stage: Stage, scene: Scene, fault: CutReply | CutRequest, size: int) -> None:
-    """Play it with a fault of so many bytes in the call."""
+    """Play a scene, and cut the call's reply or request after *size* bytes."""
     stage.is_cut = True
     stage.clear()
     scene.given(stage)
@@ -457,7 +458,7 @@ def in_step(stage: Stage) -> None:
     stage.put("probe", queue="probe")
     assert stage.backend.peek("probe", id_of(stage, "probe")).body == b"probe"
     assert stage.backend.stats("never-used").ready == 0
-    stage.client.ask(b"pause-tube %b 3600" % QUEUE.encode())  # what the scene has left there
+    stage.client.ask(b"pause-tube %b 3600" % QUEUE.encode())  # so that no job that the scene has left is handed out
     stage.put("next", queue=OTHER, priority=0)
     (lease,) = consumer.reserve(1, 5)
     assert lease.body == b"next"

@@ -40,7 +40,7 @@ def levels(url: str, *names: str) -> dict[str, str]:
 def test_doctor_accepts_server_with_synced_log(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
     findings = found(server.url)
-    # Except for one: whether a service manager restarts it is unknown
+    # Except for one: the doctor cannot know whether a service manager restarts the server
     assert {finding.what: finding.level for finding in findings.values() if finding.level != "ok"} == {
         "restart": "unknown"
     }
@@ -52,8 +52,8 @@ def test_doctor_accepts_server_with_synced_log(new_beanstalk: NewBeanstalk) -> N
 @pytest.mark.parametrize(
     ("options", "what", "level", "survives"),
     [
-        ({"binlog": True, "fsync_ms": None}, "-f", "warn", "but for its last moments"),
-        ({"binlog": True, "fsync_ms": 1000}, "-f", "warn", "but for its last moments"),
+        ({"binlog": True, "fsync_ms": None}, "-f", "warn", "except for its last moments"),
+        ({"binlog": True, "fsync_ms": 1000}, "-f", "warn", "except for its last moments"),
         ({}, "-b", "bad", "killed workers only"),
     ],
     ids=["as it comes", "-f1000", "no log"],
@@ -87,7 +87,7 @@ def test_doctor_reports_unknown_sync_for_remote_server(
     new_beanstalk: NewBeanstalk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
-    monkeypatch.setattr(local_process, "PROC", tmp_path)  # where its process cannot be seen
+    monkeypatch.setattr(local_process, "PROC", tmp_path)  # a folder without the server's process
     findings = found(server.url)
     names = ("-f", "address", "durability")
     assert {findings[name].level for name in names} == {"unknown"}
@@ -110,7 +110,7 @@ def test_doctor_accepts_log_after_every_kind_of_change(new_beanstalk: NewBeansta
             assert findings["binlog-records-written"].level == "ok"
             assert findings["binlog-oldest-index"].level == "ok"
             server.stop()
-            server.start()  # the counts restart, the jobs stay
+            server.start()  # the server's counters start at 0 again, and its jobs are still there
 
 
 def test_doctor_warns_of_log_that_old_jobs_keep_growing(new_beanstalk: NewBeanstalk) -> None:

@@ -52,7 +52,7 @@ def test_acknowledged_jobs_survive_kills_and_restarts_under_load(
     with worker(tmp_path, app.url, "threads=2") as process:
         process.wait_until_working()
         with Load() as load:
-            # When the server ends in the middle of it, again and again
+            # When the server ends in the middle of this load, again and again
             for _ in range(KILLS):
                 load.goes_on(JOBS_BETWEEN)
                 getattr(server, end)()
@@ -107,19 +107,20 @@ def test_killed_server_keeps_jobs_and_forgets_counts(new_beanstalk: NewBeanstalk
         ]
         assert all(3500 < (after[job_id].due_in or 0) <= 3600 for job_id in (late, delayed))
         assert [job.ttr for job in after.values()] == [job.ttr for job in before.values()]
-        # A release with a delay, a burial and a kick are in the log, and with them the attempts so far
+        # The log has a release with a delay, a burial and a kick, and the attempts of each job at that moment
         kept = (late, spoilt, kicked, delayed)
         assert [after[job_id].attempt for job_id in kept] == [1, 1, 1, 0]
         assert [after[job_id].priority for job_id in kept] == [88, before[spoilt].priority, before[kicked].priority, 3]
         assert [(after[job_id].kicks, after[job_id].crashes) for job_id in kept] == [
             (before[job_id].kicks, before[job_id].crashes) for job_id in kept
         ]
-        # Reserving and releasing at once are not: their attempts and the new priority are forgotten
+        # The log has no reserves and no releases without a delay: after the restart, the attempts and the new priority
+        # are lost
         assert [after[job_id].attempt for job_id in (held, retried)] == [0, 0]
         assert (before[retried].priority, after[retried].priority) == (77, 11)
-        # And so is the pause
+        # The pause is lost at the restart, too
         assert backend.stats(QUEUE).paused_for is None
-        # The lease ended with its connection
+        # The lease ends with its connection
         (answer,) = consumer.settle([Ack(leases[held])])
         assert isinstance(answer, LeaseLost)
 
@@ -202,7 +203,7 @@ def test_full_log_refuses_jobs_until_there_is_room(new_beanstalk: NewBeanstalk) 
         server.binlog.rename(server.folder / "away")
         acknowledged = _fill(backend)
         assert acknowledged > 0
-        # Verdicts go on, as a job has its place in the log from the beginning
+        # Verdicts still succeed, because a put also reserves room in the log for the job's later changes
         (lease,) = consumer.reserve(1, 0)
         assert consumer.settle([Ack(lease)]) == [None]
         (server.folder / "away").rename(server.binlog)

@@ -1,6 +1,6 @@
-"""Faults of the server and of the network: stopped, refusing, slow, draining, full, old.
+"""Faults of the server and of the network: a server that is stopped, slow, draining, full or old, for example.
 
-One deterministic test each. The server is real, and so is what is done to it.
+Each fault has one deterministic test, on a real server.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_stopped_server_is_a_timeout_for_every_call(new_beanstalk: NewBeanstalk)
             with pytest.raises((EnqueueUncertain, BackendTimeout)):
                 enqueue()
             assert time.monotonic() - start < DEADLINE + GRACE
-        # And once it goes on, the next call is answered rightly
+        # And when the server continues, the next call gets the right answer
         assert backend.stats(QUEUE).queue == QUEUE
 
 
@@ -103,7 +103,7 @@ def test_enqueue_to_stopped_server_reports_its_jobs(new_beanstalk: NewBeanstalk)
             backend.enqueue(QUEUE, jobs)
         assert list(caught.value.jobs) == jobs
         assert caught.value.__cause__ is not None
-        assert backend.stats(QUEUE).ready in {1, 2, 3}  # the one before, and the uncertain ones
+        assert backend.stats(QUEUE).ready in {1, 2, 3}  # the two jobs are uncertain
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.5])
@@ -153,11 +153,12 @@ def test_wait_without_a_reply_ends_by_its_time_and_loses_no_job(new_beanstalk: N
         until(lambda: holder.stats()["current-waiting"] == "1")
         both.send(b"reserve-with-timeout 30")
         until(lambda: holder.stats()["current-waiting"] == "2")
-        # When the server stands still until both leases are over, then it hands out both jobs and forgets an answer
+        # When the server stands still until both leases are over, then the server hands out both jobs, and
+        # leaves a client without an answer
         with stopped(server):
             time.sleep(4)
         assert both.reply() == b"DEADLINE_SOON"
-        # Then the consumer gives up in time, and has the job with its next call
+        # Then the consumer's wait ends in time, and its next call gets the job
         waited.result()
         (lease,) = consumer.reserve(1, 5)
         assert lease.id == str(job_id)
@@ -249,7 +250,8 @@ def test_enqueue_replaces_a_connection_closed_while_idle(proxy: Proxy) -> None:
     with open_backend(url_of(proxy.port)) as backend:
         backend.enqueue("closed", [new()])
         proxy.cut()
-        time.sleep(0.1)  # until the end has arrived here; nothing was sent, so nothing is uncertain
+        # until the client can see that the connection has ended: then it sends nothing on this connection
+        time.sleep(0.1)
         backend.enqueue("closed", [new()])
         assert backend.stats("closed").ready == 2
         assert backend.purge("closed", [State.READY]) == 2
@@ -295,7 +297,7 @@ def test_slow_link_ends_no_lease_early(
     producer(server.url)
     with Proxy(server.address) as slow:
         slow.mode = Latency(0.15)
-        nap.enqueue_many([(number, 0.4) for number in range(12)])  # of a ttr of 3 s
+        nap.enqueue_many([(number, 0.4) for number in range(12)])  # the jobs' ttr is 3 s
         with worker(tmp_path, url_of(slow.port), "stop_when_empty=True, threads=2") as process:
             assert process.wait(60) == 0, process.log
             assert sorted(numbers(process.diary, "start")) == list(range(12))
@@ -307,7 +309,7 @@ class _Interrupted(BaseException):
 
 @pytest.fixture
 def alarm() -> Iterator[Callable[[float], object]]:
-    """In so many seconds, something is raised wherever this thread is."""
+    """``alarm(seconds)``: after this time, a signal handler raises ``_Interrupted`` in the main thread."""
 
     def ring(*_: object) -> None:
         raise _Interrupted
@@ -318,7 +320,7 @@ def alarm() -> Iterator[Callable[[float], object]]:
     signal.signal(signal.SIGALRM, before)
 
 
-# raised within socket.socket() itself, it leaves a socket that is not assigned yet
+# an exception within socket.socket() leaves a socket that no variable refers to yet
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("what", ["stats", "enqueue", "reserve", "settle", "wait"])
 def test_exception_in_the_middle_of_a_call_does_not_shift_later_replies(
@@ -356,7 +358,7 @@ def test_exception_in_the_middle_of_a_call_does_not_shift_later_replies(
             assert backend.peek("probe", job_id).body == b"probe"
             # And no job is lost: it is settled now, or ready again
             consumer.settle([Ack(lease)])
-            while QUEUE in near.queues():  # what a connection held is ready once the server has seen its end
+            while QUEUE in near.queues():  # a connection's jobs are ready once the server has seen that it ended
                 consumer.settle([Ack(one) for one in consumer.reserve(5, 0)])
         assert interrupted > 10
 
@@ -407,7 +409,7 @@ def test_server_without_memory_is_full_and_can_be_worked_off(new_beanstalk: NewB
         with server.little_memory(1_000_000):
             with pytest.raises(BackendFull, match=r"(?i)memory"):
                 backend.enqueue(QUEUE, [new(large)])
-            # of a batch, it says which were taken
+            # for a batch, the error says which jobs were accepted
             with pytest.raises(EnqueuePartial, match=r"(?i)memory") as partial:
                 backend.enqueue(QUEUE, [new(b"first"), new(large), new(b"last")])
             (lease,) = consumer.reserve(1, 0)
@@ -457,7 +459,7 @@ def test_body_over_a_lowered_limit_is_a_typed_refusal(new_beanstalk: NewBeanstal
 
 
 class OldLink(Proxy):
-    """Makes a word unknown to the real server, by misspelling it on the way there."""
+    """Makes the real server refuse a word, by misspelling the word on its way to the server."""
 
     unknown: tuple[bytes, ...] = ()
 
@@ -477,7 +479,7 @@ def test_error_names_version_of_server_that_lacks_a_command(new_beanstalk: NewBe
             backend.kick_job(QUEUE, job_id)
         with pytest.raises(MultiqError, match=r"(?i)unknown|version|old"):
             backend.pause(QUEUE, 60)
-        # and the answers stay in step
+        # and later calls still get their own replies
         assert backend.peek(QUEUE, job_id).state == State.DELAYED
         assert backend.stats(QUEUE).delayed == 1
 
@@ -488,7 +490,7 @@ def test_lease_about_to_end_makes_no_busy_loop(new_beanstalk: NewBeanstalk) -> N
         backend.enqueue(QUEUE, [new(ttr=3)])
         (first,) = consumer.reserve(1, 0)
         before = int(client.stats()["cmd-reserve-with-timeout"])
-        # the server answers DEADLINE_SOON during the lease's last second, and then has the job again
+        # the server answers DEADLINE_SOON during the lease's last second, and then the job is ready again
         (again,) = consumer.reserve(1, 30)
         assert again.id == first.id
         assert int(client.stats()["cmd-reserve-with-timeout"]) - before < 20
@@ -502,7 +504,7 @@ def test_restart_without_log_ends_leases_and_serves_new_jobs(new_beanstalk: NewB
         server.stop()
         server.start()
         with server.client() as client:
-            assert client.put(b"another", tube=QUEUE) == int(lease.id)  # ids restart at 1
+            assert client.put(b"another", tube=QUEUE) == int(lease.id)  # after the restart, ids begin at 1 again
         (answer,) = consumer.settle([Ack(lease)])
         assert isinstance(answer, LeaseLost)
         assert [found.body for found in consumer.reserve(5, 5)] == [b"another"]

@@ -126,7 +126,7 @@ def test_foreign_ttr_below_the_minimum_is_kept(server: BeanstalkServer) -> None:
         job_id = client.put(b"x", tube="mail", ttr=1)
         (lease,) = consumer.reserve(1, 5)
         assert (lease.id, lease.ttr) == (str(job_id), 1.0)
-        # it comes back when its second is over, also to the consumer that held it
+        # the job is handed out again when its ttr of a second is over, even to the same consumer
         (again,) = consumer.reserve(1, 20)
         assert (again.id, again.attempt, again.crashes) == (str(job_id), 2, 1)
 

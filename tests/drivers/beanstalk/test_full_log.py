@@ -46,10 +46,10 @@ def logging(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
 
 
 def fill(server: BeanstalkServer, backend: Backend) -> None:
-    """From now on the server can make no new file for its log."""
+    """Fill the server's log, and prevent the server from creating another file for it."""
     assert server.binlog is not None
     server.binlog.rename(server.folder / "away")
-    for size in (500, 1):  # the last bytes, too
+    for size in (500, 1):  # the small jobs fill the last bytes
         with contextlib.suppress(BackendFull):
             for _ in range(10_000):
                 backend.enqueue(OTHER, new(body=b"x" * size))
@@ -68,20 +68,20 @@ def test_verdict_without_room_in_the_log_ends_the_lease_and_reports_the_job(
         backend.enqueue(QUEUE, new(4))
         late, bury, ack, held = consumer.reserve(4, 0)
         fill(logging, backend)
-        # When verdicts are given that need room, and one that needs none
+        # When it settles two verdicts that need room in the log, an ack, and a touch
         answers = consumer.settle([Release(late, delay=5), Bury(bury), Ack(ack), Touch(held)])
-        # Then those are refused, each with what that means, and the others count
+        # Then those verdicts are refused, each with its consequence, and the others are accepted
         assert [type(answer) for answer in answers[2:]] == [type(None), type(None)]
         for answer, lease in zip(answers[:2], (late, bury), strict=True):
             assert isinstance(answer, LeaseLost)
             assert "out of reach until the server restarts" in str(answer)
             assert lease.id in str(answer)
         assert "out of reach until the server restarts" in caplog.text
-        # And they have no lease any more
+        # And the refused verdicts' jobs have no lease any more
         assert all(type(answer) is LeaseLost for answer in consumer.settle([Ack(late), Ack(bury)]))
         assert consumer.settle([Release(held)]) == [None]
         make_room(logging)
-        # And the restart brings them back
+        # And the restart of the server brings these jobs back
         logging.stop()
         logging.start()
         assert sorted(lease.id for lease in consumer.reserve(9, 5)) == sorted([late.id, bury.id, held.id])
@@ -102,7 +102,7 @@ def test_kick_without_room_in_the_log_raises(logging: BeanstalkServer) -> None:
             backend.kick_job(QUEUE, ids[2])
         with pytest.raises(BackendFull, match=delayed):
             backend.kick_job(QUEUE, delayed)
-        buried = backend.stats(QUEUE).buried  # there may have been room for one of them
+        buried = backend.stats(QUEUE).buried  # the log may have had room for one of the kicks
         assert buried in {2, 3}
         make_room(logging)
         assert backend.kick(QUEUE, 10) == buried
@@ -191,7 +191,7 @@ def test_cut_enqueue_reports_unsent_jobs(proxy: Proxy, client: BareClient) -> No
         assert 1000 <= len(error.accepted) < 2000
         assert 0 < len(error.jobs) <= 1000
         assert [*error.jobs, *error.unsent] == jobs[len(error.accepted) :]
-        # those that were never sent are certainly not there, and can be enqueued
+        # the server never received the unsent jobs, so they can be enqueued again
         assert len(error.unsent) == 8000
         there = int(client.stats("tube", QUEUE)["current-jobs-ready"]) - 1
         assert len(error.accepted) <= there <= len(error.accepted) + len(error.jobs)
@@ -209,7 +209,7 @@ def test_partly_sent_packet_reports_the_rest_as_unsent(proxy: Proxy, client: Bar
 
 
 class Boaster(Proxy):
-    """Has the server say that it takes larger jobs than it does."""
+    """Replaces the server's ``max-job-size`` in its replies by a larger one."""
 
     def _of_reply(self, data: bytes) -> Any:
         passed, fault = super()._of_reply(data)
@@ -239,13 +239,13 @@ def test_job_buried_by_its_put_before_a_cut_is_uncertain(
         backend.enqueue(QUEUE, new(delay=3600))
         client.fill(QUEUE)
         late, buried = new(delay=3600), new(2)
-        # Given a server without memory for another ready job, and a cut before what it buried is deleted
+        # Given a server that buries new jobs for lack of memory, and a cut before the client deletes them
         with server.little_memory(128 * 1024):
             proxy.arm(CutRequest(after=b"delete"))
             with pytest.raises(EnqueueUncertain) as caught:
                 backend.enqueue(QUEUE, [*buried[:1], *late, *buried[1:]])
         error = caught.value
-        # Then every job is in one list
+        # Then each job is in one of the error's lists
         assert list(error.accepted) == [1]
         assert list(error.jobs) == buried
         assert error.unsent == ()
@@ -264,7 +264,7 @@ def test_enqueue_without_any_sent_byte_is_not_uncertain(proxy: Proxy, client: Ba
 def test_enqueue_into_another_queue_ends_within_its_timeout(proxy: Proxy) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=2") as backend:
         backend.enqueue(OTHER, new())
-        proxy.mode = Latency(1.6)  # of each of the two replies: either would be in time by itself
+        proxy.mode = Latency(1.6)  # for each of two replies: one reply would be in time, two replies together are not
         with pytest.raises(EnqueueUncertain):
             backend.enqueue(QUEUE, new(2))
 
@@ -280,7 +280,7 @@ def test_large_jobs_arrive_over_a_slow_link(proxy: Proxy, client: BareClient) ->
     attempts: Counter[int] = Counter()
     until = time.monotonic() + 25
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=1") as backend, backend.consumer([QUEUE]) as consumer:
-        proxy.mode = Throttle(400_000)  # so that all of them take 2.5 s
+        proxy.mode = Throttle(400_000)  # so that all bodies together take 2.5 s
         while len(done) < len(bodies) and time.monotonic() < until:
             leases = consumer.reserve(50, 0)
             attempts.update(lease.attempt for lease in leases)
@@ -296,7 +296,7 @@ def test_link_that_becomes_slow_costs_a_job_at_most_one_attempt(proxy: Proxy, cl
         backend.enqueue(QUEUE, new(500))
         acked = 0
         while acked < 500:
-            leases = consumer.reserve(500, 10)  # without time to wait, a busy server has given two
+            leases = consumer.reserve(500, 10)  # with a timeout of 0, a busy server once handed out only two jobs
             assert leases
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
             acked += len(leases)
@@ -329,7 +329,7 @@ def test_other_queues_are_probed_only_if_the_first_is_short(backend: Backend, cl
             (lease,) = consumer.reserve(1, 0)
             assert consumer.settle([Ack(lease)]) == [None]
         assert int(client.stats()["cmd-stats-tube"]) - before <= 2 * len(queues)
-        # and where it does, all of them
+        # and where the server does so, it handed out all jobs
         backend.enqueue(queues[7], new(2))
         backend.enqueue(queues[20], new(2))
         leases = consumer.reserve(3, 0)

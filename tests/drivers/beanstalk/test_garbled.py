@@ -97,7 +97,7 @@ def liar() -> Iterator[Callable[[Callable[[bytes], bytes]], Backend]]:
 def test_kick_and_purge_without_progress_end_at_the_deadline(
     liar: Callable[[Callable[[bytes], bytes]], Backend], sent_back: bytes
 ) -> None:
-    """It shows a head for ever that it neither kicks nor deletes."""
+    """The server always returns the same first job, and neither kicks nor deletes it."""
     tube = b"---\ncurrent-jobs-ready: 9\ncurrent-jobs-reserved: 0\ncurrent-jobs-delayed: 9\ncurrent-jobs-buried: 9\n"
     tube += b"pause: 0\npause-time-left: 0\n"
 
@@ -123,7 +123,8 @@ def test_kick_and_purge_without_progress_end_at_the_deadline(
 def test_put_with_an_unexpected_reply_is_uncertain(
     liar: Callable[[Callable[[bytes], bytes]], Backend], sent_back: bytes
 ) -> None:
-    """The job may be there: as unavailable it would be put again."""
+    """After this reply the server may have stored the job. After ``BackendUnavailable`` the caller would put it a
+    second time."""
 
     def answer(command: bytes) -> bytes:
         if command.startswith(b"put "):
@@ -132,7 +133,7 @@ def test_put_with_an_unexpected_reply_is_uncertain(
 
     backend = liar(answer)
     for jobs in ([NewJob(b"x", "1")], [NewJob(b"x", "1"), NewJob(b"y", "2")]):
-        for _ in range(2):  # the tube is in use at the second time, which takes the short way
+        for _ in range(2):  # the second time the tube is already in use, so the driver does not send ``use``
             with pytest.raises(EnqueueUncertain) as caught:
                 backend.enqueue("q", jobs)
             assert caught.value.jobs == tuple(jobs)
@@ -159,7 +160,7 @@ def test_reply_size_is_bounded(monkeypatch: pytest.MonkeyPatch, sent_back: bytes
         nonlocal sent
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
-            if call == "enqueue":  # after what the lines of many puts follow
+            if call == "enqueue":  # the driver asks for the limits and the tube first
                 connection.recv(65536)
                 connection.sendall(_OK)
                 connection.recv(65536)

@@ -22,7 +22,7 @@ QUEUE = "interrupted"
 
 
 class Ctrl(BaseException):
-    """Raised between what is sent and its reply."""
+    """Raised after a request was sent and before its reply is read."""
 
 
 def new(body: bytes = b"x") -> NewJob:
@@ -31,7 +31,7 @@ def new(body: bytes = b"x") -> NewJob:
 
 @pytest.fixture
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
-    """Calls something whose first look for a reply is interrupted."""
+    """Makes a call, and interrupts it when it first waits for a reply."""
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise Ctrl
@@ -83,7 +83,7 @@ def test_unexpected_reply_to_a_put_ends_the_connection(
         patch.setattr(
             Connection, "send", lambda self, packet, deadline: send(self, b"list-tube-used\r\n" + packet, deadline)
         )
-        with pytest.raises(EnqueueUncertain):  # it says nothing about the job, which is there
+        with pytest.raises(EnqueueUncertain):  # the reply to the other command does not say whether the job is stored
             backend.enqueue(QUEUE, [new(b"before")])
     (job_id,) = backend.enqueue(QUEUE, [new(b"after")])
     assert client.ask(b"peek " + job_id.encode()).endswith(b"\r\nafter")

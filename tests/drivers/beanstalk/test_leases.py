@@ -1,4 +1,4 @@
-"""Leases: end in time although the server misses their ends, and late verdicts are refused."""
+"""Leases end in time although the server misses their ends, and late verdicts are refused."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def client(beanstalk_server: BeanstalkServer) -> Iterator[BareClient]:
 
 
 def test_leases_of_many_silent_consumers_end_in_time(backend: Backend, queue: str) -> None:
-    # Given consumers that hold a job or some, and say nothing more
+    # Given consumers that hold one job or several, and send no verdict
     counts = [1, 1, 1, 1, 1, 5, 20]
     backend.enqueue(queue, [new(ttr=TTR)] * sum(counts))
     consumers = [backend.consumer([queue]) for _ in counts]
     for consumer, count in zip(consumers, counts, strict=True):
         assert len(consumer.reserve(count, 0)) == count
     over = time.monotonic() + TTR
-    # When the leases end, then all jobs are ready: of the bare server most of them would be stuck
+    # When the leases end, then all jobs are ready: without the driver's no-ops, most would stay reserved
     time.sleep(over + 1.0 - time.monotonic())
     stats = backend.stats(queue)
     assert (stats.ready, stats.reserved) == (sum(counts), 0)
@@ -85,7 +85,8 @@ def test_leases_end_with_the_consumer_while_a_child_forked_before_lives(backend:
 
     child = fork(wait_for_the_parent)
     os.close(reader)
-    # When the parent closes its consumer, then the server sees the connection's end, as the child has no copy of it
+    # When the parent closes its consumer, then the server sees the connection's end: the child has no copy of the
+    # connection
     try:
         consumer.close()
         until(lambda: backend.stats(queue).ready == 1, "the job is ready again")
@@ -96,18 +97,18 @@ def test_leases_end_with_the_consumer_while_a_child_forked_before_lives(backend:
 
 
 def test_lease_of_a_forked_child_ends_in_time(backend: Backend, queue: str) -> None:
-    # Given a thread that watches over a lease here, and a child that has none
+    # Given a lease timer's thread in the parent, which the child does not have
     backend.enqueue(queue, [new(ttr=60), new(ttr=TTR)])
     with backend.consumer([queue]) as consumer:
         (ours,) = consumer.reserve(1, 0)
 
         def work() -> None:
-            assert isinstance(consumer.settle([Ack(ours)])[0], LeaseLost)  # it is the parent's
+            assert isinstance(consumer.settle([Ack(ours)])[0], LeaseLost)  # the lease is the parent's
             assert len(consumer.reserve(1, 0)) == 1
             time.sleep(TTR + 1)
             assert backend.stats(queue).ready == 1
 
-        # When the child's lease ends, then it has ended for all
+        # When the child's lease ends, then the job is ready for all consumers
         assert ended_well(fork(work))
         assert consumer.settle([Ack(ours)]) == [None]
     assert backend.purge(queue, [State.READY]) == 1
@@ -118,7 +119,7 @@ def test_consumer_reads_its_own_replies_after_noops(backend: Backend, queue: str
     with backend.consumer([queue]) as consumer:
         short, long = consumer.reserve(2, 0)
         time.sleep(TTR + NOOP_DELAYS[1] + 0.2)
-        # the replies to the no-ops sent meanwhile are not taken for other replies
+        # the replies to the no-ops that were sent meanwhile are not taken for other replies
         (lost, *rest) = consumer.settle([Ack(short), Touch(long)])
         assert isinstance(lost, LeaseLost)
         assert rest == [None]
@@ -156,13 +157,13 @@ def test_ack_near_the_end_of_the_lease_is_preceded_by_a_touch(backend: Backend, 
         answers = consumer.settle([Ack(acked), Bury(buried), Ack(long)])
         if time.monotonic() < reserved_at + TTR:
             assert answers == [None, None, None]
-            # a burial is refused by the server itself when it is late, and the other lease is not
+            # only one touch is sent: the server itself refuses a late bury, and the other lease has much time left
             assert touches(client) - before == 1
     assert backend.purge(queue, [State.BURIED, State.READY]) == 1
 
 
 def test_ack_is_not_sent_after_a_refused_touch(backend: Backend, client: BareClient, queue: str) -> None:
-    # Given a lease that has ended for the server, and not yet by the consumer's clock
+    # Given a lease that has ended on the server, and not yet by the consumer's clock
     backend.enqueue(queue, [new(ttr=TTR)])
     with backend.consumer([queue]) as consumer:
         (lease,) = consumer.reserve(1, 0)
@@ -171,7 +172,7 @@ def test_ack_is_not_sent_after_a_refused_touch(backend: Backend, client: BareCli
         consumer._main.send_noop()  # type: ignore[attr-defined]
         until(lambda: client.stats("job", lease.id)["state"] == "ready", "the server has noticed")
         deletes = int(client.stats()["cmd-delete"])
-        # When it acks, then the touch that goes before is refused, and nothing is deleted
+        # When the consumer acks, then the server refuses the touch before the delete, and nothing is deleted
         assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
         assert int(client.stats()["cmd-delete"]) == deletes
         assert backend.peek(queue, lease.id).state == State.READY
@@ -185,7 +186,7 @@ def test_job_from_a_wait_has_its_whole_lease(backend: Backend, client: BareClien
         (lease,) = consumer.reserve(1, 30)
         reserved_at = time.monotonic()
         time.sleep(TTR - 1)
-        # Then its lease did not begin with the wait
+        # Then its lease began after the wait, not with the wait
         (answer,) = consumer.settle([Ack(lease)])
         assert answer is None or time.monotonic() > reserved_at + TTR
 
@@ -210,13 +211,13 @@ def test_ack_of_a_one_second_lease_needs_few_touches(backend: Backend, client: B
         before = touches(client)
         near_its_end(short, reserved_at)
         answers = consumer.settle([Ack(short), Ack(long)])
-        assert touches(client) - before <= 3  # one, unless the test is held up
+        assert touches(client) - before <= 3  # one touch is sent, unless the machine is busy
         assert answers[1] is None
     backend.purge(queue, [State.READY])
 
 
 def test_late_verdict_leaves_the_job_to_other_consumers(backend: Backend, client: BareClient, queue: str) -> None:
-    """The server forgets to look at most ends of leases, so it has to be reminded all the same."""
+    """The server misses the ends of most leases, so the driver must still remind it."""
     queues = [f"{queue}-{number}" for number in range(10)]
     with contextlib.ExitStack() as stack:
         leases = []
@@ -249,7 +250,7 @@ def test_consumer_with_an_ended_lease_waits_and_can_be_interrupted(
         leases = consumer._held_leases._held  # type: ignore[attr-defined]
         until(lambda: len(leases) == 1, "it is forgotten")
         backend.delete(queue, lease.id)
-        # When it waits on that connection, then it can be interrupted, and woken by a job
+        # When the consumer waits on that connection, then it can be interrupted, and woken by a job
         for is_interrupted in (True, False):
             wait = pool.submit(consumer.reserve, 1, 60)
             until(lambda: client.stats("tube", queue).get("current-waiting") == "1", "it waits")

@@ -1,6 +1,6 @@
 """Lost replies: a lease ends with its connection, whether that is cut, frozen, or ends behind unread replies.
 
-One deterministic test each, with another consumer that has the jobs meanwhile.
+Each fault has one deterministic test, in which another consumer gets the jobs meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 QUEUE = "lost"
 TIMEOUT = 1.5  # seconds that a call may take
-GRACE = 1.2  # for a busy machine; less than what a second timeout would take
+GRACE = 1.2  # seconds that a busy machine may add: less than a second timeout
 TTR = 3.0  # seconds, the shortest
 
 
@@ -62,7 +62,7 @@ def enqueue(backend: Backend, *ttrs: float) -> None:
 
 
 def insist(consumer: Consumer, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-    """As a worker does: a call that failed is made again."""
+    """Repeat a call that fails, as a worker does."""
     for _ in range(5):
         try:
             return consumer.settle(verdicts)
@@ -74,7 +74,7 @@ def insist(consumer: Consumer, verdicts: Sequence[Verdict]) -> list[LeaseLost | 
 def test_connection_end_behind_unread_replies_ends_the_lease(
     proxy: Proxy, backend: Backend, consumer: Consumer, other: Consumer, client: BareClient
 ) -> None:
-    # Given two leases, one of which has ended: a no-op was sent for it, and its reply was not read
+    # Given two leases, one of which has ended: the driver sent a no-op for it, and did not read the reply
     enqueue(backend, TTR, 60)
     short, long = sorted(consumer.reserve(2, 0), key=lambda lease: lease.ttr)
     until(lambda: client.stats("job", short.id)["state"] == "ready", "the short lease is over")
@@ -83,7 +83,7 @@ def test_connection_end_behind_unread_replies_ends_the_lease(
     until(lambda: client.stats("job", long.id)["state"] == "ready", "the server has noticed")
     leases = {lease.id: lease for lease in other.reserve(2, 5)}
     assert other.settle([Ack(leases[long.id]), Release(leases[short.id])]) == [None, None]
-    # Then the ack of the first one is stale, and the end is seen before anything is sent
+    # Then the ack is refused: the driver notices the end of the connection before it sends anything
     (answer,), (again,) = consumer.exchange([Ack(long)], 1, 0)
     assert isinstance(answer, LeaseLost)
     assert again.id == short.id
@@ -119,11 +119,11 @@ def test_verdict_of_another_consumer_after_a_cut_is_not_taken_for_our_own(
 def test_settle_on_a_silent_connection_ends_within_its_timeout(
     proxy: Proxy, backend: Backend, consumer: Consumer, verdict: Callable[[Lease], Verdict]
 ) -> None:
-    # Given a connection that carries nothing any more, which the server does not notice
+    # Given a connection that no longer carries data, which the server does not notice
     enqueue(backend, 60, 60)
     leases = consumer.reserve(2, 0)
     proxy.freeze()
-    # Then a settle is over when its time is, though others are answered at once
+    # Then a settle ends at its deadline
     start = time.monotonic()
     answers = consumer.settle([verdict(lease) for lease in leases])
     assert time.monotonic() - start < TIMEOUT + GRACE
@@ -172,7 +172,7 @@ def test_job_that_arrives_after_its_lease_is_not_held_twice(
             until(lambda: client.stats()["current-waiting"] == "1", "it waits")
         else:
             enqueue(backend, TTR)
-        # When it is handed a job, and the reply arrives only when the lease is over
+        # When the consumer is handed a job, and the reply arrives only when the lease is over
         proxy.mode = Latency(TTR + 0.3)
         if wait:
             enqueue(backend, TTR)
@@ -181,7 +181,7 @@ def test_job_that_arrives_after_its_lease_is_not_held_twice(
         until(lambda: backend.stats(QUEUE).reserved == 1, "it is handed out")
         proxy.mode = Pass()
         theirs = pool.submit(other.reserve, 1, 8)
-        # Then only one of the two has it, and has it until it is settled
+        # Then only one of the two consumers has the job, and keeps it until it settles the job
         taken = 0
         for holder, result in ((consumer, ours), (other, theirs)):
             held = result.result(20)
@@ -208,10 +208,11 @@ def test_ack_is_not_sent_if_its_lease_ends_during_another_touch(
         enqueue(backend, TTR, TTR + 1)
         leases = consumer.reserve(2, 0)
         time.sleep(TTR - 0.8)
-        # Given one ack in its lease's last second, and another one with 1.8 s left
+        # Given two acks in one call: one lease is in its last second, and the other has 1.8 s left
         proxy.mode = Latency(2.0)
         answers = consumer.settle([Ack(lease) for lease in leases])
-        # When the touch of the first takes 2 s, then the second is touched as well, or not deleted
+        # When the touch of the first lease takes 2 s, then the second lease is touched as well, or its job is not
+        # deleted
         proxy.mode = Pass()
         for answer, lease in zip(answers, leases, strict=True):
             assert (answer is None) == (client.stats("job", lease.id) == {})

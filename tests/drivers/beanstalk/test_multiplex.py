@@ -1,4 +1,4 @@
-"""Multiplexed replies: a silent connection costs its own verdicts, and no others."""
+"""Replies on several connections: if one connection dies silently, only its own verdicts fail."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def proxy(server: BeanstalkServer) -> Iterator[Proxy]:
 
 @pytest.fixture
 def consumer(proxy: Proxy) -> Iterator[Consumer]:
-    """Of two queues: it waits on another connection than the one that it takes jobs on at once."""
+    """A consumer of two queues, so that it waits on one connection and reserves without a wait on another."""
     with (
         open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout={TIMEOUT}") as far,
         far.consumer(QUEUES) as consumer,
@@ -49,9 +49,9 @@ def enqueue(backend: Backend, count: int = 1, ttr: float = LONG) -> None:
 
 
 def waited_for(consumer: Consumer, backend: Backend, pool: ThreadPoolExecutor) -> Lease:
-    """A lease on a connection that waits."""
+    """A lease on the connection on which the consumer waits."""
     accepted = pool.submit(consumer.reserve, 1, 20)
-    time.sleep(0.2)  # for its first look; if that is what gets the job, the test's own assertion fails
+    time.sleep(0.2)  # until the consumer's first poll is over; if this poll got the job, the test would fail
     enqueue(backend)
     (lease,) = accepted.result(20)
     return lease
@@ -65,11 +65,11 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture
 def silent(consumer: Consumer, proxy: Proxy, backend: Backend, pool: ThreadPoolExecutor) -> Lease:
-    """A lease on a connection that has died in silence; the consumer has another one, which works."""
+    """A lease on a connection that has died silently. The consumer opens another one, which works."""
     lease = waited_for(consumer, backend, pool)
     proxy.freeze()
     with pytest.raises(BackendTimeout):
-        consumer.reserve(1, 0)  # the connection that it takes jobs on is found to be dead, too
+        consumer.reserve(1, 0)  # the consumer learns that its other connection is dead, too
     return lease
 
 
@@ -86,7 +86,7 @@ def test_verdicts_on_other_connections_count(
     assert answers[1:] == [None] * len(leases)
     if verdict is Touch:
         assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
-    assert backend.stats(QUEUES[0]).reserved == 1  # the silent one's, as far as the server knows
+    assert backend.stats(QUEUES[0]).reserved == 1  # the server still counts the job of the silent connection
 
 
 def test_leases_on_other_connections_live_on_and_jobs_are_handed_out(
@@ -127,7 +127,7 @@ def test_settle_beside_a_blocked_call_ends_in_time_and_loses_nothing(
     enqueue(backend)
     (held,) = consumer.reserve(1, 0)
     blocked = pool.submit(consumer.settle, [Touch(silent)])
-    time.sleep(0.1)  # until it has the connections
+    time.sleep(0.1)  # until the thread's call has locked the connections
     started = time.monotonic()
     with pytest.raises(BackendTimeout, match="another call"):
         consumer.settle([Touch(held)])
@@ -145,7 +145,7 @@ def test_settle_that_waits_for_a_blocked_call_takes_no_second_timeout(
     proxy.freeze()
     blocked = pool.submit(consumer.settle, [Touch(silent)])
     time.sleep(0.1)
-    # Then one about the other is over when its own time is
+    # Then a settle on another connection ends at its own deadline
     started = time.monotonic()
     with pytest.raises(BackendTimeout):
         consumer.settle([Touch(held)])

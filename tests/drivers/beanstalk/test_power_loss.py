@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 QUEUE = "mail"
-SECONDS = 2.5  # of enqueuing, between two syncs of a second each...
-ENOUGH = 100  # ...or longer, where a busy machine has not enqueued so many...
-IDLE = 1.5  # ...and of nothing, until the failure
+SECONDS = 2.5  # seconds of enqueuing; a server that syncs each second syncs twice in this time
+ENOUGH = 100  # jobs; a busy machine enqueues longer, until it has so many
+IDLE = 1.5  # seconds without an enqueue before the failure
 
 _CALL = re.compile(r"\d+ +(write|lseek|fdatasync|fsync)\(\d+<(?P<path>[^>]*)>.*= (?P<result>\d+)$")
 
 
 class TracedServer(BeanstalkServer):
-    """A server whose writes and syncs are noted in a file."""
+    """A server under strace, which records its writes and syncs in a file."""
 
     def command(self) -> Sequence[str]:
         return strace.noting("write,lseek,fsync,fdatasync", self.trace, super().command())
@@ -44,7 +44,7 @@ class TracedServer(BeanstalkServer):
         return self.folder / "trace"
 
     def lose_power(self) -> None:
-        """Kill it, and blank in its log what had not reached the disk. The file keeps its size: that came first."""
+        """Kill the server, and overwrite with zeros what had not reached the disk. The log's size stays the same."""
         self.kill()
         (log,) = self.binlog_files
         synced = _synced_bytes(self.trace.read_text().splitlines(), log)
@@ -53,7 +53,7 @@ class TracedServer(BeanstalkServer):
 
 
 def _synced_bytes(trace: Sequence[str], log: Path) -> int:
-    """How much of the log was written before the last sync that completed. One thread does all, so the order holds."""
+    """How many bytes of the log were written before the last completed sync. The server has one thread."""
     at = synced = 0
     for line in trace:
         call = _CALL.match(line)
@@ -61,7 +61,7 @@ def _synced_bytes(trace: Sequence[str], log: Path) -> int:
             continue
         if call[1] == "write":
             at += int(call["result"])
-        elif call[1] == "lseek":  # back to the beginning, once the file has its size
+        elif call[1] == "lseek":  # the server goes back to the beginning after it has set the file's size
             at = int(call["result"])
         else:
             synced = at
@@ -74,7 +74,7 @@ def _can_trace() -> None:
 
 
 def enqueue_for(backend: Backend, seconds: float) -> set[str]:
-    """Enqueue one by one, then idle for as long as it takes a careless server to think of its disk. Returns all ids."""
+    """Enqueue jobs one by one, then wait for ``IDLE`` seconds. Returns all ids."""
     acknowledged: set[str] = set()
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(acknowledged) <= ENOUGH:
@@ -103,5 +103,5 @@ def test_power_failure_loses_nothing_that_the_setting_keeps(fsync_ms: int | None
     assert len(lost) < len(acknowledged)
     if fsync_ms == 0:
         assert lost == set()
-    if fsync_ms == 1000:  # it syncs only as it writes: to idle for longer would not have saved them
+    if fsync_ms == 1000:  # the server syncs only when it writes, so a longer wait would not save these jobs
         assert lost

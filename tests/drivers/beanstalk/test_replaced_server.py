@@ -1,7 +1,8 @@
-"""A replaced server: an id is valid on its connection only; on another one it may be another queue's job.
+"""A replaced server: an id is valid on its connection only, because another server may have a job of another queue with
+this id.
 
-Two servers stand behind one address, as after a restart without a log, or behind one name; the connection changes from
-one to the other at the worst moment. Whatever the call, no job of the other server's may be touched.
+The two servers share an address, as after a restart without a log, or a host name. The connection changes from one
+server to the other at the worst moment. In no call may a job of the other server be changed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TOMORROW = 86400
 
 
 class Switch(Proxy):
-    """Goes on to another server, before a request with these bytes, or with the reply that has them."""
+    """Connects the client to another server before the *request*, or after the *reply*, that contains these bytes."""
 
     request = reply = b""
 
@@ -58,9 +59,9 @@ class Switch(Proxy):
         if not (self.reply and self.reply in data):
             super()._deliver(client, data)
             return
-        time.sleep(0.03)  # until its client looks at a connection before it uses it again
+        time.sleep(0.03)  # so long that the client checks the connection before it uses it again
         self._switch()
-        client.sendall(data, socket.MSG_MORE)  # so that the end comes with it
+        client.sendall(data, socket.MSG_MORE)  # so that the data and the end arrive together
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_WR)
         raise _Ended
@@ -74,7 +75,7 @@ def switch(server: BeanstalkServer, new_beanstalk: Callable[..., BeanstalkServer
 
 @pytest.fixture
 def theirs(switch: Switch) -> Iterator[BareClient]:
-    """The other server, with jobs of another queue under the ids that ours has, too."""
+    """The other server, which has jobs of another queue under the same ids."""
     with contextlib.closing(BareClient(switch.second)) as theirs:
         yield theirs
 
@@ -102,7 +103,8 @@ def everything(client: BareClient, ids: list[str]) -> list[dict[str, str]]:
     return [{k: v for k, v in client.stats("job", i).items() if k not in {"age", "time-left"}} for i in ids]
 
 
-#: call, what our jobs are, what theirs are, the call, and where the connection changes
+#: name -> state of the jobs on the first server, state of the jobs on the second one, the call, the point at which the
+#: server changes
 CASES: dict[str, tuple[str, str, Callable[[Backend], object], dict[str, bytes]]] = {
     "purge ready": ("ready", "ready", lambda b: b.purge(QUEUE, [State.READY]), {"reply": b"FOUND "}),
     "purge delayed": ("delayed", "delayed", lambda b: b.purge(QUEUE, [State.DELAYED]), {"reply": b"FOUND "}),
@@ -130,16 +132,16 @@ def test_job_of_another_server_is_not_changed(  # noqa: PLR0917 - a scene's
     call: Callable[[Backend], object],
     when: dict[str, bytes],
 ) -> None:
-    # Given the same ids on both, of different queues
+    # Given the same ids on both servers, of different queues
     put(client, QUEUE, ours)
     ids = put(theirs, OTHER, their, 8)
     before = everything(theirs, ids)
     backend.stats(QUEUE)  # connected
-    # When the connection changes in the middle of the call
+    # When the connection changes to the other server in the middle of the call
     switch.request, switch.reply = when.get("request", b""), when.get("reply", b"")
     with contextlib.suppress(MultiqError):
         call(backend)
-    # Then nothing was done to theirs, and the next call goes its way
+    # Then the jobs of the other server are unchanged, and the next call succeeds
     assert switch.switched == 1
     assert everything(theirs, ids) == before
     assert theirs.stats("tube", QUEUE).get("current-jobs-delayed", "0") == "0"
@@ -162,6 +164,6 @@ def test_cut_reschedule_reports_both_jobs(switch: Switch, backend: Backend, clie
     switch.request = b"delete"
     with pytest.raises(BackendUnavailable, match=r"job 1 .* by job 2"):
         backend.reschedule(QUEUE, "1", 0)
-    # until it is sure that the old one is gone, the new one is not handed out
+    # the new job stays delayed until the old one is certainly deleted
     assert client.stats("job", "1")["state"] == "ready"
     assert client.stats("job", "2")["state"] == "delayed"

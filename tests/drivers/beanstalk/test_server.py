@@ -1,6 +1,6 @@
 """Assumptions of the driver about beanstalkd, checked on the real server without the driver.
 
-The protocol's text leaves much of this open, and some of it is not what one would think. A server that answers
+The protocol's description leaves much of this open, and some of it is surprising. A server that answers
 differently here needs another driver.
 """
 
@@ -103,7 +103,7 @@ def test_server_has_no_mode_for_strict_order(client: BareClient) -> None:
 
 def test_server_orders_jobs_by_priority_then_id_also_after_a_release(client: BareClient, tube: str) -> None:
     client.watch(tube)
-    ids = [client.put(b"x", tube=tube) for _ in range(12)]  # across 9 and 10, or 99 and 100
+    ids = [client.put(b"x", tube=tube) for _ in range(12)]  # ids on both sides of 9 and 10, or of 99 and 100
     urgent = client.put(b"x", tube=tube, priority=0)
     assert client.reserve() == (urgent, b"x")
     assert client.reserve() == (ids[0], b"x")
@@ -183,8 +183,8 @@ def test_server_refuses_all_but_a_delete_after_the_end_of_a_reservation(client: 
 def test_reservation_whose_end_the_server_missed_ends_with_the_holders_next_command(
     beanstalk_server: BeanstalkServer, client: BareClient, tube: str
 ) -> None:
-    """1.12 forgets a connection's timer if it looks at it in the very microsecond of the end, as it mostly does when
-    there is any traffic (its issues 262 and 334). Only the holder can help.
+    """beanstalkd 1.12 misses the end of a lease if it checks the timer in the same microsecond, as it mostly does under
+    load (its issues 262 and 334). Only a command of the client that holds the job helps.
     """
     with ExitStack() as stack:
         holders = [stack.enter_context(beanstalk_server.client()) for _ in range(20)]
@@ -204,7 +204,7 @@ def test_reservation_whose_end_the_server_missed_ends_with_the_holders_next_comm
 
 def test_server_answers_reserves_at_once_in_the_last_second_of_a_reservation(client: BareClient, tube: str) -> None:
     client.watch(tube)
-    assert client.put(b"x", tube=tube, ttr=0)  # raised to 1
+    assert client.put(b"x", tube=tube, ttr=0)  # the server raises a ttr of 0 to 1
     assert client.reserve() is not None
     assert client.ask(b"reserve-with-timeout 60") == b"DEADLINE_SOON"
 
@@ -218,7 +218,7 @@ def test_server_kick_takes_delayed_jobs_if_none_is_buried(client: BareClient, tu
     assert (state_of(client, buried), state_of(client, late)) == ("ready", "delayed")
     assert client.ask(b"kick 10") == b"KICKED 1"
     assert state_of(client, late) == "ready"
-    assert client.ask(b"kick-job %d" % late) == b"NOT_FOUND"  # of one that is ready
+    assert client.ask(b"kick-job %d" % late) == b"NOT_FOUND"  # the job is ready
 
 
 # --- tubes -----------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_draining_server_refuses_jobs_and_nothing_else(new_beanstalk: NewBeansta
         job = client.put(b"x")
         server.drain()
         client.send(b"put 1 0 60 6\r\npeek 0", b"peek 0")
-        assert [client.reply(), client.reply()] == [b"DRAINING", b"NOT_FOUND"]  # the body is swallowed
+        assert [client.reply(), client.reply()] == [b"DRAINING", b"NOT_FOUND"]  # the server discards the body
         assert client.reserve() == (job, b"x")
         assert client.ask(b"release %d 1 0" % job) == b"RELEASED"
 
@@ -276,7 +276,7 @@ def test_server_buries_a_job_that_does_not_fit_into_the_heap(new_beanstalk: NewB
     server = new_beanstalk()
     with server.client() as client:
         client.fill()
-        with server.little_memory(128 * 1024):  # enough for one more job, not for twice the places
+        with server.little_memory(128 * 1024):  # enough for one more job, but not for a longer list of ready jobs
             word, job_id = client.ask(b"put 1 0 60 1\r\nx").split()
         assert word == b"BURIED"
         assert state_of(client, int(job_id)) == "buried"
@@ -293,7 +293,7 @@ def test_log_has_a_record_for_everything_that_survives_a_restart(new_beanstalk: 
         client.reserve()
         client.ask(b"release %d 7 0" % job)
         client.reserve()
-        assert records(client) == 1  # neither reserving nor releasing at once is remembered
+        assert records(client) == 1  # the server records neither a reservation nor an immediate release
         for number, command in enumerate((b"release %d 7 100", b"kick-job %d", b"bury %d 7", b"delete %d"), start=2):
             if command.startswith(b"bury"):
                 client.reserve()
@@ -306,7 +306,7 @@ def test_log_has_a_record_for_everything_that_survives_a_restart(new_beanstalk: 
 
 
 def records(client: BareClient) -> int:
-    """How many changes the log has taken since the server started, moves to a new file not counted."""
+    """How many changes the server has logged since its start, without those that it moved to a new file."""
     stats = client.stats()
     return int(stats["binlog-records-written"]) - int(stats["binlog-records-migrated"])
 
@@ -333,7 +333,7 @@ def test_deleting_a_job_buried_by_its_put_damages_the_log_and_kicking_does_not(
         with server.little_memory(128 * 1024):
             word, job_id = client.ask(b"put 1 0 60 1\r\nx").split()
         assert word == b"BURIED"
-        assert client.stats("job", job_id.decode())["file"] == "0"  # it is not in the log
+        assert client.stats("job", job_id.decode())["file"] == "0"  # the job is not in the log
         assert client.ask(first % int(job_id)) in {b"DELETED", b"KICKED"}
         client.ask(b"delete %d" % int(job_id))
         later = client.put(b"later")
@@ -350,7 +350,7 @@ def test_ids_restart_after_a_restart_of_an_empty_server(new_beanstalk: NewBeanst
     with server.client() as client:
         first = client.put(b"x")
         client.ask(b"delete %d" % first)
-    for _ in range(2):  # the first one still reads of the job in its log
+    for _ in range(2):  # at the first start, the log still has the job
         server.stop()
         server.start()
     with server.client() as client:

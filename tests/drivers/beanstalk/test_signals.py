@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 HELD = 20
-"""So many verdicts have replies long enough to be waited for together."""
+"""Jobs of one settle, so many that the driver reads their replies by one receive."""
 
 
 def new(count: int, body: bytes = b"x") -> list[NewJob]:
@@ -72,12 +72,12 @@ def test_signals_do_not_extend_the_deadline(
         while len(leases) < HELD:
             leases += consumer.reserve(HELD, 0)
         server.pause()
-        goes_on_by_itself = threading.Timer(40, server.go_on)  # else a call that waits for ever would end the run
+        goes_on_by_itself = threading.Timer(40, server.go_on)  # ends the test even if the call never returns
         goes_on_by_itself.start()
         started = time.monotonic()
         try:
             call(backend, consumer, leases)
-            assert time.monotonic() - started < 30  # a guard against hanging, many times what it may take
+            assert time.monotonic() - started < 30  # many times what the call may take
         finally:
             goes_on_by_itself.cancel()
             server.go_on()

@@ -1,7 +1,7 @@
 """Stale leases: late verdicts change nothing, though beanstalkd lets any client delete a job that is not reserved.
 
-A thousand leases end, by time or by their connection; another consumer has the jobs meanwhile, in every state;
-then the late one comes with every verdict there is. ``MULTIQ_TEST_STALE`` is how many of them.
+A thousand leases end, by time or by their connection; another consumer has the jobs meanwhile, in every state; then the
+late consumer sends every kind of verdict. ``MULTIQ_TEST_STALE`` is the number of these leases.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ATTEMPTS = int(os.environ.get("MULTIQ_TEST_STALE", "1000"))
 BATCH = 200
 QUEUE = "stale"
-TTR = 6.0  # seconds; the other consumer is done well within it
+TTR = 6.0  # seconds; the other consumer needs much less
 LONG = 3600
 
 VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
@@ -49,7 +49,7 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
 
 @dataclass
 class OtherConsumer:
-    """The consumer that gets the jobs meanwhile, and its actions on them."""
+    """The consumer that gets the jobs after the leases have ended, and its actions on them."""
 
     backend: Backend
     consumer: Consumer
@@ -61,7 +61,7 @@ class OtherConsumer:
         return {lease.id: lease for lease in leases}
 
     def hold(self, leases: Sequence[Lease]) -> None:
-        """Goes on working."""
+        """Keep the leases."""
 
     def release(self, leases: Sequence[Lease]) -> None:
         assert not any(self.consumer.settle([Release(lease) for lease in leases]))
@@ -112,14 +112,14 @@ def reserve_all(stale: Consumer, backend: Backend, count: int, ttr: float) -> li
 
 
 def everything_about(server: BeanstalkServer, ids: Sequence[str]) -> list[dict[str, str]]:
-    """All that the server knows of these jobs, but for how time passes."""
+    """The server's stats of these jobs, without the times that change by themselves."""
     with server.client() as client:
         records = [client.stats("job", job_id) for job_id in ids]
     return [{k: v for k, v in record.items() if k not in {"age", "time-left"}} for record in records]
 
 
 def settle_late(server: BeanstalkServer, stale: Consumer, other: OtherConsumer, leases: Sequence[Lease]) -> None:
-    """The other consumer takes the jobs and does one action on each; the late one's verdicts are refused."""
+    """The other consumer reserves the jobs and does one action on each. All verdicts of the *stale* one are refused."""
     taken = other.take(len(leases))
     assert sorted(taken) == sorted(lease.id for lease in leases)
     pairs = list(islice(cycle(product(other.actions, VERDICTS.values())), len(leases)))
@@ -189,7 +189,7 @@ def test_worker_stopped_for_longer_than_its_lease_does_not_settle(
 ) -> None:
     app.connect(server.url)
     queue = app.queue().name
-    handle = nap.enqueue(1, 2.0)  # of a ttr of 3 s
+    handle = nap.enqueue(1, 2.0)  # the job's ttr is 3 s
     with (
         worker(tmp_path, f"beanstalk://127.0.0.1:{proxy.port}") as process,
         other.backend.consumer([queue]) as consumer,
@@ -200,15 +200,15 @@ def test_worker_stopped_for_longer_than_its_lease_does_not_settle(
         os.killpg(process.process.pid, signal.SIGSTOP)
         try:
             until(lambda: is_over(client.stats("job", handle.id)))
-            proxy.cut()  # in case that the server has missed the end, see test_server.py
+            proxy.cut()  # in case the server has missed the end of the lease (see test_server.py)
             (lease,) = consumer.reserve(1, 30)
             assert lease.id == handle.id
             assert consumer.settle([Bury(lease)]) == [None]
         finally:
             os.killpg(process.process.pid, signal.SIGCONT)
-        # When it goes on, and ends the job
+        # When the stopped consumer continues, and ends the job
         until(lambda: "lost" in process.log, what=lambda: process.log)
-        # Then the job stays where the other one put it
+        # Then the job stays as the other consumer left it
         assert other.backend.peek(queue, handle.id).state == State.BURIED
     app.close()
 

@@ -62,13 +62,13 @@ def test_pause_of_an_empty_queue_lasts_as_long_as_its_backend(backend: Backend, 
     backend.pause(QUEUE, 3600)
     assert backend.queues() == [QUEUE]
     assert 3590 < (backend.stats(QUEUE).paused_for or 0) <= 3600
-    # jobs come and go, and the tube stays
+    # the tube remains after its last job is gone
     backend.enqueue(QUEUE, [new()])
     with backend.consumer([QUEUE]) as consumer:
         assert consumer.reserve(1, 0) == []
     assert backend.purge(QUEUE, [State.READY]) == 1
     assert backend.stats(QUEUE).paused_for is not None
-    # only the backend keeps it
+    # the tube exists only because the backend watches it
     backend.close()
     until(lambda: client.stats("tube", QUEUE) == {}, "the tube is gone")
     assert backend.stats(QUEUE).paused_for is None
@@ -94,7 +94,7 @@ def test_ended_pauses_keep_no_tubes(backend: Backend, client: BareClient) -> Non
 
 def test_queue_can_be_paused_after_the_pause_connection_was_lost(server: BeanstalkServer, backend: Backend) -> None:
     backend.pause("before", 1)
-    time.sleep(2.1)  # that pause is over, and its tube is let go with the next one
+    time.sleep(2.1)  # now the pause is over; the next pause stops watching its tube
     server.kill()
     server.start()
     backend.pause(QUEUE, 3600)
@@ -190,7 +190,7 @@ def test_listing_shows_the_first_job_and_that_there_are_more(backend: Backend) -
 
 
 def test_kick_never_takes_a_delayed_job(server: BeanstalkServer, backend: Backend) -> None:
-    """However many kick more than there is: the server's own ``kick`` would go on with the delayed ones."""
+    """The server's own ``kick`` takes delayed jobs when no job is buried. Here several clients kick at once."""
     backend.enqueue(QUEUE, [new(b"late", delay=3600)] * 50)
     backend.enqueue(QUEUE, [new()] * 50)
     with backend.consumer([QUEUE]) as consumer:

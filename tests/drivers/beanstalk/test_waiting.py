@@ -29,7 +29,7 @@ def new(body: bytes = b"x", **options: Any) -> NewJob:
 
 
 def commands(client: BareClient) -> int:
-    """What others have asked the server so far."""
+    """How many commands other clients have sent to the server."""
     stats = client.stats()
     return sum(int(count) for name, count in stats.items() if name.startswith("cmd-") and name != "cmd-stats")
 
@@ -48,7 +48,7 @@ def test_idle_consumer_sends_few_commands(backend: Backend, client: BareClient, 
             assert consumer.reserve(1, 3) == []
             return commands(client) - before
 
-        is_quiet(sent, len(queues) + 1)  # one look at each queue, and one wait
+        is_quiet(sent, len(queues) + 1)  # one poll of each queue, and one wait
 
 
 def test_waiting_consumer_watches_all_its_queues(backend: Backend, client: BareClient) -> None:
@@ -95,10 +95,10 @@ def test_interrupted_waits_leave_no_connection_behind(
 ) -> None:
     backend.enqueue(QUEUE, [new()])
     with backend.consumer([QUEUE]) as consumer:
-        consumer.reserve(1, 0)  # so that it waits elsewhere
+        consumer.reserve(1, 0)  # its connection holds a job, so the consumer waits on another one
         for _ in range(20):
             assert consumer.reserve(1, 0.05) == []
-        # the client, an idle producer, and the one that holds
+        # the test's client, an idle connection, and the connection that holds the job
         until(lambda: int(client.stats()["current-connections"]) <= 3, "the others are closed")
 
 
@@ -120,7 +120,7 @@ def test_job_that_arrives_with_the_interrupt_is_reserved_or_ready(
             start.wait()
             (job_id,) = other.enqueue(QUEUE, [new()])
             leases = wait.result(10) or consumer.reserve(1, 10)
-            while not leases:  # an interrupt that came late was for the second wait
+            while not leases:  # a late interrupt ends the second wait
                 leases = consumer.reserve(1, 10)
             assert [lease.id for lease in leases] == [job_id]
             interrupted.result(10)

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """``multiq`` in a folder of its own, on a queue folder there. What it starts and this process know the driver."""
+    """``multiq`` in a new folder, with the queues in a subfolder. This process and its children find the driver."""
     site = tmp_path / "site" / "multiq_folder-1.dist-info"
     site.mkdir(parents=True)
     (site / "METADATA").write_text("Metadata-Version: 2.1\nName: multiq-folder\nVersion: 1\n")
     (site / "entry_points.txt").write_text("[multiq.backends]\nfolder = multiq_folder:FolderBackend\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(site.parent))
-    monkeypatch.setattr(ExtensionManager, "ENTRY_POINT_CACHE", {})  # it may have been looked at without the driver
+    # jobs that were enqueued before the driver was installed
+    monkeypatch.setattr(ExtensionManager, "ENTRY_POINT_CACHE", {})
     shell = Shell(tmp_path)
     paths = str(site.parent), str(Path(multiq_folder.__file__).parent)
     shell.url = f"folder:///{tmp_path}/jobs"

@@ -73,7 +73,7 @@ def test_a_kick_does_not_rely_on_estimates(shell: Shell, monkeypatch: pytest.Mon
     queue.enqueue_many([b"a", b"b"])
     for _ in range(2):
         queue.reserve().bury()
-    # When all buried jobs are kicked, then they are
+    # When all buried jobs are kicked, then none is left buried
     assert shell("kick", "mail", "all", "--json").json["kicked"] == 2
 
 
@@ -81,7 +81,7 @@ def test_a_kick_does_not_rely_on_estimates(shell: Shell, monkeypatch: pytest.Mon
 def test_a_command_that_only_looks_makes_no_folder(shell: Shell, command: str) -> None:
     # Given a URL of a folder that is not there
     folder = shell.folder / "elsewhere"
-    # When a command looks there, then it says so, and there is none afterwards
+    # When a command looks for jobs there, then it reports the missing store, and creates none
     done = shell("-c", f"folder:///{folder}", *command.split())
     assert (done.code, done.out) == (1, "")
     assert f"{folder} cannot be used" in done.err
@@ -190,7 +190,7 @@ def test_a_worker_runs_jobs_to_their_end(shell: Shell) -> None:
         assert ended.code == 0, ended.err
         if not backend.stats("default").ready:
             break
-    # Then each job met its fate: done, delayed by the longest delay, buried by the limits
+    # Then each job has the expected end: done, delayed by the longest delay, buried by the limits
     diary = (shell.folder / "diary").read_text().split("\n")
     assert {f"done {number}" for number in range(20)} <= set(diary)
     stats = backend.stats("default")

@@ -1,4 +1,4 @@
-"""Stores of the memory backend: one per name, and nothing kept of jobs that are gone."""
+"""Stores of the memory backend: one per name, which keeps nothing of jobs that are gone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Body(bytes):
 
 def test_bodies_of_jobs_that_are_gone_are_not_kept() -> None:
     backend = MemoryBackend()
-    # Given jobs that were cancelled long before they are due, and ones that were purged before they were reserved
+    # Given jobs that were cancelled long before they are due, and jobs that were purged before they were reserved
     for number in range(300):
         backend.enqueue("q", [NewJob(Body(), f"late {number}", delay=86_400.0)])
         backend.delete("q", f"late {number}")
@@ -76,14 +76,14 @@ def test_order_and_due_times_survive_that_stale_entries_are_dropped() -> None:
     backend = MemoryBackend()
     consumer = backend.consumer(["q"])
     backend.enqueue("q", [NewJob(b"", f"{number}", priority=number % 3) for number in range(9)])
-    # When each job moves often enough for that
+    # When each job is touched and released often
     for _ in range(100):
         leases = consumer.reserve(9, 0)
         consumer.settle([Touch(lease) for lease in leases])
         consumer.settle([Release(lease) for lease in leases])
     queue = backend._store._queues["q"]
     assert len(queue._ready) + len(queue._timed) <= 4 * 9 + 2 * 64
-    # Then they come as before
+    # Then the jobs come in the same order as before
     leases = consumer.reserve(9, 0)
     assert [lease.id for lease in leases] == ["0", "3", "6", "1", "4", "7", "2", "5", "8"]
     assert consumer.settle([Ack(lease) for lease in leases]) == [None] * 9

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def mysql_server() -> Iterator[MysqlDatabases]:
-    """One server for all tests that leave it as they found it, each in a database of its own."""
+    """One server for all tests that do not change it. Each test has its own database."""
     with any_server() as server:
         yield server
 

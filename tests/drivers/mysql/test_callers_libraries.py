@@ -52,11 +52,11 @@ def server(mysql_server: MysqlDatabases, place: Place) -> MysqlDatabases:
 
 @pytest.fixture
 def mysqldb(server: MysqlDatabases, place: Place) -> Iterator[Any]:
-    """mysqlclient's connection, in a transaction of its own."""
+    """A connection of mysqlclient's, with an open transaction."""
     module = pytest.importorskip("MySQLdb", reason=NO_MYSQLCLIENT)
     connection = module.connect(**dsn(server, place.name))
     yield connection
-    with contextlib.suppress(module.Error):  # a test has closed it
+    with contextlib.suppress(module.Error):  # this fails if the test has closed the connection
         connection.close()
 
 

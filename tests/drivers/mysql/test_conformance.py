@@ -53,7 +53,7 @@ class MysqlHarness(ManualHarness):
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        # what is flushed to the disk is not in question here, and costs most of the time
+        # 2: without a flush at each commit, which would take most of the time
         MysqlHarness.server = running() or stack.enter_context(MysqlServer(innodb_flush_log_at_trx_commit=2))
         MysqlHarness.place = stack.enter_context(MysqlHarness.server.database())
         yield

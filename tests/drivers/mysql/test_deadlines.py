@@ -1,4 +1,4 @@
-"""A reply that comes a byte at a time ends at the call's deadline, as one that does not come at all."""
+"""A call whose reply comes a byte at a time ends at its deadline, like a call without a reply."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PACE = 0.1
 
 
 def _lasts(url: str, attacker: Attacker) -> None:
-    """A call over a connection that is open, one that has to open it, and then an honest server again."""
+    """A call on an open connection and a call that opens one both time out. Then the server replies fast again."""
     with open_backend(f"{url}timeout={_TIMEOUT}") as backend:
         backend.enqueue("q", [NewJob(b"x" * 500, "one")])
         attacker.dribble(_PACE)
-        for _ in range(2):  # the second one has to log in
+        for _ in range(2):  # the second call must log in
             start = time.monotonic()
             with pytest.raises(BackendTimeout):
                 backend.peek("q", "one")

@@ -1,4 +1,4 @@
-"""What the doctor says of servers that are set up badly, each of them real."""
+"""``multiq doctor`` on real servers with bad settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def examined(url: str) -> dict[str, Finding]:
 
 
 def levels(found: dict[str, Finding]) -> dict[str, str]:
-    """What is not as it should be; on a busy machine every answer takes long."""
+    """The findings that are not ``ok``, without the latency, which is long on a busy machine."""
     return {what: finding.level for what, finding in found.items() if finding.level != "ok" and what != "latency"}
 
 
@@ -41,7 +41,7 @@ def use(place: Place) -> None:
         backend.enqueue("mail", [NewJob(b"x", new_id())])
 
 
-def test_a_server_as_it_should_be_is_all_ok_and_nothing_is_changed(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_well_configured_server_is_all_ok_and_nothing_is_changed(mysql_server: MysqlDatabases, place: Place) -> None:
     found = examined(place.url)
     assert levels(found) == {"tables": "unknown"}
     assert mysql_server.ask("SHOW TABLES", database=place.name) == ()
@@ -59,7 +59,7 @@ def test_a_server_as_it_should_be_is_all_ok_and_nothing_is_changed(mysql_server:
     [
         ("innodb_flush_log_at_trx_commit=0", "innodb_flush_log_at_trx_commit", "warn", "killed server"),
         ("innodb_flush_log_at_trx_commit=2", "innodb_flush_log_at_trx_commit", "warn", "power failure"),
-        ("innodb_flush_log_at_trx_commit=2", "durability", "warn", "but for its last second"),
+        ("innodb_flush_log_at_trx_commit=2", "durability", "warn", "a power failure loses the last second's jobs"),
         ("innodb_doublewrite=0", "innodb_doublewrite", "warn", "torn pages"),
         ("read_only=1", "read_only", "bad", "replica"),
         ("max_allowed_packet=65536", "max_allowed_packet", "warn", "65,536 bytes"),
@@ -92,7 +92,7 @@ def test_a_binary_log_is_looked_at_where_there_is_one(
     with server.database() as place:
         found = examined(place.url)
         assert {what: found[what].level for what in expected} == expected
-        # What is called bad is bad, and nothing else is
+        # Then the backend fails on the server that the doctor calls bad, and works on the others
         with pytest.raises(BackendError) if form == "STATEMENT" else contextlib.nullcontext():
             use(place)
 
@@ -166,7 +166,7 @@ def test_a_finding_that_the_user_may_not_read_is_unknown_and_never_ok(
 def test_a_server_that_others_can_reach_wants_a_password_and_encryption(new_mysql: NewMysql) -> None:
     server = new_mysql(bind_address="0.0.0.0")  # noqa: S104 - for a moment, on a port of its own
     with server.database() as place:
-        # Given an address that is not loopback by its looks
+        # Given an address that does not look like loopback
         found = examined(f"mysql://root@0.0.0.0:{server.port}/{place.name}")
     assert (found["encryption"].level, found["password"].level) == ("warn", "bad")
     assert "tls=yes" in found["encryption"].advice

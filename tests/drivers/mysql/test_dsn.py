@@ -1,4 +1,4 @@
-"""The way to the server: TLS that is checked, passwords from elsewhere, UNIX sockets, and mistakes in all of that."""
+"""Connecting to the server: TLS with a checked certificate, passwords from files, UNIX sockets, and errors in these."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_password_file_is_read_again_for_each_connection(
     url = bare(account, place, f"?password_file={file}")
     with open_backend(url) as backend:
         assert backend.queues() == []
-        # When it is changed, here and there
+        # When the password is changed on the server and in the file
         mysql_server.ask(f"ALTER USER {account.user} IDENTIFIED BY 'another one'")
         file.write_text("another one")
         backend.close()
@@ -117,7 +117,7 @@ def test_a_unix_socket_without_a_server_is_unavailable(tmp_path: Path) -> None:
         backend.queues()
 
 
-def test_sqlalchemy_s_way_of_writing_it(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_url_in_the_notation_of_sqlalchemy(mysql_server: MysqlDatabases, place: Place) -> None:
     works(place.url.replace("mysql://", "mysql+pymysql://"))
 
 
@@ -133,7 +133,7 @@ def test_sqlalchemy_s_way_of_writing_it(mysql_server: MysqlDatabases, place: Pla
         ("mysql+mariadbconnector://root@localhost/jobs", "the scheme must be mysql://"),
         ("mysql://root:S3CR3T@localhost/jobs?password_env=X", "given twice"),
         ("mysql://root@localhost/jobs?password_file=x&password_env=X", "given twice"),
-        ("mysql://root@/jobs?unix_socket=/run/x&tls=yes", "stays on this machine"),
+        ("mysql://root@/jobs?unix_socket=/run/x&tls=yes", "a UNIX socket has no TLS"),
         ("mysql://root@localhost/jobs?ssl_ca=/no/such/file", "ssl_ca=/no/such/file"),
         ("mysql://root@localhost/jobs?ssl_cert=/no/such/file&tls=yes", "ssl_cert=/no/such/file"),
         ("mysql://root@localhost/jobs?charset=utf8", "unknown option"),

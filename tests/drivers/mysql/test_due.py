@@ -1,4 +1,4 @@
-"""Due jobs become ready in one round: neither locks of others nor a stream of due jobs delay a consumer."""
+"""Due jobs become ready in one round: neither another session's locks nor a stream of due jobs delay a consumer."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def plain(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> Callable[..., Any]:
-    """Statements behind multiq's back."""
+    """Runs a statement as another program would, without multiq."""
     return lambda text: mysql_server.ask(text, database=place.name)
 
 
 @pytest.fixture
 def locker(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> Iterator[Connection[Any]]:
-    """Another client's transaction."""
+    """A connection of another client, for a transaction that locks rows."""
     with mysql_server.client(place.name, autocommit=False) as other:
         yield other
 
 
 @pytest.fixture
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """What is sent."""
+    """The packets that the driver sends, each as its statements."""
     sent: list[tuple[str, ...]] = []
     original = Session.execute
 
@@ -52,7 +52,7 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 
 def due_jobs(plain: Callable[..., Any], queue: str, count: int = 1, *, state: int = 1) -> None:
-    """Jobs that were due long ago, or whose leases ended then."""
+    """Jobs that have been due for long, or whose leases ended long ago."""
     plain(
         "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, token, body) "  # noqa: S608
         f"SELECT '{queue}', CONCAT(x'ff', '{queue}-', UUID_SHORT()), {state}, seq, 1024, 60000000, 0, {state - 1}, 'x' "
@@ -89,7 +89,7 @@ def test_a_locked_due_row_stops_no_other_job(  # noqa: PLR0917 - of every kind
         if "a" in queues:
             made = ready_jobs(backend, "a", 5)
             assert [lease.id for lease in consumer.reserve(10, 5)] == made
-            # And the row itself, as soon as it is free
+            # And it gets the job of the due row as soon as the lock is released
             locker.rollback()
             assert len(consumer.reserve(10, 30)) == 1
 
@@ -102,7 +102,7 @@ def test_a_wait_beside_a_locked_due_row_polls_seldom_and_ends_in_time(
     with backend.consumer(["a"]) as consumer:
         assert consumer.reserve(10, 0.5) == []
         assert len(packets) < 150, len(packets)
-        # And an interrupt is heeded
+        # And an interrupt ends its wait
         waiting = threading.Thread(target=consumer.reserve, args=(10, 3600))
         waiting.start()
         until(lambda: backend._pool.poller.waiting)
@@ -139,7 +139,7 @@ def test_a_due_job_of_a_later_queue_waits_for_its_turn(backend: MysqlBackend, pl
     with backend.consumer(["early", "late"]) as consumer:
         assert [lease.id for lease in consumer.reserve(10, 0)] == made
         assert plain("SELECT COUNT(*) FROM multiq_jobs WHERE state = 1") == ((3000,),)
-        # And then comes a part of it, at once
+        # And the next reserve promotes a part of the due jobs, without a wait
         assert len(consumer.reserve(10, 0)) == 10
         ((left,),) = plain("SELECT COUNT(*) FROM multiq_jobs WHERE state = 1")
         assert 1500 <= left < 3000
@@ -179,7 +179,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def urgent_job(plain: Callable[..., Any], queue: str = "a") -> None:
-    """Another process enqueues it, without a notification in this process."""
+    """Enqueue an urgent job like another process, so that this process is not notified."""
     plain(
         "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "  # noqa: S608
         f"VALUES ('{queue}', CONCAT(x'ff', 'urgent'), 0, 0, 0, 60000000, 0, 'urgent')"
@@ -200,11 +200,11 @@ def test_an_urgent_job_whose_claim_a_deadlock_undid_is_not_hidden_by_the_scan_wi
 
         def unlucky(self: Session, *texts: str, **options: Any) -> Any:
             if failures and failures.pop():
-                raise pymysql.err.OperationalError(1213, "as the server would say")
+                raise pymysql.OperationalError(1213, "as the server would say")
             return commit(self, *texts, **options)
 
         monkeypatch.setattr(Session, "commit", unlucky)
-        # Then it comes first all the same
+        # Then the urgent job still comes first
         assert [lease.body for lease in consumer.reserve(2, 0)] == [b"urgent", b"x"]
 
 
@@ -215,17 +215,17 @@ def test_an_urgent_job_that_was_locked_and_not_claimed_is_not_hidden_by_the_scan
     ready_jobs(backend, "b", 30)
     with backend.consumer(["a", "b"]) as consumer:
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
-        # When it comes upon something urgent there, but the first queue has enough
+        # When a scan finds an urgent job in the second queue, but the first queue has enough jobs
         urgent_job(plain, "b")
         backend._pool.poller.scan_windows.of("b").ready.restart.request()
         made = ready_jobs(backend, "a", 2)
         assert [lease.id for lease in consumer.reserve(2, 0)] == made
-        # Then it comes first when it is the turn of the second
+        # Then the urgent job is the first that the consumer takes from the second queue
         assert [lease.body for lease in consumer.reserve(2, 5)] == [b"urgent", b"x"]
 
 
 def test_the_clock_is_read_once_a_round(backend: MysqlBackend, plain: Any, packets: list[tuple[str, ...]]) -> None:
-    """A job that becomes due between two statements is the next round's."""
+    """A job that becomes due between two statements of a round is promoted in the next round."""
     due_jobs(plain, "a")
     before = int(time.time() * 1e6) - 3_600_000_000
     with backend.consumer(["a"]) as consumer:

@@ -1,6 +1,6 @@
-"""What goes wrong with a MariaDB server and on the way to it: stopped, killed, read-only, full, busy, locked, slow.
+"""Faults of a MariaDB server and of the network: stopped, killed, read-only, full, busy, locked, slow.
 
-One deterministic test each. The server is real, and so is what is done to it.
+One deterministic test each. The server and the faults are real.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysq
         # Given connections that are open, and a lease
         backend.enqueue(QUEUE, [new()])
         (lease,) = consumer.reserve(1, 0)
-        # When the server is stopped, then all verbs give up
+        # When the server is stopped, then all calls time out
         with stopped(server):
             all_timed_out(verbs(backend, consumer, lease).values())
-        # And once it goes on, the next call is answered rightly
+        # And when the server continues, the next call gets its own reply
         assert backend.stats(QUEUE).queue == QUEUE
 
 
@@ -84,7 +84,7 @@ def test_an_enqueue_to_a_server_that_is_stopped_is_uncertain_and_can_be_repeated
     server = new_mysql()
     with server.database() as place:
         an_enqueue_in_doubt_can_be_repeated(server, hasty(place.url))
-        # and what could not even be sent is not
+        # an enqueue that was not sent raises BackendTimeout, which is not in doubt
         with stopped(server), open_backend(hasty(place.url)) as backend, pytest.raises(BackendTimeout):
             backend.enqueue(QUEUE, [new()])
 
@@ -228,7 +228,7 @@ def test_a_slow_way_makes_no_lease_end_early(
     mysql_server: MysqlDatabases, place: Place, proxy: Proxy, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     producer(place.url)
-    nap.enqueue_many([(number, 0.4) for number in range(8)])  # of a ttr of 2 s
+    nap.enqueue_many([(number, 0.4) for number in range(8)])  # the jobs' ttr is 2 s
     proxy.mode = Latency(0.1)
     url = mysql_server.url(place.name, port=proxy.port)
     with worker(tmp_path, url, "stop_when_empty=True, threads=2") as process:
@@ -291,10 +291,10 @@ def test_an_address_that_leads_to_another_primary_now_is_followed(new_mysql: New
     ):
         backend.enqueue(QUEUE, [new()])
         assert len(consumer.reserve(1, 0)) == 1
-        # When the first becomes a replica that goes on answering, and the proxy leads to the other
+        # When the first server becomes a read-only replica, and the proxy connects to the second one
         old.set("read_only", 1)
         proxy._upstream = (new_one.host, new_one.port)
-        # Then the next call goes there, and so do the consumers
+        # Then the next call and the consumer use the second server
         backend.enqueue(QUEUE, [new()])
         assert there.stats(QUEUE).ready == 1
         assert len(consumer.reserve(1, 30)) == 1
@@ -305,7 +305,7 @@ def test_a_batch_of_verdicts_may_be_larger_than_a_packet(mysql_server: MysqlData
         backend.enqueue(QUEUE, [new() for _ in range(10)])
         leases = consumer.reserve(10, 0)
         size = int(mysql_server.variable("max_allowed_packet")) // 10
-        reasons = [f"{number}{'x' * size}" for number in range(10)]  # twice as large in hex
+        reasons = [f"{number}{'x' * size}" for number in range(10)]  # the value is twice as large in hex
         verdicts = [Bury(lease, reason=reason) for lease, reason in zip(leases, reasons, strict=True)]
         assert consumer.settle(verdicts) == [None] * 10
         assert backend.peek(QUEUE, leases[9].id).reason == reasons[9]
@@ -330,18 +330,19 @@ def test_a_batch_of_any_length_does_not_wait_for_other_rows(mysql_server: MysqlD
 
 
 def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql) -> None:
-    """A claim moves an entry of the index, for which a full InnoDB may have no page: it is refused, too, and typed."""
-    # Given a server whose one file may not grow for ever, and a queue that was filled until it refused
+    """A claim moves an index entry. A full InnoDB may have no page for this entry: then the claim raises
+    ``BackendFull``."""
+    # Given a server with a limited tablespace, and a queue that was filled until the server refused a batch
     server = new_mysql(innodb_file_per_table=0, innodb_data_file_path="ibdata1:12M:autoextend:max:32M")
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         stored = sum(iter(lambda: _fill(backend), 0))
         with pytest.raises(BackendFull, match="no room"):
             backend.enqueue(QUEUE, _large())
-        # Then nothing of a refused batch is there
+        # Then no job of a refused batch is stored
         assert backend.stats(QUEUE).ready == stored > 0
         with contextlib.suppress(BackendFull):
             consumer.settle([GiveBack(lease) for lease in consumer.reserve(stored, 0)])
-        # And once there is room, all that is there can be worked off
+        # And when there is room again, all stored jobs can be reserved and acked
         server.change(innodb_data_file_path="ibdata1:12M:autoextend:max:64M")
         server.restart()
         leases = consumer.reserve(stored, 0)
@@ -355,7 +356,7 @@ def _large() -> list[NewJob]:
 
 
 def _fill(backend: Backend) -> int:
-    """How many jobs of a batch were taken."""
+    """Enqueue a batch, and return how many jobs were accepted."""
     try:
         return len(backend.enqueue(QUEUE, _large()))
     except BackendFull:
@@ -370,7 +371,7 @@ def test_a_server_without_a_free_connection_is_reported(new_mysql: NewMysql) -> 
             open_backend(account.url(place.name)) as theirs,
         ):
             with contextlib.ExitStack() as held:
-                with contextlib.suppress(pymysql.err.OperationalError):
+                with contextlib.suppress(pymysql.OperationalError):
                     while True:
                         held.enter_context(account.client(place.name))
                 with pytest.raises(BackendUnavailable, match="max_connections"):
@@ -387,7 +388,7 @@ def test_dropped_tables_raise_a_typed_error_with_the_way_out(mysql_server: Mysql
         for call in (lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)):
             with pytest.raises(BackendCorrupt, match="multiq schema show-sql"):
                 call()
-        # and that is one
+        # and with these tables the calls succeed
         with mysql_server.client(place.name, client_flag=CLIENT.MULTI_STATEMENTS) as client, client.cursor() as cursor:
             cursor.execute(backend.schema().sql())
             while cursor.nextset():
@@ -416,7 +417,7 @@ def test_a_row_that_stays_locked_raises_a_timeout_at_the_deadline(mysql_server: 
         (job_id,) = backend.enqueue(QUEUE, [new()])
         with holder(mysql_server, place, "SELECT * FROM multiq_jobs FOR UPDATE"):
             timed_out(lambda: backend.delete(QUEUE, job_id))
-        # What was sent may still be carried out, once the lock is free: that is what a timeout leaves open
+        # After a timeout the server may still carry out the delete, when the lock is released
         with contextlib.suppress(JobNotFound):
             backend.delete(QUEUE, job_id)
         assert backend.queues() == []
@@ -424,7 +425,8 @@ def test_a_row_that_stays_locked_raises_a_timeout_at_the_deadline(mysql_server: 
 
 @pytest.mark.long
 def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place: Place) -> None:
-    """Two acks in one transaction: the first row is ours and the second one theirs, when they want the first."""
+    """A transaction with two acks locks the first row, another transaction the second one; then each waits for the
+    other."""
     mysql_server.ask("CREATE TABLE heavy (a INT) ENGINE=InnoDB", database=place.name)
     with open_backend(f"{place.url}?timeout=60") as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600)])
@@ -534,7 +536,7 @@ def test_forked_child_uses_no_connection_of_its_parent_s(mysql_server: MysqlData
             assert len(sessions() - before) == 2
 
         assert ended_well(fork(in_child))
-        # And the parent goes on with those that it has
+        # And the parent continues with its own connections
         backend.enqueue(QUEUE, [new()])
         assert len(consumer.reserve(9, 0)) == 2
         assert sessions() >= before
@@ -548,7 +550,7 @@ def test_a_process_forks_while_another_of_its_threads_reads_a_reply(mysql_server
         asking = threading.Thread(target=backend.stats, args=(QUEUE,))
         asking.start()
         until(lambda: any("multiq_jobs" in str(row[7]) for row in mysql_server.ask("SHOW FULL PROCESSLIST")))
-        # When the process forks, then the child begins
+        # When the process forks, then the child starts
         child = fork(lambda: None)
         assert ended_well(child)
         # And the parent's thread gets its answer

@@ -29,7 +29,7 @@ def attacker(mysql_server: MysqlDatabases, place: Place) -> Iterator[Attacker]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(
+def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_succeeds(
     mysql_server: MysqlDatabases, place: Place, attacker: Attacker, seed: int
 ) -> None:
     url = mysql_server.url(place.name, "timeout=0.2", port=attacker.port)
@@ -42,7 +42,7 @@ def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(
 
 @pytest.mark.parametrize("what", [b"\xff\xff\xff\0", b"\xff\xff\xff\1"], ids=["greeting", "reply"])
 def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, what: bytes) -> None:
-    """Packets of 16 MB, each of which says that there is another one."""
+    """The server sends packets of 16 MB without end. Each packet announces another one."""
     monkeypatch.setattr("multiq.driverkit.timed_socket._LARGEST_REPLY", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))
     sent = 0
@@ -72,7 +72,7 @@ def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, what: bytes
 
 
 def test_a_file_of_this_machine_is_not_sent(mysql_server: MysqlDatabases, place: Place) -> None:
-    """A server may answer any statement with the request for a file."""
+    """By the protocol, a server may answer any statement with a request for a file of the client."""
     attacked = threading.Event()
 
     class Wants(Attacker):

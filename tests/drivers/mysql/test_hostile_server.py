@@ -1,4 +1,4 @@
-"""Servers that want the password in the clear: they do not get it."""
+"""Servers that ask for the password in plain text do not get it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CANARY = "S3CR3T-canary"
-PROTOCOL_41 = 0x0200 | 0x8000 | 0x80000 | 0x8  # with plugins, secure connections and a database
+PROTOCOL_41 = 0x0200 | 0x8000 | 0x80000 | 0x8  # capability flags: plugins, secure connections, a database
 TLS = 0x0800
 
 
@@ -39,7 +39,7 @@ def greeting(flags: int, plugin: bytes = b"mysql_native_password") -> bytes:
 
 
 class Impostor:
-    """Poses as a server, asks for another plugin, and keeps what it is sent."""
+    """Poses as a server that asks for another authentication plugin, and records what the client sends."""
 
     def __init__(self, plugin: bytes, flags: int = PROTOCOL_41) -> None:
         self.received = b""
@@ -79,7 +79,7 @@ def test_the_password_itself_is_not_sent_in_the_clear(impostor: Impostor) -> Non
     assert CANARY.encode() not in impostor.received
     assert impostor.received
     assert CANARY not in str(caught.value)
-    assert "is sent only over checked TLS" in str(caught.value)
+    assert "must be TLS with a checked certificate" in str(caught.value)
 
 
 def test_with_tls_nothing_is_sent_to_a_server_that_offers_none(impostor: Impostor) -> None:
@@ -94,7 +94,7 @@ def test_with_tls_nothing_is_sent_to_a_server_that_offers_none(impostor: Imposto
 def test_the_password_is_not_encrypted_with_a_strangers_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: str, *, known: bool
 ) -> None:
-    """An attacker in between sends a key of its own, and could read what is encrypted with it."""
+    """An attacker on the network sends its own public key, so that it could decrypt the password."""
     monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)
     strangers, servers = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
     (tmp_path / "key.pem").write_bytes(_pem(servers))
@@ -108,9 +108,9 @@ def test_the_password_is_not_encrypted_with_a_strangers_key(
             connection.sendall(greeting(PROTOCOL_41, plugin.encode()))
             data = connection.recv(65536)
             if plugin == "caching_sha2_password":
-                connection.sendall(packet(data[3] + 1, b"\x01\x04"))  # the whole way of logging in
+                connection.sendall(packet(data[3] + 1, b"\x01\x04"))  # demands a full authentication
                 received.append(data := connection.recv(65536))
-            if len(data) > 200:  # it had a key
+            if len(data) > 200:  # the client has encrypted the password with the server's known key
                 return
             connection.sendall(packet(data[3] + 1, b"\x01" + _pem(strangers)))
             received.append(connection.recv(65536))
@@ -160,14 +160,14 @@ def test_the_password_is_not_sent_over_unchecked_tls(
         with connection, contextlib.suppress(OSError):
             connection.settimeout(2)
             connection.sendall(greeting(PROTOCOL_41 | TLS, b"mysql_native_password" if is_switched else plugin))
-            connection.recv(36)  # the packet that asks for TLS
+            connection.recv(36)  # the client's request for TLS
             with context.wrap_socket(connection, server_side=True) as secured:
                 received.append(data := secured.recv(65536))
                 if is_switched or plugin == b"sha256_password":
                     secured.sendall(packet(data[3] + 1, b"\xfe" + plugin + b"\x0012345678901234567890\0"))
                     received.append(data := secured.recv(65536))
                 if plugin == b"caching_sha2_password":
-                    secured.sendall(packet(data[3] + 1, b"\x01\x04"))  # the whole way of logging in
+                    secured.sendall(packet(data[3] + 1, b"\x01\x04"))  # demands a full authentication
                     received.append(data := secured.recv(65536))
                 secured.sendall(packet(data[3] + 1, b"\x01" + _pem(rsa.generate_private_key(65537, 2048))))
                 received.append(secured.recv(65536))

@@ -115,7 +115,7 @@ def test_the_largest_body_is_what_the_server_takes(new_mysql: Callable[..., Any]
             backend.enqueue(queue, [*jobs(), *jobs(1, b"x" * (limit + 1))])
         (lease,) = backend.consumer([queue]).reserve(5, 10)
         assert lease.body == largest
-        # a reschedule inserts it again
+        # a reschedule inserts the row again
         assert backend.consumer([queue]).settle([Bury(lease, "w" * 1000)]) == [None]
         backend.reschedule(queue, lease.id, 0)
         assert backend.peek(queue, lease.id).body == largest
@@ -150,7 +150,7 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def test_round_trips_of_each_verb(backend: MysqlBackend, jobs: Jobs, packets: list[tuple[str, ...]]) -> None:
     consumer = backend.consumer(["q"])
-    for _ in range(2):  # the first call after a receipt, once an hour, also looks for old ones
+    for _ in range(2):  # once an hour, the first call after a receipt also looks for old receipts
         (job_id,) = backend.enqueue("q", jobs(1))
         backend.delete("q", job_id)
 
@@ -164,7 +164,7 @@ def test_round_trips_of_each_verb(backend: MysqlBackend, jobs: Jobs, packets: li
     assert taken(lambda: backend.enqueue("q", jobs(999)))[0] == 1
     backend.stats("q")
     count, leases = taken(lambda: consumer.reserve(100, 0))
-    assert (count, len(leases)) == (3, 100)  # a look, as it had none before; then the claim, and the lease
+    assert (count, len(leases)) == (3, 100)  # the first reserve polls; then come the claim and the lease
     count, leases = taken(lambda: consumer.reserve(100, 0))
     assert (count, len(leases)) == (2, 100)
     assert taken(lambda: consumer.settle([Ack(leases.pop())]))[0] == 2  # the first ack also writes tickets
@@ -180,7 +180,7 @@ def test_verdicts_from_several_reserves_and_a_lost_one(backend: MysqlBackend, jo
     backend.enqueue("q", jobs(6))
     consumer = backend.consumer(["q"])
     leases = consumer.reserve(3, 0) + consumer.reserve(3, 0)
-    # acked by another consumer, which knows the lease
+    # another consumer can ack the job, because it has the lease
     assert backend.consumer(["q"]).settle([Ack(leases[1])]) == [None]
     answers = consumer.settle([Ack(lease) for lease in leases])
     assert [answer is None for answer in answers] == [True, False, True, True, True, True]
@@ -236,8 +236,8 @@ def test_every_verb_is_run_again_after_a_deadlock(
     def unlucky(self: Session, *texts: str, **options: Any) -> Any:
         if next(failures, False):
             if self.in_transaction and texts:
-                self.execute(*texts)  # all but the COMMIT, to be rolled back
-            raise pymysql.err.OperationalError(code, "as the server would say")
+                self.execute(*texts)  # all statements but the COMMIT, so that the transaction is rolled back
+            raise pymysql.OperationalError(code, "as the server would say")
         return commit(self, *texts, **options)
 
     monkeypatch.setattr(Session, "commit", unlucky)
@@ -253,17 +253,17 @@ def test_a_statement_that_a_cluster_refuses_is_retried_until_the_deadline(
 ) -> None:
     with open_backend(f"{place.url}?timeout=0.5") as backend:
         backend.enqueue("q", jobs(2))
-        # Given a server that says what a node of a cluster says, three times
+        # Given a server that three times raises the error of a cluster's node
         mysql_server.ask("CREATE TABLE tries (n INT) ENGINE=MyISAM", database=place.name)
         mysql_server.ask(
             "CREATE TRIGGER refuses BEFORE DELETE ON multiq_jobs FOR EACH ROW BEGIN INSERT INTO tries VALUES (1); "  # noqa: S608
             f"IF (SELECT COUNT(*) FROM tries) <= 3 THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}; END IF; END",
             database=place.name,
         )
-        # Then the call gets through
+        # Then the call succeeds after some attempts
         backend.delete("q", "job-1")
         assert mysql_server.ask("SELECT COUNT(*) FROM tries", database=place.name) == ((4,),)
-        # And where the server keeps to it, the error says what it is
+        # And if the server refuses each attempt, the call raises the error
         mysql_server.ask(
             "CREATE OR REPLACE TRIGGER refuses BEFORE DELETE ON multiq_jobs FOR EACH ROW "
             f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}",
@@ -274,7 +274,7 @@ def test_a_statement_that_a_cluster_refuses_is_retried_until_the_deadline(
 
 
 def test_a_server_clock_that_is_set_back_makes_nothing_early(place: Place, jobs: Jobs) -> None:
-    """What was to come comes later by as much; new jobs come behind the old ones all the same."""
+    """Delays and leases end later by the same time. New jobs still come after the old ones."""
     hour = 3600 * 10**9
     clock = [500_000 * hour]
     with MysqlBackend(Dsn.from_url(parse_url(place.url, MysqlBackend.options)), clock=lambda: clock[0]) as backend:
@@ -313,7 +313,7 @@ def test_a_kick_ends_though_jobs_are_buried_again_all_the_time(
     assert backend.kick("q", 10**6) == 4
 
 
-def test_a_lock_that_is_never_let_go_is_a_timeout(mysql_server: MysqlDatabases, place: Place, jobs: Jobs) -> None:
+def test_a_lock_that_is_never_released_is_a_timeout(mysql_server: MysqlDatabases, place: Place, jobs: Jobs) -> None:
     with (
         open_backend(f"{place.url}?timeout=0.5") as backend,
         mysql_server.client(place.name, autocommit=False) as holder,
@@ -325,7 +325,7 @@ def test_a_lock_that_is_never_let_go_is_a_timeout(mysql_server: MysqlDatabases, 
         with pytest.raises(BackendTimeout) as caught:
             backend.delete("q", "job-1")
         assert isinstance(caught.value.__cause__, pymysql.MySQLError)
-        # neither consumers nor producers are held up
+        # consumers and producers do not wait for the lock
         assert backend.consumer(["q"]).reserve(2, 0) == []
         backend.enqueue("q", jobs(1))
         assert [lease.id for lease in backend.consumer(["q"]).reserve(3, 0)] == ["job-3"]
@@ -333,7 +333,7 @@ def test_a_lock_that_is_never_let_go_is_a_timeout(mysql_server: MysqlDatabases, 
         backend.delete("q", "job-1")
 
 
-def test_nothing_of_ours_stays_open_between_calls(
+def test_no_transaction_stays_open_between_calls(
     backend: MysqlBackend, mysql_server: MysqlDatabases, jobs: Jobs
 ) -> None:
     backend.enqueue("q", jobs(5))
@@ -382,7 +382,7 @@ def test_a_scan_goes_on_where_the_last_one_ended() -> None:
     assert cursor.sql is FROM_START
     cursor.taken((5, 9))
     cursor.scanned(1.0, rows=2)
-    assert cursor.sql is FROM_START  # so few jobs cannot have been what was slow
+    assert cursor.sql is FROM_START  # a scan of so few jobs is not slow because of deleted rows
     cursor.restart.taken(scan_window.MANY)
     assert cursor.sql == "place = 5 AND seq > 9"
     cursor.enqueued(5)
@@ -391,7 +391,7 @@ def test_a_scan_goes_on_where_the_last_one_ended() -> None:
     assert cursor.sql is FROM_START
 
 
-def test_where_nothing_was_nothing_is_read_until_it_is_time() -> None:
+def test_after_an_empty_scan_the_table_is_not_read_until_it_is_time() -> None:
     cursor = ScanCursor(may_wait=False)
     cursor.restart.taken(scan_window.MANY)
     cursor.scanned(1.0, rows=0)
@@ -413,7 +413,10 @@ def test_a_released_job_is_found_outside_the_scan_window(backend: MysqlBackend, 
     backend.enqueue("q", jobs(9))
     first = consumer.reserve(3, 0)
     assert consumer.settle([Release(first[1])]) == [None]
-    found = [lease.id for _ in range(5) for lease in consumer.reserve(3, 0)]
+    # The next scan from the start follows after ten times the time that the last one took.
+    found: list[str] = []
+    while len(found) < 7:
+        found += [lease.id for lease in consumer.reserve(3, 1)]
     assert sorted(found) == ["job-2", *(f"job-{number}" for number in range(4, 10))]
 
 
@@ -442,7 +445,8 @@ def test_a_job_that_this_process_makes_ready_is_found_outside_the_scan_window(
 def test_a_rescheduled_job_is_among_those_that_other_processes_look_for_often(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, jobs: Jobs
 ) -> None:
-    """Outside the window, a job that was never handed out may wait for 10 s, one that became ready again for 1 s."""
+    """Outside the window, a job that was never handed out may wait for 10 s, and a job that became ready again for 1
+    s."""
     (job_id,) = backend.enqueue("q", jobs())
     backend.reschedule("q", job_id, 0)
     assert mysql_server.ask("SELECT state FROM multiq_jobs", database=place.name) == ((AGAIN,),)
@@ -514,6 +518,6 @@ def test_connections_that_were_idle_for_a_while_are_closed(
         for connection in borrowed:
             connection.select("SELECT 1")
     monkeypatch.setattr(pool_module, "_IDLE_FOR", -1.0)
-    for _ in borrowed:  # each call closes one
+    for _ in borrowed:  # each call closes one idle connection
         backend.stats("q")
     assert len([connection for connection in borrowed if connection._opened is not None]) <= 1

@@ -1,4 +1,4 @@
-"""What is left in the tables of queues that are empty and not paused: no job, and no pause."""
+"""The rows that queues without jobs and pauses leave in the tables: no job, and no pause."""
 
 from __future__ import annotations
 

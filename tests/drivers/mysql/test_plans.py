@@ -1,4 +1,4 @@
-"""How the server means to carry out our statements: by the index each was written for, without sorting jobs."""
+"""The server's plans for the driver's statements: each uses the index it was written for, and sorts no jobs."""
 
 from __future__ import annotations
 
@@ -24,34 +24,78 @@ if TYPE_CHECKING:
     from servers.mysql import MysqlDatabases
 
 VERBS = sorted(file.stem for file in (Path(multiq_mysql.__file__).parent / "sql").glob("*.sql"))
-READING = [verb for verb in VERBS if verb not in {"enqueue", "newest", "pause", "receipt", "resume", "stock", "queues"}]
+WRITING = {
+    "arrive", "claim_key", "enqueue", "enqueue_held", "enqueue_terms", "join_lines", "keep", "keep_if_acked",
+    "begin_change", "lease_gates", "lock_gates", "lock_keys", "newest",
+    "old_arrivals", "opens", "pause", "put", "put_limit", "queues", "receipt", "resume", "stock",
+}  # fmt: skip
+READING = [verb for verb in VERBS if verb not in WRITING]
 
-#: what each placeholder stands for
+#: placeholder -> its value in these tests
 VALUES: dict[str, Any] = {
-    "again": FROM_START, "delay": 5, "due": FROM_START, "condition": Sql("place = 1024 AND seq > 7"), "horizon": 1000,
-    "id": b"1", "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "order": Sql("ASC"), "pause": 5, "place": 5,
+    "after": b"a", "again": FROM_START, "awaits": 3, "beyond": b"z", "first": b"a", "home": b"q", "lock": Sql(""),
+    "members": Sql("x'31',x'32'"), "names": Sql("x'31',x'32'"), "delay": 5, "due": FROM_START,
+    "condition": Sql("place = 1024 AND seq > 7"), "horizon": 1000,
+    "detail": b"why", "expires_at": 2**62, "floor": 3, "ids": Sql("x'31',x'32'"), "inline": 8192, "kinds": [0, 1],
+    "memo": b"half", "id": b"5", "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "order": Sql("ASC"),
+    "pause": 5, "place": 5,
     "priority": None, "queue": b"q", "ready": FROM_START, "reason": b"why", "seq": 3, "seqs": [1, 2], "state": 3,
+    "closed_key": b"1", "closed_name": b"1", "gates": b"#", "latest": 5, "look_at": 5, "name": b"1",
+    "pinned": 1, "quota": b"{}", "leases": Sql("(1,1),(2,2)"), "turn": 5,
+    "before": 199, "behind": 2**62, "body": b"x", "examined": 10, "held_until": 0, "hold_delay": 5, "key": b"1",
+    "keys": Sql("x'31',x'32'"), "ttr": 5,
     "token": 0, "row": Sql("1"), "ticket": 5, "writer": 5, "writers": [4, 5],
 }  # fmt: skip
 
-#: the index, and how many of its columns narrow the search: their lengths in bytes
-PRIMARY, PLACE, ID = "PRIMARY", "multiq_jobs_place", "multiq_jobs_id"
+#: the index of each statement, and the length in bytes of its columns that narrow the search
+PRIMARY, PLACE, ID, EXPIRY = "PRIMARY", "multiq_jobs_place", "multiq_jobs_id", "multiq_outcomes_expiry"
+NOTES_EXPIRY = "multiq_notes_expiry"
+LOOK, LINES_JOB = "multiq_gates_look", "multiq_lines_job"
 INDEXES = {
-    "abandon": PRIMARY, "ack": PRIMARY, "ack_with_ticket": PRIMARY, "buried": PLACE, "bury": PRIMARY, "claim": PLACE,
-    "delete": ID, "due": PLACE, "find": ID, "give_back": PRIMARY, "held": PRIMARY, "kick": PRIMARY, "kick_job": ID,
+    "abandon": PRIMARY, "arrived": ID, "awaits": PRIMARY, "doom": PRIMARY, "drop": PRIMARY, "drop_arrivals": PRIMARY,
+    "drop_expired_notes": NOTES_EXPIRY, "let_go": PRIMARY, "note": PRIMARY, "notes": PRIMARY, "targets": ID,
+    "versions": PRIMARY, "ack": PRIMARY, "ack_with_ticket": PRIMARY, "buried": PLACE, "bury": PRIMARY, "claim": PLACE,
+    "deletable": ID, "delete": ID, "detail": PRIMARY,
+    "drop_expired": EXPIRY, "due": PLACE, "find": ID, "forget": PRIMARY,
+    "give_back": PRIMARY, "held": PRIMARY, "history": EXPIRY, "kick": PRIMARY, "kick_job": ID, "memo": PRIMARY,
+    "memos": PRIMARY, "outcomes": PRIMARY,
     "last_buried": PLACE, "look": PLACE, "page": PLACE, "peek": ID, "promote": PRIMARY, "purge": PRIMARY,
     "old_receipts": PRIMARY, "purgeable": PLACE, "lock": PRIMARY, "read_back": PRIMARY, "receipts": PRIMARY,
     "release": PRIMARY, "remove": PRIMARY, "reserve": PRIMARY, "stats": PLACE, "take_out": ID, "tidy": PRIMARY,
-    "touch": PRIMARY,
+    "touch": PRIMARY, "added": ID, "buried_page": PLACE, "drop_keys": ID, "keys": ID, "kick_with_key": PRIMARY,
+    "locked_key": PRIMARY, "owner": ID, "replace": PRIMARY, "stale_keys": ID, "take_key": PRIMARY,
+    "change": PRIMARY, "end_change": PRIMARY, "go_on_later": PRIMARY, "last_of_slice": PRIMARY,
+    "candidate": PRIMARY, "candidates": PLACE, "drop_limit": PRIMARY, "end_lease": PRIMARY, "end_leases": PRIMARY,
+    "ended": PRIMARY, "existing_gates": PRIMARY, "gate": PRIMARY, "gates_to_look_at": LOOK, "in_lines": LINES_JOB,
+    "leased": PRIMARY, "leased_gates": PRIMARY, "leave_line": PRIMARY, "leave_lines": LINES_JOB, "line": PRIMARY,
+    "lines_to_look_at": LOOK, "open_gate": PRIMARY, "open_gates": PRIMARY, "park": PRIMARY,
+    "parked": PRIMARY, "past_gates": LOOK, "quotas": PRIMARY, "rate": PRIMARY, "running": PRIMARY,
+    "set_gate": PRIMARY, "unblock": "multiq_gates_closed", "unplaced": PLACE, "waiting": PRIMARY,
 }  # fmt: skip
 
 
+OURS = {
+    "multiq_jobs", "multiq_receipts", "multiq_outcomes", "multiq_arrivals", "multiq_notes", "job", "ticket", "receipt",
+}  # fmt: skip
+#: statements about few jobs, or without a lock
+LIMITED = {"drop_arrivals", "in_lines"}
+#: tables of limits, and their names in statements
+LIMITING = {
+    "multiq_gates", "multiq_leases", "multiq_limits", "multiq_lines", "gate", "leased", "line", "other", "quota",
+}  # fmt: skip
+#: statements about a few rows, or for a person, which group what they find
+GROUPED = {"leased_gates", "unplaced"}
+#: the statements that first read a page of an index in a subquery
+PAGED = {
+    "drop_arrivals", "drop_expired", "drop_expired_notes", "drop_keys", "history", "lines_to_look_at", "past_gates",
+    "stale_keys",
+}  # fmt: skip
 SIZES = [10, 1_000, pytest.param(1_000_000, marks=pytest.mark.long)]
 
 
 @pytest.fixture(scope="module", params=SIZES)
 def tables(request: pytest.FixtureRequest, mysql_server: MysqlDatabases) -> Iterator[Connection[Any]]:
-    """A session as ours are, on tables of this size that the server has statistics of."""
+    """A session like the driver's, on tables of this size, for which the server has statistics."""
     ours = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS}
     with (
         mysql_server.database() as place,
@@ -62,10 +106,37 @@ def tables(request: pytest.FixtureRequest, mysql_server: MysqlDatabases) -> Iter
         _ask(
             plain,
             "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "  # noqa: S608
-            f"SELECT 'q', seq, seq MOD 5, 1024, 1024, 60000000, 0, 'x' FROM seq_1_to_{request.param} ORDER BY seq",
+            f"SELECT 'q', seq, seq MOD 6, 1024, 1024, 60000000, 0, 'x' FROM seq_1_to_{request.param} ORDER BY seq",
         )
         _ask(plain, f"INSERT INTO multiq_receipts SELECT seq, 1, 1 FROM seq_1_to_{request.param}")  # noqa: S608
-        _ask(plain, "ANALYZE TABLE multiq_jobs, multiq_receipts")
+        _ask(
+            plain,
+            "INSERT INTO multiq_outcomes SELECT 'q', seq, seq MOD 2, seq, (seq MOD 2) * 4e15 + seq, 1, 'x' "  # noqa: S608
+            f"FROM seq_1_to_{request.param}",
+        )
+        _ask(
+            plain,
+            "INSERT INTO multiq_arrivals SELECT 5 * (seq MOD 2), seq "  # noqa: S608
+            f"FROM seq_1_to_{request.param}",
+        )
+        _ask(
+            plain,
+            "INSERT INTO multiq_notes SELECT 'q', seq, 1, IF(seq MOD 2, seq, NULL), 'x' "  # noqa: S608
+            f"FROM seq_1_to_{request.param}",
+        )
+        _ask(plain, f"INSERT INTO multiq_unique SELECT 'q', seq, seq, 0 FROM seq_1_to_{request.param}")  # noqa: S608
+        for table, values in {
+            "limits": "'q', seq, 0, '{}'",
+            "gates": "'q', seq MOD 3, seq, 0, IF(seq MOD 2, seq, NULL), seq, IF(seq MOD 4, NULL, 1), 1",
+            "lines": "'q', seq MOD 3, seq MOD 5, 1024, seq",
+            "leases": "seq, seq MOD 3, seq MOD 5, 'q', 1",
+        }.items():
+            _ask(plain, f"INSERT INTO multiq_{table} SELECT {values} FROM seq_1_to_{request.param}")  # noqa: S608
+        _ask(plain, "ANALYZE TABLE multiq_limits, multiq_gates, multiq_lines, multiq_leases")
+        _ask(
+            plain,
+            "ANALYZE TABLE multiq_jobs, multiq_receipts, multiq_outcomes, multiq_arrivals, multiq_notes, multiq_unique",
+        )
         yield plain
 
 
@@ -75,29 +146,41 @@ def test_every_statement_uses_its_index_and_sorts_nothing(tables: Connection[Any
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-@pytest.mark.parametrize("verb", [verb for verb in READING if "{seqs}" in template(verb)])
+@pytest.mark.parametrize("verb", [verb for verb in READING if "{seqs}" in template(verb) and verb not in LIMITED])
 def test_a_batch_of_many_rows_of_the_table_reads_these_and_no_others(
     tables: Connection[Any], verb: str, share: float
 ) -> None:
-    """A statement locks each row that it reads: a DELETE without a hint, or a long IN (...), would read all rows."""
+    """A statement locks each row that it reads. A DELETE without a hint, or a long IN (...), would read all rows."""
     ((rows,),) = _ask(tables, "SELECT MAX(seq) FROM multiq_jobs")
     _is_by_index(verb, _plan(tables, verb, seqs=range(1, min(2500, int(rows * share)) + 1)))
 
 
 def _is_by_index(verb: str, plan: list[dict[str, Any]]) -> None:
-    """A range or a point of the index that the statement is written for."""
+    """Assert that the plan uses a range or a point of the index that the statement is written for."""
+    has_page = any(step["select_type"] == "DERIVED" for step in plan)
     for step in plan:
-        if step["table"] in {"multiq_jobs", "multiq_receipts", "job", "ticket", "receipt"}:
-            assert step["key"] == INDEXES[verb], step
+        if step["table"] in OURS:
+            assert step["key"] == (PRIMARY if step["table"] == "multiq_arrivals" else INDEXES[verb]), step
             assert step["type"] in {"range", "ref", "const", "eq_ref"}, step
-        assert "filesort" not in (step["Extra"] or ""), step
-        assert "temporary" not in (step["Extra"] or ""), step
-        assert not (step["table"] or "").startswith("<"), step  # made for the purpose
+        if step["table"] in {"entry", "found", "multiq_unique"}:
+            assert (step["key"], step["type"] in {"range", "const", "eq_ref"}) == (PRIMARY, True), step
+        if step["table"] in {"arrival", "note", "outcome"}:
+            assert (step["key"], step["type"]) == (PRIMARY, "eq_ref" if has_page else "range"), step
+        if step["table"] in LIMITING:
+            assert step["key"] is not None, step
+            assert step["type"] in {"range", "ref", "const", "eq_ref"}, step
+        if verb not in GROUPED:
+            assert "filesort" not in (step["Extra"] or ""), step
+            assert "temporary" not in (step["Extra"] or ""), step
+        is_made = (step["table"] or "").startswith(
+            "<"
+        )  # for the purpose, as the page of an index is that is read first
+        assert not is_made or (has_page and verb in PAGED), step
 
 
-@pytest.mark.parametrize("verb", ["look", "stats", "due", "last_buried", "buried"])
+@pytest.mark.parametrize("verb", ["look", "stats", "due", "last_buried", "buried", "drop_expired", "history"])
 def test_counts_and_lookups_read_the_index_alone(tables: Connection[Any], verb: str) -> None:
-    steps = [step for step in _plan(tables, verb) if step["table"] == "multiq_jobs"]
+    steps = [step for step in _plan(tables, verb) if step["table"] in {"multiq_jobs", "multiq_outcomes"}]
     assert steps
     assert all("Using index" in step["Extra"] for step in steps)
 
@@ -117,11 +200,19 @@ def test_listing_queues_jumps_from_name_to_name(tables: Connection[Any]) -> None
     assert "group-by" in step["Extra"]
 
 
+def test_the_clean_up_of_arrivals_jumps_from_job_to_job(tables: Connection[Any]) -> None:
+    steps = {step["table"]: step for step in _plan(tables, "old_arrivals", after=0)}
+    assert steps["multiq_arrivals"]["type"] == "range"
+    ((rows,),) = _ask(tables, "SELECT COUNT(*) FROM multiq_arrivals")
+    assert rows < 1000 or "group-by" in steps["multiq_arrivals"]["Extra"]
+    assert steps["multiq_jobs"]["key"] == PRIMARY
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_sql_file_is_used_and_avoids_single_dialects(verb: str) -> None:
     sources = "".join(file.read_text() for file in Path(multiq_mysql.__file__).parent.glob("*.py"))
     assert f'"{verb}"' in sources
-    # MariaDB alone, MySQL alone, or not the same in both; and double quotes depend on the SQL mode
+    # these exist on one server only, or differ between MariaDB and MySQL; double quotes depend on the SQL mode
     assert not re.search(r'RETURNING|\bVALUES\(\w+\)|\bAS new\b|LATERAL|"', template(verb))
 
 
@@ -147,7 +238,7 @@ def test_a_scan_that_finds_nothing_blocks_no_producer(
     with mysql_server.client(place.name, autocommit=False) as idle:
         _ask(idle, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         assert _ask(idle, render("claim", **{**VALUES, "state": 0, "condition": FROM_START})) == ()
-        # Then a job can be enqueued all the same
+        # Then a job can still be enqueued
         backend.enqueue("q", jobs())
     assert backend.stats("q").ready == 1
 
@@ -162,7 +253,7 @@ def test_statements_wait_for_no_rows_of_other_transactions(
         backend.enqueue("other", jobs(1), connection=app)
         consumer = hasty.consumer(["q"])
         leases = consumer.reserve(count, 0)
-        # Then what is known by its key is changed all the same, be it nearly all that there is
+        # Then rows can still be changed by their keys, even nearly all rows
         assert consumer.settle([Ack(lease) for lease in leases]) == [None] * count
         assert hasty.purge("q", [State.READY]) == count
         app.rollback()
@@ -179,6 +270,8 @@ def _ready(connection: Connection[Any], most: int) -> int:
 
 def _plan(connection: Connection[Any], verb: str, **other: Any) -> list[dict[str, Any]]:
     names = set(re.findall(r"{(\w+)}", template(verb)))
+    if "opens" in names:
+        other["opens"] = Sql(render("opens", queue=VALUES["queue"], now=NOW, horizon=VALUES["horizon"]))
     text = render(verb, **{name: {**VALUES, **other}[name] for name in names})
 
     with connection.cursor(DictCursor) as cursor:

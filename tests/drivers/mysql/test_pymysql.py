@@ -1,6 +1,6 @@
 """The undocumented names of PyMySQL that the driver uses exist in the installed version, and do what the driver needs.
 
-``multiq_mysql.pymysql_private`` lists them. Those of the login are tested in test_hostile_server.py, too.
+``multiq_mysql.pymysql_private`` lists them. test_hostile_server.py also tests the names of the login.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def opened(backend: MysqlBackend) -> Iterator[Any]:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What is sent to the server, packet by packet."""
+    """The packets that the driver sends to the server."""
     packets: list[bytes] = []
     original = TimedSocket.sendall
 
@@ -75,7 +75,7 @@ def test_table_lists_every_private_name_that_the_driver_uses() -> None:
 def test_connection_speaks_over_the_socket_that_it_was_given(opened: Any) -> None:
     assert type(opened._sock) is TimedSocket
     assert pymysql_private.socket_of(opened) is opened._sock
-    assert opened._rfile.raw._sock is opened._sock  # what socket.makefile returns
+    assert opened._rfile.raw._sock is opened._sock  # ``_rfile`` is the return value of socket.makefile
 
 
 def test_result_has_rows_and_says_whether_more_follow(opened: Any) -> None:
@@ -103,7 +103,7 @@ def test_forced_close_sends_nothing(opened: Any, sent: list[bytes]) -> None:
 
 
 def test_documented_close_sends_a_packet(backend: MysqlBackend, sent: list[bytes]) -> None:
-    """This is why the driver does not use it: the server may hang, or the session may be a parent's."""
+    """This is why the driver does not call ``close``: the server may hang, or the session may be a parent process's."""
     opened = backend.dsn.connect(30.0)
     sent.clear()
     opened.close()
@@ -114,7 +114,7 @@ def test_socket_and_reader_are_all_that_has_to_be_left_to_a_parent(opened: Any, 
     reader = opened._rfile
     pymysql_private.leave_to_parent(opened)
     assert (sent, opened.open, reader.closed) == ([], False, False)
-    pymysql_private.drop(opened)  # as when the object is collected: it finds nothing to close
+    pymysql_private.drop(opened)  # like the garbage collector: ``drop`` finds nothing to close
     assert not reader.closed
 
 

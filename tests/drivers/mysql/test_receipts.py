@@ -1,4 +1,4 @@
-"""A reply that is lost, and what the call says then: what only it could have written, and never "it is gone"."""
+"""Lost replies: a receipt or a ticket shows whether the call was carried out; a missing job does not show that."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def proxy(mysql_server: MysqlDatabases) -> Iterator[Proxy]:
 
 @pytest.fixture
 def ours(mysql_server: MysqlDatabases, place: Place, proxy: Proxy) -> Iterator[Any]:
-    """A backend whose connections are cut."""
+    """The backend under test, whose connections go through the proxy."""
     with open_backend(mysql_server.url(place.name, port=proxy.port)) as ours:
         yield ours
 
@@ -62,7 +62,7 @@ def enqueue(backend: MysqlBackend, count: int = 1, **options: Any) -> list[str]:
 
 
 def taken_over(backend: MysqlBackend) -> Lease:
-    """Another consumer has the job, once the first lease has ended."""
+    """Return the lease that another consumer gets after the first lease has ended."""
     with backend.consumer([QUEUE]) as other:
         (lease,) = other.reserve(1, 30)
     return lease
@@ -78,7 +78,7 @@ def taken_over(backend: MysqlBackend) -> Lease:
 def test_a_stale_verdict_is_refused_though_its_connection_is_cut(  # noqa: PLR0917 - of every kind
     backend: MysqlBackend, ours: Any, proxy: Proxy, verdict: Any, cut: str, count: int
 ) -> None:
-    # Given leases that have ended, and another consumer that has done the jobs
+    # Given leases that have ended, and another consumer that has acked their jobs
     enqueue(backend, count, ttr=TTR)
     with ours.consumer([QUEUE]) as consumer, backend.consumer([QUEUE]) as other:
         leases = consumer.reserve(count, 0)
@@ -87,7 +87,7 @@ def test_a_stale_verdict_is_refused_though_its_connection_is_cut(  # noqa: PLR09
         # When the connection is cut, before the call or with its reply
         proxy.cut() if cut == "idle" else proxy.arm(CutReply())
         answers = consumer.settle([verdict(lease) for lease in leases])
-        # Then all are refused
+        # Then all late verdicts are refused
         assert [type(answer) for answer in answers] == [LeaseLost] * count
         assert not proxy.is_armed
 
@@ -118,7 +118,7 @@ def test_a_stale_ack_that_goes_with_a_reserve_is_refused(
 def test_a_delete_whose_request_is_lost_does_not_claim_what_a_worker_has_done(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """8.3: racing a reserve, one of the two wins, and not both."""
+    """8.3: of a delete and a reserve at the same time, exactly one succeeds."""
     (job_id,) = enqueue(backend)
     ours.stats(QUEUE)
     _meanwhile(monkeypatch, ours, lambda: _work_off(backend))
@@ -143,7 +143,7 @@ def test_a_job_that_is_kicked_and_buried_again_is_not_kicked_twice_by_a_lost_rep
         _meanwhile(monkeypatch, ours, bury)
         proxy.arm(CutReply(after=b";COMMIT"))
         ours.kick_job(QUEUE, job_id)
-        # Then it stays buried
+        # Then the job stays buried
         assert not proxy.is_armed
         record = backend.peek(QUEUE, job_id)
         assert (record.state, record.kicks) == (State.BURIED, 1)
@@ -156,7 +156,7 @@ def test_uncertain_leases_stay_with_the_process_that_claimed_them(
     enqueue(backend, 5)
     with ours.consumer([QUEUE]) as consumer:
         assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
-        # Given a claim that was carried out, its reply lost and its server out of reach
+        # Given a claim that was carried out, whose reply was lost, and whose server is unreachable
         with monkeypatch.context() as patch:
             proxy.arm(CutReply(after=b";COMMIT"))
             _meanwhile(patch, ours, proxy.refuse)
@@ -235,7 +235,7 @@ def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa
     with ours.consumer([QUEUE]) as consumer:
         *leases, held, other = consumer.reserve(count + 2, 0)
         verdicts = [verdict(lease) for lease in leases]
-        commits = b"writer =" if verdicts == [Ack(leases[0])] else b"COMMIT"  # one ack is one statement
+        commits = b"writer =" if verdicts == [Ack(leases[0])] else b"COMMIT"  # one ack needs no COMMIT
         _answer_is_lost(monkeypatch, ours, proxy, lambda: consumer.settle(verdicts), commits)
         # When the same consumer makes another call
         calls: dict[str, Callable[[], object]] = {
@@ -245,7 +245,7 @@ def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa
             "another verdict": lambda: consumer.settle([Ack(other), Touch(held)]),
         }
         calls[between]()
-        # Then they count when they are repeated, and only once
+        # Then the verdicts are accepted when they are repeated, but only once
         assert consumer.settle(verdicts) == [None] * count
         assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * count
 
@@ -293,7 +293,7 @@ def test_a_delete_and_a_kick_that_counted_are_done_though_the_job_is_gone(
 def test_leases_whose_reply_is_lost_in_an_exchange_are_handed_out_all_the_same(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The verdicts are settled, and the claim that waited for jobs has failed."""
+    """The verdicts are settled, but the claim after the wait fails."""
     enqueue(backend)
     with ours.consumer([QUEUE]) as consumer:
         (lease,) = consumer.reserve(1, 0)
@@ -329,7 +329,7 @@ def test_leases_whose_reply_is_lost_are_given_back_when_the_consumer_closes(
 def test_a_reply_is_cut_when_all_its_request_has_been_carried_out(
     mysql_server: MysqlDatabases, place: Place, proxy: Proxy
 ) -> None:
-    """The tests above need this: MariaDB answers statement by statement, and stops when an answer cannot be sent."""
+    """The tests above rely on this: MariaDB replies to each statement, and stops when it cannot send a reply."""
     statements = ["BEGIN", "INSERT INTO written VALUES (1)", *["SELECT REPEAT('x', 10000)"] * 300, "COMMIT"]
     with mysql_server.client(place.name) as other, other.cursor() as cursor:
         cursor.execute("CREATE TABLE written (number INTEGER) ENGINE=InnoDB")
@@ -362,7 +362,7 @@ def test_receipts_do_not_pile_up(
     with backend.consumer([QUEUE]) as consumer:
         for _ in range(20):
             assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
-    # Then there are those of the connections in use: of each 9 or 33 rows, and what it has not used is one of them
+    # Then only rows of the connections in use are left: of each stock of 9 or 33 rows, the unused ones
     ((oldest, count),) = mysql_server.ask("SELECT MIN(writer), COUNT(*) FROM multiq_receipts", database=place.name)
     assert oldest > week + 500
     assert count <= 1 + 8 + 1 + 32 - 20
@@ -375,17 +375,17 @@ def test_tickets_do_not_pile_up_on_a_connection_that_acks_for_long(
     with backend.consumer([QUEUE]) as consumer:
         for lease in consumer.reserve(400, 0):
             assert consumer.settle([Ack(lease)]) == [None]
-    # Then there is one stock: 8, 32, and three of 128 were begun
+    # Then one stock is left, after stocks of 8, 32, and three times 128 tickets
     ((stocks,),) = mysql_server.ask("SELECT COUNT(DISTINCT writer DIV 1024) FROM multiq_receipts", database=place.name)
     ((rows,),) = mysql_server.ask("SELECT COUNT(*) FROM multiq_receipts", database=place.name)
-    assert stocks <= 2  # its numbers may lie on both sides of a bound
+    assert stocks <= 2  # a stock's numbers may lie on both sides of a multiple of 1,024
     assert rows == 1 + 8 + 32 + 3 * 128 - 400
 
 
 def test_more_old_receipts_than_one_statement_deletes_are_soon_gone(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
-    # Given more of them than one call deletes
+    # Given more old receipts than one call deletes
     week = (int(time.time()) // 60 - 7 * 24 * 60) << 38
     many = ",".join(f"({week + number}, 0, 0)" for number in range(2500))
     mysql_server.ask(f"INSERT INTO multiq_receipts VALUES {many}", database=place.name)  # noqa: S608
@@ -398,7 +398,7 @@ def test_more_old_receipts_than_one_statement_deletes_are_soon_gone(
             asked = "SELECT COUNT(*) FROM multiq_receipts WHERE writer < %s"
             return mysql_server.ask(asked, week + 2500, database=place.name) == ((0,),)
 
-        # Then they are gone in seconds, and not in hours
+        # Then all are deleted within seconds, although the clean-up usually runs once an hour
         until(work)
 
 
@@ -426,10 +426,10 @@ def test_a_call_that_is_interrupted_as_old_receipts_are_deleted_loses_no_answer(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_stock_whose_numbers_are_taken_gets_others(
+def test_a_stock_of_tickets_whose_numbers_are_taken_gets_other_numbers(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    """They are drawn from 2**38 a minute: at some thousand acks a second it happens every day."""
+    """Connections draw random numbers, 2**38 for each minute. At some thousand acks a second, two collide every day."""
     enqueue(backend, 1 + count)
     drawn: list[int] = []
     drawing = ReceiptBook._writer
@@ -451,7 +451,7 @@ def test_a_stock_whose_numbers_are_taken_gets_others(
 def test_acks_are_carried_out_without_their_tickets(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, count: int
 ) -> None:
-    # Given a consumer whose tickets an administrator, or a failover, has taken away
+    # Given a consumer whose tickets an administrator or a failover has deleted
     enqueue(backend, 1 + count)
     with backend.consumer([QUEUE]) as consumer:
         first, *leases = consumer.reserve(1 + count, 0)
@@ -472,7 +472,7 @@ def test_a_ticket_that_another_client_deleted_proves_nothing(  # noqa: PLR0917 -
     monkeypatch: pytest.MonkeyPatch,
     count: int,
 ) -> None:
-    # Given acks whose request is lost after a first one has brought tickets
+    # Given acks whose request is lost, by a connection that has tickets
     enqueue(backend, 1 + count, ttr=TTR)
     with ours.consumer([QUEUE]) as consumer:
         first, *leases = consumer.reserve(1 + count, 0)
@@ -486,7 +486,8 @@ def test_a_ticket_that_another_client_deleted_proves_nothing(  # noqa: PLR0917 -
 
         _meanwhile(monkeypatch, ours, take_away)
         proxy.arm(CutRequest(after=b"DELETE job"))
-        # Then another consumer's acks are not taken for them, though the tickets are gone, too
+        # Then the driver does not take another consumer's acks for this connection's acks, although its tickets are
+        # gone, too
         assert [type(answer) for answer in consumer.settle([Ack(lease) for lease in leases])] == [LeaseLost] * count
         assert not proxy.is_armed
 
@@ -547,7 +548,7 @@ def test_verdicts_of_an_exchange_that_is_interrupted_as_it_reads_claims_back_cou
             raise KeyboardInterrupt
 
         def feed() -> None:
-            """A claim whose reply is lost twice, so that the driver reads it back, and is interrupted there."""
+            """The claim's reply is lost twice. The driver then reads the leases back, and is interrupted there."""
             enqueue(backend, 100)
             proxy.arm(CutReply(after=b"COMMIT", times=2))
             monkeypatch.setattr(consumer, "_recover_leases", interrupt)
@@ -583,7 +584,7 @@ def test_an_exchange_whose_claim_is_uncertain_takes_no_second_deadline(
         assert lease.id == first
 
         def feed() -> None:
-            """The claim is committed, its reply is lost, and from then on the server says nothing."""
+            """The claim is committed, its reply is lost, and from then on the server is unreachable."""
             enqueue(backend, 100)
             proxy.arm(CutReply(after=b";COMMIT"))
             monkeypatch.setattr(Pool, "open", open_and_note)
@@ -603,7 +604,7 @@ def test_an_exchange_whose_claim_is_uncertain_takes_no_second_deadline(
 def _answer_is_lost(
     monkeypatch: pytest.MonkeyPatch, ours: Any, proxy: Proxy, call: Callable[[], object], after: bytes = b"COMMIT"
 ) -> None:
-    """The call is carried out, and raises: its reply is cut, and the server is out of reach at the next try."""
+    """The call is carried out, but raises: its reply is cut, and the server is unreachable at the next attempt."""
     proxy.arm(CutReply(after=after))
     with monkeypatch.context() as patch:
         _meanwhile(patch, ours, proxy.refuse)
@@ -614,7 +615,7 @@ def _answer_is_lost(
 
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, ours: Any, act: Callable[[], object]) -> None:
-    """Another client does this between a lost reply and the next attempt."""
+    """Let another client *act* between a lost reply and the next attempt."""
     opened, acts = Pool.open, [act]
 
     def open_later(self: Pool, timeout: float) -> Any:
@@ -626,7 +627,7 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, ours: Any, act: Callable[[], obj
 
 
 def _while_it_waits(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    """Another client does this as soon as a consumer begins to wait."""
+    """Let another client *act* as soon as a consumer begins to wait."""
     sleep, acts = Poller.sleep, [act]
 
     def act_first(self: Poller, *args: Any) -> None:

@@ -1,8 +1,8 @@
-"""An open snapshot keeps deleted rows in the index: a worker must not step over all of them at each look.
+"""An open snapshot keeps deleted rows in the index. A consumer must not read all of them in each poll.
 
-What a look reads is counted in pages that it asks of InnoDB's buffer, which is the same on any machine, but for what
-the server's own threads ask meanwhile: so the lowest quarter is looked at. What a claim costs shows in no counter:
-``benchmarks/mysql_backlog.py`` takes its time.
+The tests count the pages that a poll requests from InnoDB's buffer, which is the same number on any machine. The
+server's own threads also request pages, so the tests compare the lowest quartile. No counter shows the cost of a
+claim: ``benchmarks/mysql_backlog.py`` measures its time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 PAST = 20_000
-BOUND = 30  # pages; a look from the bottom reads them all, some hundred entries on each
+BOUND = 30  # pages; a scan from the start reads all pages of deleted rows, with some hundred entries on each
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    """A server for these tests alone, because they read its counters."""
+    """A private server, because the tests read its counters."""
     with MysqlServer(innodb_flush_log_at_trx_commit=2) as server:
         yield server
 
@@ -44,7 +44,7 @@ def place(server: MysqlServer) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a quick machine so few dead entries would be stepped over each time: that costs less than a window does."""
+    """Use a scan window at once: on a fast machine, scans of so few deleted rows count as cheap."""
     monkeypatch.setattr(scan_window, "CHEAP", -1.0)
     monkeypatch.setattr(scan_window, "MANY", 0)
 
@@ -56,12 +56,12 @@ def pages(server: MysqlServer, call: Callable[[], object]) -> int:
 
 
 def lowest_quarter(read: list[int]) -> int:
-    """A quarter of them is not above it."""
+    """The lowest quartile."""
     return sorted(read)[len(read) // 4]
 
 
 def work_off(backend: Backend, consumer: Consumer) -> None:
-    """A past of many jobs."""
+    """Enqueue and ack many jobs."""
     backend.enqueue(QUEUE, [NewJob(b"x", job_id) for job_id in new_ids(PAST)])
     done, leases = 0, consumer.reserve(200, 5)
     while leases:
@@ -72,7 +72,7 @@ def work_off(backend: Backend, consumer: Consumer) -> None:
 
 
 @pytest.mark.long
-def test_a_look_reads_no_more_behind_a_past_that_cannot_be_purged(
+def test_a_poll_reads_no_more_pages_behind_deleted_rows_that_cannot_be_purged(
     server: MysqlServer, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -81,15 +81,15 @@ def test_a_look_reads_no_more_behind_a_past_that_cannot_be_purged(
         server.client(place.name) as reader,
         reader.cursor() as cursor,
     ):
-        # Given a snapshot, and much that was worked off after it was taken
+        # Given a snapshot, and many jobs that were acked after it
         backend.queues()
         cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         work_off(backend, consumer)
-        # When nothing is left
+        # When the queue is empty
         read = [pages(server, lambda: consumer.reserve(1, 0)) for _ in range(21)]
-        # Then to find that takes a few pages, now and then excepted
+        # Then most polls read few pages
         assert lowest_quarter(read) < BOUND, read
-        # And from the bottom it would be very many
+        # And scans from the start of the index would read many pages
         monkeypatch.setattr(scan_window, "CHEAP", 3600.0)
         read = [pages(server, lambda: consumer.reserve(1, 0)) for _ in range(21)]
         assert lowest_quarter(read) > 3 * BOUND, read

@@ -1,11 +1,11 @@
-"""The soaks of ``tests/soak`` in short, where they are tests of the driver."""
+"""The soaks of ``tests/soak`` in a short form, as tests of the driver."""
 
 from __future__ import annotations
 
 import pytest
 from soak import mysql_due, mysql_stale
 
-FOREVER = 10.0  # seconds: no measure, this machine may be busy
+FOREVER = 10.0  # seconds, generous because the machine may be busy
 
 
 @pytest.mark.long

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Jobs = Callable[..., list[NewJob]]
 
-#: what a caller's session may be set to, none of which may matter
+#: settings of the caller's session, none of which may change the result
 SETTINGS = {
     "ansi": "SET SESSION sql_mode = 'ANSI'",
     "no backslashes": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI_QUOTES,PIPES_AS_CONCAT'",
@@ -39,7 +39,7 @@ SETTINGS = {
     "serializable": "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
     "read uncommitted": "SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED",
 }
-#: what would go wrong if it were quoted by the wrong rules
+#: a body that would be stored wrongly if it were quoted by the wrong rules
 NASTY = b"\\' \" ` -- \x00\xff\xbf\x5c\x27 %s {x} \\\\' \r\n" + "ß日本".encode()
 
 
@@ -129,7 +129,7 @@ def test_a_batch_of_several_statements_is_whole_or_nothing(
         large = backend.capabilities.max_body
         assert large is not None
         with server.client(place.name, autocommit=autocommit) as app:
-            run(app, "SET SESSION sql_mode = 'ORACLE'")  # where BEGIN is something else
+            run(app, "SET SESSION sql_mode = 'ORACLE'")  # in this mode BEGIN begins a block
             backend.enqueue("q", [*jobs(3, b"y" * large), *jobs()], connection=app)
             app.commit()
             assert [len(job.body) for job in backend.jobs("q", State.READY).jobs] == [large, large, large, 1]
@@ -159,7 +159,7 @@ def test_tables_are_made_on_a_connection_of_our_own(
     run(app, "INSERT INTO orders VALUES (1)")
     with open_backend(place.url) as backend:
         backend.enqueue("q", jobs(), connection=app)
-        app.rollback()  # DDL on their connection would have committed the order
+        app.rollback()  # a DDL statement on the caller's connection would have committed the order
         assert mysql_server.ask("SELECT COUNT(*) FROM orders", database=place.name) == ((0,),)
         assert backend.stats("q").ready == 0
 
@@ -177,13 +177,13 @@ def test_a_closed_connection_is_an_error_of_ours(backend: MysqlBackend, app: Con
     with pytest.raises(BackendUnavailable) as caught:
         backend.enqueue("q", jobs(), connection=app)
     assert isinstance(caught.value.__cause__, pymysql.MySQLError)
-    app.connect()  # for the fixture to close
+    app.connect()  # so that the fixture can close it
 
 
 def test_a_deadlock_is_the_callers_to_run_again(
     backend: MysqlBackend, app: Connection[Any], mysql_server: MysqlDatabases, place: Place
 ) -> None:
-    # Given a caller that waits for another one's job, which waits for the caller's
+    # Given two callers, each of which waits for a lock of the other
     run(app, "SET SESSION innodb_lock_wait_timeout = 20")
     with mysql_server.client(place.name, autocommit=False) as other:
         run(other, "SET SESSION innodb_lock_wait_timeout = 20")
@@ -205,7 +205,7 @@ def test_a_deadlock_is_the_callers_to_run_again(
             thread.start()
         for thread in threads:
             thread.join()
-    # Then one of the two gets the error that all of it was rolled back
+    # Then one of the two gets the error that its whole transaction was rolled back
     (told,) = [outcome for outcome in outcomes if outcome is not None]
     assert "run all of it again" in str(told)
     assert len(bodies(backend)) == 2
@@ -230,7 +230,7 @@ def test_a_job_that_is_committed_late_is_not_overlooked(
     consumer = backend.consumer(["q"])
     for _ in range(2):
         assert len(consumer.reserve(10, 0)) == 10
-    # When its transaction commits, then it is there
+    # When its transaction commits, then the job is there
     app.commit()
     assert [lease.body for lease in consumer.reserve(10, 0)] == [b"late"]
 
@@ -284,7 +284,7 @@ def test_a_database_whose_name_has_a_percent_sign(mysql_server: MysqlDatabases, 
 
 
 def test_an_sqlalchemy_connection(backend: MysqlBackend, engine: sqlalchemy.Engine, jobs: Jobs) -> None:
-    # Given connections on which nothing else was done: SQLAlchemy begins when it is told to run something
+    # Given connections without a transaction: SQLAlchemy begins one at the first statement
     with engine.connect() as connection:
         backend.enqueue("q", jobs(1, NASTY), connection=connection)
     assert bodies(backend) == []

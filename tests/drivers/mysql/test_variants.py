@@ -1,7 +1,7 @@
-"""The contract on servers whose defaults are all wrong: time zone, SQL modes, collations, isolation, autocommit.
+"""The contract on servers whose defaults do not fit multiq: time zone, SQL modes, collations, isolation, autocommit.
 
 Each variant is a whole server, as its administrator may have set it up, and every session of ours begins with these
-defaults. Not each by itself: a server that is wrong in several ways at once takes no longer.
+defaults. Several wrong defaults are tested on one server, because a server for each takes longer.
 
 ``make test`` has one of them, with the random walks and the topics that its settings bear on; ``make test-long`` has
 the rest.
@@ -48,7 +48,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
         "default_time_zone": "-12:00",
     },
     "Snapshot": {
-        "innodb_snapshot_isolation": 1,  # error 1020 for a row that was changed since
+        "innodb_snapshot_isolation": 1,  # error 1020 for a row that was changed after the snapshot
         "transaction_isolation": "REPEATABLE-READ",
         "character_set_server": "latin1",
         "collation_server": "latin1_german1_ci",
@@ -61,12 +61,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 #: name -> the topics that run with ``make test`` if the variant does
 TOPICS: Mapping[str, frozenset[str]] = {
-    "Far": frozenset({"TestRelease", "TestTouch", "TestTransaction", "TestWalk"}),  # times, and who commits
+    "Far": frozenset({"TestRelease", "TestTouch", "TestTransaction", "TestWalk"}),  # times and commits
     "Folded": frozenset({"TestNames", "TestQueues", "TestTransaction", "TestWalk"}),  # texts
-    "Snapshot": frozenset({"TestConcurrency", "TestErrors", "TestTransaction", "TestWalk"}),  # what sessions see
+    "Snapshot": frozenset({"TestConcurrency", "TestErrors", "TestTransaction", "TestWalk"}),  # snapshots
 }
 
-IN_SHORT = "Far"  # a server for each takes seconds
+IN_SHORT = "Far"  # the variant that ``make test`` runs; the server of each variant takes seconds
 
 
 class Variant(ManualHarness):
@@ -116,7 +116,7 @@ for _name in VARIANTS:
 
 
 @pytest.mark.long
-def test_the_variants_are_what_they_say() -> None:
+def test_each_variant_has_its_settings() -> None:
     asked = "SELECT @@sql_mode, @@collation_database, TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP(), NOW()), @@tx_isolation"
     found = {}
     for name in VARIANTS:
@@ -134,7 +134,7 @@ def test_the_variants_are_what_they_say() -> None:
 
 @pytest.mark.long
 def test_a_job_is_due_by_the_server_s_clock_in_any_zone() -> None:
-    """The suite moves a clock of its own; this is the server's."""
+    """The conformance suite uses a manual clock; this test uses the server's clock."""
     for name in VARIANTS:
         _, place = _server(name)
         with open_backend(place.url) as backend, backend.consumer(["zone"]) as consumer:

@@ -1,4 +1,4 @@
-"""Who waits is woken: by threads beside it at once, by other processes at its next look, and by time alone."""
+"""Waiting consumers: threads of the same process wake them at once; jobs of other processes are found by a poll."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     Jobs = Callable[..., list[NewJob]]
 
-FOR_EVER = 60.0  # seconds; no test waits for it
+FOR_EVER = 60.0  # seconds, longer than any test
 
 
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits looks only once a minute."""
+    """Waiting consumers poll only once a minute."""
     monkeypatch.setattr(waiting, "_FIRST_PAUSE", FOR_EVER)
     monkeypatch.setattr(waiting, "IDLE_POLL", FOR_EVER)
     monkeypatch.setattr("multiq_mysql.consumer._LONGEST_SLEEP", FOR_EVER)
@@ -42,7 +42,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The looks that are made, each as its statement."""
+    """The polls, each as its statement."""
     made: list[str] = []
     original = Connection.select
 
@@ -102,7 +102,7 @@ def test_one_process_polls_once_for_all_its_waiting_consumers(backend: MysqlBack
     for thread in threads:
         thread.start()
     until_all_wait(backend, 5)
-    # Then, once each has had its own first look, every look is for all five
+    # Then, after the first poll of each consumer, every poll is for all five
     until(lambda: [text.count("CONCAT_WS") for text in looks[-10:]] == [5] * 10, "ten looks in a row are for all")
     for consumer in consumers:
         consumer.interrupt()
@@ -144,7 +144,7 @@ def test_an_idle_process_looks_less_and_less_often(backend: MysqlBackend, looks:
         consumer.reserve(1, 2.0)
         return len(looks)
 
-    # a slow machine makes fewer; none makes more than one each IDLE_POLL less its jitter, and the call's own
+    # at most one poll in each IDLE_POLL less its jitter, and the polls of the call itself
     is_quiet(looked, 2.0 / (waiting.IDLE_POLL * 0.9) + 3)
 
 
@@ -167,7 +167,7 @@ def test_a_server_that_goes_away_ends_the_wait_with_an_error(new_mysql: Callable
         threading.Timer(0.3, server.kill).start()
         with pytest.raises(BackendUnavailable):
             consumer.reserve(1, FOR_EVER)
-        # and once it is back, all goes on
+        # and when the server runs again, the consumer gets jobs
         server.start()
         backend.enqueue("q", [NewJob(b"x", "id")])
         assert len(consumer.reserve(1, 30)) == 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """One server for all tests that leave it as they found it, each in queues of its own."""
+    """One server for all tests that do not change it. Each test has its own queues."""
     with RedisServer() as server:
         yield server
 
@@ -33,7 +33,7 @@ def new_redis() -> Iterator[Callable[..., RedisServer]]:
 
 @pytest.fixture
 def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
-    """One for this test alone, as it comes."""
+    """A server with default settings, for this test alone."""
     return new_redis()
 
 
@@ -65,7 +65,7 @@ def redis_masters() -> Iterator[RedisCluster]:
 
 @pytest.fixture
 def redis_cluster(redis_masters: RedisCluster) -> Iterator[RedisCluster]:
-    """Three masters without a key. Tests that change the cluster itself make one of their own."""
+    """Three masters without any keys. A test that changes the cluster itself starts its own cluster."""
     yield redis_masters
     for node in redis_masters.nodes:
         node.ask("FLUSHALL")

@@ -1,4 +1,4 @@
-"""Accounts that can do no more than they must: the recipes of docs/redis.md, on a real server."""
+"""Accounts with the fewest permissions that multiq needs: the recipes of docs/redis.md, on a real server."""
 
 from __future__ import annotations
 
@@ -8,12 +8,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.backend import Ack, Bury, NewJob, State
+from multiq.backend import (
+    Ack,
+    Arrive,
+    Bury,
+    Drop,
+    Enqueue,
+    Gate,
+    NewJob,
+    Put,
+    Quota,
+    Release,
+    State,
+    Terms,
+    UniqueKey,
+    Version,
+)
+from multiq.backend.effects import After
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendError
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer
+
+    from multiq.backend import Step, Verdict
 
 PAGE = Path(__file__).parents[3] / "docs" / "redis.md"
 
@@ -27,7 +45,7 @@ def recipe(name: str) -> list[str]:
 
 @pytest.fixture
 def accounts(server: RedisServer) -> RedisServer:
-    for name in ("producer", "worker"):
+    for name in ("producer", "worker", "flows"):
         server.ask("ACL", "SETUSER", name, *recipe(name))
     return server
 
@@ -61,5 +79,47 @@ def test_worker_account_works_and_reaches_no_other_keys(accounts: RedisServer) -
         assert consumer.settle([Ack(one), Bury(two, "bad")]) == [None, None]
         assert consumer.reserve(1, 0.2) == []
         assert backend.stats("q").buried == 1
+        backend.enqueue("q", [NewJob(b"3", "three"), NewJob(b"4", "four")])
+        three, four = consumer.reserve(2, 0)
+        verdicts: list[Verdict] = [Ack(three, After(keep=60)), Release(four, after=After(memo=b"m", detail=b"d"))]
+        assert consumer.settle(verdicts) == [None, None]
+        assert backend.outcomes("q", ["three"]) != [None]
+        assert len(backend.history("q").outcomes) == 1
+        assert (backend.forget("q"), backend.forget("q", ["three"])) == (0, 1)
+        backend.reschedule("q", "four", 0)
+        backend.limits("q", {"api": Quota(slots=1), "fast": Quota(rate=1000)}, pinned=False)
+        gates = Gate("api"), Gate("fast")
+        with open_backend(accounts.url) as everybody:
+            everybody.enqueue("q", [NewJob(b"5", job_id, terms=Terms(gates=gates)) for job_id in ("five", "six")])
+        for _ in range(2):
+            leases = consumer.reserve(10, 5)
+            assert len(leases) in {1, 2}
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+        assert [state.name for state in backend.limits("q")] == ["api", "fast"]
     for command in (("GET", "theirs"), ("FLUSHALL",), ("CONFIG", "SET", "dir", "elsewhere"), ("KEYS", "*")):
         assert accounts.ask("ACL", "DRYRUN", "worker", *command) != b"OK"
+
+
+def test_account_for_flows_enqueues_flows_and_their_steps(accounts: RedisServer) -> None:
+    with open_backend(url(accounts, "flows")) as backend:
+        jobs = [NewJob(b"x" * size, f"{size}", terms=Terms(1)) for size in (5, 5000)]
+        assert backend.carry_out([Put("home", "key", b"x", 60), *(Enqueue("q", job) for job in jobs)])
+        backend.enqueue("q", [NewJob(b"x", "one", delay=5), NewJob(b"x", "two", terms=Terms(2))])
+        note = backend.note("home", "key")
+        assert note is not None
+        assert backend.carry_out([Put("home", "key", b"y")], when=[Version("home", "key", note.version)])
+        steps: list[Step] = [
+            Arrive("q", "5", "a"),
+            Arrive("q", "two", "a", expect=1),
+            Arrive("q", "5000", "a", doom="why"),
+        ]
+        assert backend.carry_out([*steps, Drop("home", "key")])
+        assert backend.relay(["q", "home"]) == 0
+        assert [backend.peek("q", job_id).state for job_id in ("5", "5000")] == [State.READY] * 2
+        backend.limits("q", {"api": Quota(slots=1)}, pinned=False)
+        backend.enqueue("q", [NewJob(b"x", "gated", terms=Terms(gates=(Gate("api"),)))])
+        for on_conflict in ("keep", "replace"):
+            unique = UniqueKey(b"key", hold=0.001, on_conflict=on_conflict)
+            backend.enqueue("q", [NewJob(b"x", on_conflict, terms=Terms(unique=unique))])
+        with backend.consumer(["q"]) as consumer, pytest.raises(BackendError):
+            consumer.reserve(1, 0)

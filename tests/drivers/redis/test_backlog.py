@@ -1,6 +1,6 @@
-"""A hundred thousand jobs that fall due in one instant: none early, none twice, all handed out.
+"""A hundred thousand jobs that fall due in one instant: no job is handed out early or twice, and all are handed out.
 
-How long other clients have to wait meanwhile is a figure, printed here and measured in ``benchmarks/redis_backlog.py``.
+The test prints how long other clients wait meanwhile. ``benchmarks/redis_backlog.py`` measures this.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_hundred_thousand_jobs_due_at_once_are_reserved_once_each_and_none_early
 ) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
-        # Given jobs that are all due at one moment, by the clock that server and test share
+        # Given jobs that are all due at one moment, by the clock that the server and the test share
         moment = time.time() + 20
         not_before: dict[str, float] = {}
         for _ in range(JOBS // BATCH):
@@ -42,14 +42,14 @@ def test_hundred_thousand_jobs_due_at_once_are_reserved_once_each_and_none_early
             ids = new_ids(BATCH)
             backend.enqueue(QUEUE, [NewJob(b"x", job_id, delay=delay) for job_id in ids])
             not_before.update(dict.fromkeys(ids, now + delay))
-        # When a consumer reserves from before that moment until all is done
+        # When a consumer reserves jobs until all are acked, and begins before that moment
         held: list[Lease] = []
         with Bystander(server) as bystander:
             while not_before or held:
                 lost, leases = consumer.exchange([Ack(lease) for lease in held], 500, 30 if not_before else 0)
                 now = time.time()
                 assert set(lost) <= {None}
-                # Then each comes once, and in time
+                # Then each job comes once, and not early
                 assert all(not_before.pop(lease.id) <= now for lease in leases)
                 assert leases or not not_before, f"{len(not_before)} jobs are missing"
                 held = leases

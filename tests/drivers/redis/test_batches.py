@@ -1,4 +1,4 @@
-"""Large batches: in slices that block no other client, in their order, and what a partly taken one reports."""
+"""Large batches: the driver sends them in slices, in order, and reports which jobs of a batch were stored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def taken_by(backend: Backend) -> list[str]:
 
 def test_large_batch_is_sliced_and_keeps_its_order(server: RedisServer, backend: Backend) -> None:
     jobs = batch(3 * enqueue.MOST_JOBS + 1)
-    backend.enqueue(QUEUE, jobs[:2])  # the script is known from here on
+    backend.enqueue(QUEUE, jobs[:2])  # so that the server knows the script
     before = scripts(server)
     assert backend.enqueue(QUEUE, jobs) == [job.id for job in jobs]
     assert scripts(server) - before == 4
@@ -75,20 +75,20 @@ def test_one_script_takes_all_of_its_jobs_or_none(server: RedisServer, backend: 
 
 
 def test_full_server_between_slices_reports_exactly_what_was_taken(server: RedisServer, backend: Backend) -> None:
-    # Given room for some slices of a batch, and not for all
+    # Given a server with room for some slices of a batch, but not for all
     backend.enqueue(QUEUE, batch(100))
     backend.purge(QUEUE, [State.READY])
     server.set("maxmemory", str(server.ask("INFO", "memory")["used_memory"] + 3_000_000))
     jobs = batch(20 * enqueue.MOST_JOBS, 100)
     with pytest.raises(EnqueuePartial, match="maxmemory") as caught:
         backend.enqueue(QUEUE, jobs)
-    # Then whole slices were taken, from the first on, and that is what the error says
+    # Then the server has stored the first slices as a whole, and the error lists their jobs
     accepted = caught.value.accepted
     assert 0 < len(accepted) < len(jobs)
     assert len(accepted) % enqueue.MOST_JOBS == 0
     assert list(accepted.items()) == [(at, job.id) for at, job in enumerate(jobs[: len(accepted)])]
     assert taken_by(backend) == list(accepted.values())
-    # And to send the rest, or all, when there is room makes it whole
+    # And when there is room again, a repetition of the whole batch adds the other jobs
     server.set("maxmemory", "0")
     backend.enqueue(QUEUE, jobs)
     assert taken_by(backend) == [job.id for job in jobs]
@@ -116,7 +116,7 @@ def test_connection_cut_between_slices_leaves_each_job_once(server: RedisServer,
 def test_server_lost_between_slices_is_uncertain_and_a_repetition_completes_the_batch(
     server: RedisServer,
 ) -> None:
-    # Given a connection that breaks in the second slice, each time it is tried
+    # Given a connection that breaks in the second slice, at each attempt
     with Proxy(("127.0.0.1", server.port)) as proxy, open_backend(f"redis://127.0.0.1:{proxy.port}") as backend:
         backend.enqueue(QUEUE, batch(2))
         proxy.arm(CutReply(at=len(b"$2\r\nok\r\n"), times=1000))
@@ -124,7 +124,7 @@ def test_server_lost_between_slices_is_uncertain_and_a_repetition_completes_the_
         with pytest.raises(EnqueueUncertain) as caught:
             backend.enqueue(QUEUE, jobs)
         proxy.disarm()
-        # Then the first slice is there, the second may be, and the third was not sent
+        # Then the first slice is stored, the second slice is uncertain, and the third was not sent
         first, second, third = (jobs[at : at + enqueue.MOST_JOBS] for at in range(0, len(jobs), enqueue.MOST_JOBS))
         assert caught.value.accepted == {at: job.id for at, job in enumerate(first)}
         assert caught.value.ids == tuple(job.id for job in second)

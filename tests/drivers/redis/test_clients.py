@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-#: redis-py annotates a part of them, and differently in each version
+#: redis-py annotates only some of its methods, and differently in each version
 Redis: Any = redis.Redis
 BlockingConnectionPool: Any = redis.BlockingConnectionPool
 ClusterNode: Any = redis.cluster.ClusterNode
@@ -41,7 +41,7 @@ def new(body: bytes = b"x") -> NewJob:
 
 
 def works(backend: Backend, queue: str = QUEUE) -> None:
-    """A job goes in, is handed out and done."""
+    """Enqueue, reserve and ack a job."""
     (job_id,) = backend.enqueue(queue, [new()])
     with backend.consumer([queue]) as consumer:
         (lease,) = consumer.reserve(1, 5)
@@ -57,7 +57,7 @@ def guarded_server(new_redis: Callable[..., RedisServer]) -> RedisServer:
 
 
 def clients_of(server: RedisServer) -> list[dict[str, str]]:
-    """The server's connections, the one that asks included."""
+    """The server's connections, with the one that this function opens."""
     with server.client() as observer:
         found: list[dict[str, str]] = observer.client_list()
     return found
@@ -198,7 +198,7 @@ def test_certificate_of_the_client_is_shown(tmp_path: Path, new_redis: Callable[
 
 @pytest.fixture
 def guarded_trio() -> Iterator[SentinelTrio]:
-    """Servers and sentinels with users of their own."""
+    """Servers and sentinels that demand a password."""
     with SentinelTrio() as trio:
         for server in (trio.primary, *trio.replicas):
             server.ask("ACL", "SETUSER", "ann", "on", f">{PASSWORD}", "~*", "+@all")

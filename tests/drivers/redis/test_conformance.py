@@ -40,7 +40,7 @@ class RedisHarness(Harness):
 
 @pytest.fixture(scope="module", autouse=True)
 def _server() -> Iterator[None]:
-    # with a log on the disk, so that the powers that depend on one are claimed, and proved
+    # with a log, so that the backend declares the capabilities that depend on a log, and the suite tests them
     with RedisServer(appendonly="yes") as RedisHarness.server:
         yield
 

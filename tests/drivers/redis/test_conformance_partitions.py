@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class PartitionsHarness(Harness):
-    """Random walks compare the order of everything with the model's: ``TestWalkInOneLine`` sees to that."""
+    """Without random walks, because these compare the order of all jobs. ``TestWalkInOneLine`` has them."""
 
     walks = 0
     rounds = 10
@@ -45,7 +45,7 @@ def _server() -> Iterator[None]:
         yield
 
 
-#: with ``make test``
+#: the topics that ``make test`` runs
 TOPICS = frozenset({"TestReserve", "TestSettle", "TestKick", "TestJobs", "TestStats", "TestPause", "TestPurge"})
 
 for _name, _class in suite(PartitionsHarness).items():
@@ -53,9 +53,9 @@ for _name, _class in suite(PartitionsHarness).items():
 
 
 class OneLineHarness(PartitionsHarness):
-    """All jobs are put in one partition, and not in the first: so there is one order, and no verb knows where it is.
+    """All jobs are in one partition, but not in the first one. So they have one order, as in the model.
 
-    Every look, search, count, page, pause and wait still goes over all four.
+    Calls that concern the whole queue still read all four partitions.
     """
 
     walks = 8  # of 16 with ``make test-long``

@@ -1,6 +1,6 @@
 """The conformance suite over TLS, on a Sentinel's primary and on a cluster: ``conformance_*.py``, all at once.
 
-It is in real time, which means that it mostly waits: three of them together take no longer than one. A single one:
+The suite runs in real time, and mostly waits, so three suites together take no longer than one. To run one suite:
 ``pytest tests/drivers/redis/conformance_cluster.py``. Only ``make test-long`` runs them, because each
 of the three processes costs seconds of CPU time even for a few topics.
 """
@@ -28,7 +28,7 @@ Runs = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """For each topology the process that runs its suite, and the file that it reports to."""
+    """For each topology, the process that runs the suite, and the file with its report."""
     require("redis-server")
     folder = tmp_path_factory.mktemp("suites")
     started = {}

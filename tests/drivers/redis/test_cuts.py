@@ -1,7 +1,7 @@
-"""A reply cut at every byte of every verb, a request cut before it is whole, an emptied script cache: one effect.
+"""A reply cut at every byte of every verb, a request cut before its end, an emptied script cache: one effect.
 
-Each verb is a scene: what is there before, the call, and what must be true after it, once and not twice. The call goes
-through a proxy, everything else beside it.
+Each verb is a scene: the state before, the call, and what must be true after it, once and not twice. The call goes
+through a proxy, and all other calls go directly to the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """A server that is emptied again and again, so not shared."""
+    """A private server, because each scene first empties the server."""
     with RedisServer() as server:
         yield server
 
@@ -57,7 +57,7 @@ def test_reply_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Sc
 
 @every_verb
 def test_request_cut_before_its_end_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
-    play(stage, scene)  # a server that does not know the scripts yet is sent their text, too
+    play(stage, scene)  # the first time, the request also contains the scripts' text
     size, _ = play(stage, scene)
     for at in sorted({0, 1, size // 2, size - 1}):
         play_with(stage, scene, CutRequest(at=at))
@@ -75,7 +75,7 @@ def test_flushed_script_cache_makes_no_difference(stage: Stage, scene: Scene) ->
 
 
 def test_call_is_attempted_twice_and_not_ten_times(stage: Stage) -> None:
-    """redis-py would repeat a command by itself, up to ten times, and apply it as often."""
+    """redis-py by itself would repeat a command up to ten times, and the server might carry out each of them."""
     stage.clear()
     stage.server.ask("CONFIG", "RESETSTAT")
     stage.proxy.arm(CutReply(times=1000))

@@ -1,6 +1,6 @@
-"""Replies cut at every byte, of calls to several partitions in one round trip: still exactly one effect of each.
+"""Calls to several partitions in one round trip, whose replies are cut at every byte: each has exactly one effect.
 
-On one server, so that all partitions' replies come over one connection and a cut may hit any of them.
+All partitions are on one server, so all replies come over one connection, and a cut can hit each of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from proxy import MOST, CutReply, CutRequest, Pass, Proxy, Slice, places, some
 from scenes import QUEUE, Scene, Stage, play, play_with
 from servers.redis import RedisServer
 
-from multiq.backend import Ack, Bury, NewJob, Release, State
+from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
+from multiq.backend.effects import After
 from multiq.backend.registry import open_backend
 from multiq_redis import keys
 from multiq_redis.records import partition_of
@@ -28,13 +29,13 @@ HELD = IDS[:6]
 
 
 class WideStage(Stage):
-    """A stage for jobs that come in no one order."""
+    """A stage whose jobs are in several partitions, and therefore have no single order."""
 
     def hold(self, *ids: str, **options: Any) -> None:
         self.put(*ids, **options)
         self.leases = sorted(self.consumer.reserve(len(ids), 0), key=lambda lease: ids.index(lease.id))
         assert [lease.id for lease in self.leases] == list(ids)
-        assert len({partition_of(lease) for lease in self.leases}) >= 3  # else this would test less than it claims
+        assert len({partition_of(lease) for lease in self.leases}) >= 3  # jobs in several partitions
 
     def ids(self, state: State) -> list[str]:
         return sorted(super().ids(state))
@@ -109,6 +110,60 @@ def verdicts_of_all_kinds(stage: Stage) -> Any:
     return [Release(a), Release(b), Release(c, 3600), Release(d, 3600), Bury(e), Bury(f)]
 
 
+KEPT = After(keep=3600, outcome=b"first")
+
+
+def acks(stage: Stage) -> list[Ack]:
+    return [Ack(lease, KEPT) for lease in stage.leases]
+
+
+def kept(stage: Stage, answers: list[object]) -> None:
+    assert answers == [None] * 6
+    assert stage.counts() == (0, 0, 0, 0)
+    assert {outcome and outcome.body for outcome in stage.there.outcomes(QUEUE, HELD)} == {b"first"}
+    assert stage.there.forget(QUEUE, HELD) == 6
+
+
+def keep_six(stage: Stage) -> None:
+    stage.hold(*HELD)
+    assert stage.there.forget(QUEUE, HELD) == 0
+    assert stage.consumer.settle(acks(stage)) == [None] * 6
+
+
+def forgotten(stage: Stage, count: int) -> None:
+    assert count == 6
+    assert stage.there.history(QUEUE).outcomes == []
+
+
+def found(stage: Stage, outcomes: list[Any]) -> None:
+    assert [outcome and outcome.id for outcome in outcomes] == [*HELD, None]
+
+
+def in_history(stage: Stage, page: Any) -> None:
+    assert sorted(outcome.id for outcome in page.outcomes) == HELD
+
+
+def with_memos(stage: Stage) -> Any:
+    memo, both = After(memo=b"memo"), After(memo=b"memo", detail=b"detail")
+    a, b, c, d, e, f = stage.leases
+    return [
+        Release(a, after=both),
+        Release(b, 3600, after=both),
+        Bury(c, after=both),
+        Bury(d, after=both),
+        Touch(e, memo),
+        Touch(f, memo),
+    ]
+
+
+def memos_are_stored(stage: Stage, answers: list[object]) -> None:
+    assert answers == [None] * 6
+    assert stage.counts() == (1, 1, 2, 2)
+    assert {stage.peek(job_id).memo for job_id in HELD} == {b"memo"}
+    assert [stage.peek(job_id).detail for job_id in HELD] == [b"detail"] * 4 + [b""] * 2
+    assert {stage.peek(job_id).attempt for job_id in HELD} == {1}
+
+
 SCENES = {
     "enqueue": Scene(
         lambda _: None,
@@ -131,6 +186,13 @@ SCENES = {
         lambda stage: stage.consumer.exchange([Ack(lease) for lease in stage.leases], 12, 0),
         exchanged,
     ),
+    "ack with outcomes": Scene(lambda stage: stage.hold(*HELD), lambda stage: stage.consumer.settle(acks(stage)), kept),
+    "settle with memos": Scene(
+        lambda stage: stage.hold(*HELD), lambda stage: stage.consumer.settle(with_memos(stage)), memos_are_stored
+    ),
+    "forget": Scene(keep_six, lambda stage: stage.backend.forget(QUEUE, HELD), forgotten),
+    "outcomes": Scene(keep_six, lambda stage: stage.backend.outcomes(QUEUE, [*HELD, "none"]), found),
+    "history": Scene(keep_six, lambda stage: stage.backend.history(QUEUE), in_history),
     "pause": Scene(lambda stage: stage.put(*IDS), lambda stage: stage.backend.pause(QUEUE, 3600), paused),
     "stats": Scene(lambda stage: stage.put(*IDS), lambda stage: stage.backend.stats(QUEUE), counted),
     "kick": Scene(bury_all, lambda stage: stage.backend.kick(QUEUE, 100), kicked),
@@ -159,7 +221,7 @@ def _nothing_armed(stage: Stage) -> Iterator[None]:
 
 
 def sizes(stage: Stage, scene: Scene) -> tuple[int, int]:
-    """How many bytes a scene sends and gets at least: the rotation decides how many partitions are asked first."""
+    """The fewest bytes that a scene sends and receives. The rotation of the partitions changes the numbers."""
     play(stage, scene)
     seen = [play(stage, scene) for _ in range(8)]
     return min(sent for sent, _ in seen), min(replied for _, replied in seen)

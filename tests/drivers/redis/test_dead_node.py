@@ -1,4 +1,4 @@
-"""One node of a cluster does not answer: the queues and partitions of the others go on, and its own when it is back."""
+"""If one node of a cluster does not answer, queues and partitions on other nodes still work."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ QUEUES = [f"queue-{number}" for number in range(6)]
 SPREAD = 8
 WIDE = "wide"
 ENOUGH = 60
-"""Jobs that are to be done while the node is out of reach."""
+"""The number of jobs that are acked while the node is unreachable."""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisCluster]:
-    """One of these tests' own, whose nodes keep their jobs."""
+    """A private cluster, whose nodes keep their jobs over a restart."""
     with RedisCluster(appendonly="yes", cluster_node_timeout="15000") as cluster:
         yield cluster
 
 
 @pytest.fixture(params=["stopped", "killed"])
 def gone(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[contextlib.ExitStack]:
-    """What a test pushes its node on: ``take`` makes it unreachable until the end."""
+    """The stack to which ``take`` adds the node that it makes unreachable. At the end the node is reachable again."""
     with contextlib.ExitStack() as stack:
         stack.kind = request.param  # type: ignore[attr-defined]
         yield stack
@@ -58,7 +58,7 @@ def take(node: RedisServer, gone: contextlib.ExitStack) -> None:
 
 
 def of_node(cluster: RedisCluster, names: list[str]) -> dict[int, list[str]]:
-    """Names by the port of the node that has their slots."""
+    """The names, grouped by the port of the node that has their slots."""
     found: dict[int, list[str]] = {}
     for name in names:
         found.setdefault(cluster.owner(cluster.slot_of(f"{{{name}}}")).port, []).append(name)
@@ -66,7 +66,7 @@ def of_node(cluster: RedisCluster, names: list[str]) -> dict[int, list[str]]:
 
 
 def work(consumer: Consumer, count: int, seconds: float) -> list[Lease]:
-    """Reserve and ack, repeating after errors, until so many are done, or the time is over."""
+    """Reserve and ack, repeating after errors, until this number of jobs is done, or the time is over."""
     done: list[Lease] = []
     owed: list[Lease] = []
     end = time.monotonic() + seconds
@@ -97,7 +97,7 @@ def test_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextli
         done = work(consumer, ENOUGH, 20)
         assert len({lease.id for lease in done}) == ENOUGH
         gone.close()
-        # And when it is back, its own queue goes on, too
+        # And when the node is back, its own queue works, too
         deadline = time.monotonic() + 20
         job = new()
         while time.monotonic() < deadline:
@@ -108,7 +108,7 @@ def test_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextli
 
 
 def acked(jobs: list[Held]) -> list[Held]:
-    """As jobs that have run to their end."""
+    """Give each job the verdict ``Ack``, as if it had run."""
     for held in jobs:
         held.verdict = Ack(held.lease)
     return jobs
@@ -125,11 +125,11 @@ def test_verdict_for_the_dead_node_waits_and_gets_the_right_answer(
         backend.enqueue(dead, [new(ttr=600)])
         (held,) = consumer.reserve(1, 0)
         fetcher = Fetcher(consumer, Events(), "worker")
-        jobs = fetcher._hold([held])  # as if it had come through it
+        jobs = fetcher._hold([held])  # as if the fetcher had reserved the job
         for _ in range(ENOUGH):
             backend.enqueue(other, [new()])
         take(node, gone)
-        # When a worker has a verdict for it, then it is given the jobs of the other queue all the same
+        # When a worker has a verdict for this job, then it still gets the jobs of the other queue
         jobs = fetcher.exchange(acked(jobs), 10, 0.2)
         done = 0
         end = time.monotonic() + 20

@@ -1,4 +1,4 @@
-"""What ``multiq doctor`` finds about a Redis server, on servers that are really set up so."""
+"""``multiq doctor`` on real Redis servers with good and bad settings."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_doctor_passes_a_server_that_keeps_everything(new_redis: NewRedis) -> No
 @pytest.mark.parametrize(
     ("config", "level", "survives"),
     [
-        ({"appendonly": "yes", "appendfsync": "everysec"}, "warn", "but for its last moments"),
-        ({"appendonly": "yes", "appendfsync": "no"}, "warn", "but for its last moments"),
+        ({"appendonly": "yes", "appendfsync": "everysec"}, "warn", "a power failure loses the last jobs"),
+        ({"appendonly": "yes", "appendfsync": "no"}, "warn", "a power failure loses the last jobs"),
         ({"save": "3600 1"}, "warn", "not a killed server"),
         ({}, "warn", "killed workers only"),
     ],
@@ -121,7 +121,7 @@ def test_doctor_reports_a_replica_and_warns_of_lagging_replicas(redis_sentinel: 
 
 
 def test_doctor_reads_a_cluster_as_the_documented_user(redis_cluster: RedisCluster) -> None:
-    # Given a user with what docs/redis.md says that multiq and its scripts use
+    # Given a user with the permissions that docs/redis.md lists for multiq and its scripts
     page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
     recipe = page[page.index("ACL SETUSER multiq") : page.index("`multiq doctor redis://host` checks")]
     words = ["allkeys", *re.findall(r"\+[a-z|]+", recipe)]
@@ -129,7 +129,7 @@ def test_doctor_reads_a_cluster_as_the_documented_user(redis_cluster: RedisClust
     for node in redis_cluster.nodes:
         node.ask("ACL", "SETUSER", "multiq", "on", ">S3CR3T", "resetchannels", "-@all", *words)
     try:
-        # Then the doctor finds out all that it looks for, and jobs go through
+        # Then the doctor can judge all settings, and jobs can be enqueued and reserved
         url = redis_cluster.url.replace("://", "://multiq:S3CR3T@")
         assert {name for name, finding in found(url).items() if finding.level == "unknown"} == set()
         assert found(url)["cluster_state"].level == "ok"

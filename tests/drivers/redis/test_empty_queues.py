@@ -1,4 +1,4 @@
-"""What is left in the store of a queue that is empty and not paused: nothing that does not go by itself."""
+"""A queue that is empty and not paused leaves no keys in the store, except keys that expire."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_empty_queue_leaves_nothing_behind(
     with open_backend(f"{server.url}?partitions={partitions}") as backend, backend.consumer(["q"]) as consumer:
         way(backend, consumer)
         assert backend.queues() == []
-    # the partition count is kept, as clients may still read from them
+    # the partition count stays, because clients may still read from the partitions
     assert left(server) <= ({"multiq:{q}:partitions"} if partitions > 1 else set())
 
 
@@ -114,11 +114,11 @@ def test_queue_that_is_not_empty_keeps_its_order(backend: Backend, server: Redis
         assert first.id == ids[0]
         assert consumer.settle([Ack(first)]) == [None]
         assert "multiq:{q}:sequence" in left(server)
-        # Then what comes later is younger than what is there
+        # Then a later job is younger than the jobs in the queue
         ids += backend.enqueue("q", new(2))
         backend.reschedule("q", ids[1], 0)
         assert [job.id for job in backend.jobs("q", State.READY).jobs] == [*ids[2:], ids[1]]
-        # And the verdict of a lease whose id was enqueued again after it was empty is refused
+        # And if the id of a leased job is enqueued again after the queue was empty, the old lease's verdict is refused
         backend.purge("q", [State.READY])
         (job_id,) = backend.enqueue("q", [NewJob(b"old", "same")])
         (old,) = consumer.reserve(1, 0)
@@ -134,7 +134,7 @@ def test_queue_that_is_not_empty_keeps_its_order(backend: Backend, server: Redis
 def test_consumer_is_notified_in_a_queue_that_was_emptied_and_resumed(backend: Backend, server: RedisServer) -> None:
     import threading
 
-    # Given a consumer that waits in a queue that was emptied, paused and resumed while it slept
+    # Given a consumer that waits at a queue which becomes empty, and is paused and resumed meanwhile
     with backend.consumer(["q"]) as consumer:
         acked_by_settling(backend, consumer)
         backend.pause("q", 3600)
@@ -144,9 +144,9 @@ def test_consumer_is_notified_in_a_queue_that_was_emptied_and_resumed(backend: B
         time.sleep(0.5)
         backend.resume("q")
         time.sleep(0.2)
-        # Then it is woken by what comes
+        # Then a new job wakes the consumer
         start = time.monotonic()
         backend.enqueue("q", new())
         waiting.join()
         assert found == [1]
-        assert time.monotonic() - start < 30  # and not by the end of the pause, or of its wait
+        assert time.monotonic() - start < 30  # earlier than the end of the pause or of the wait

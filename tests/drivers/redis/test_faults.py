@@ -1,6 +1,6 @@
-"""What goes wrong with a Redis server and on the way to it: stopped, killed, full, flushed, busy, loading, slow.
+"""Faults of a Redis server and of the network: stopped, killed, full, flushed, busy, loading, slow.
 
-One deterministic test each. The server is real, and so is what is done to it.
+One deterministic test each. The server and the faults are real.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_stopped_server_is_a_timeout_for_every_verb(new_redis: NewRedis) -> None
         # When the server is stopped, then all verbs give up
         with stopped(server):
             all_timed_out(verbs(backend, consumer, lease).values())
-        # And once it goes on, the next call is answered rightly
+        # And when the server continues, the next call gets the right answer
         assert backend.stats(QUEUE).queue == QUEUE
 
 
@@ -84,7 +84,7 @@ def test_enqueue_to_a_stopped_server_is_uncertain_and_can_be_repeated(new_redis:
 
 
 def test_unsent_enqueue_is_not_uncertain(new_redis: NewRedis, proxy: Proxy) -> None:
-    # Given one server that cannot even be connected to in time, and one whose port is closed
+    # Given a server that does not accept the connection in time, and one whose port is closed
     server = new_redis()
     with stopped(server), open_backend(url_of(server.port, timeout=0.2)) as backend, pytest.raises(BackendTimeout):
         backend.enqueue(QUEUE, [new()])
@@ -218,11 +218,11 @@ def test_idle_connections_that_the_server_closed_are_reopened_silently(new_redis
         assert consumer.settle([Ack(lease)]) == [None]
         until(lambda: _is_alone(server))
         assert len(consumer.reserve(1, 5)) == 1
-        assert consumer.reserve(1, 2.5) == []  # nor does it close a waiting connection
+        assert consumer.reserve(1, 2.5) == []  # the server does not close the connection of a waiting consumer, either
 
 
 def _is_alone(server: RedisServer) -> bool:
-    """Whether no connection is open but the one that asks."""
+    """Whether this call's connection is the only one."""
     return bool(server.ask("INFO", "clients")["connected_clients"] == 1)
 
 
@@ -304,12 +304,12 @@ def _refused_for_loading(server: RedisServer) -> int:
 def test_full_server_refuses_whole_enqueues_and_still_drains(new_redis: NewRedis) -> None:
     server = new_redis(maxmemory="4mb")
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
-        # Given a queue that was filled until the server refused
+        # Given a queue that was filled until the server refused a batch
         backend.enqueue(QUEUE, [new(ttr=600) for _ in range(20)])
         stored = 20 + _fill(backend)
-        # Then nothing of the refused batch is there
+        # Then no job of the refused batch is stored
         assert backend.stats(QUEUE).ready == stored
-        # And every verdict, kick, pause and purge is still taken
+        # And every verdict, kick, pause and purge still works
         leases = consumer.reserve(4, 0)
         assert len(leases) == 4
         verdicts: list[Verdict] = [
@@ -324,7 +324,7 @@ def test_full_server_refuses_whole_enqueues_and_still_drains(new_redis: NewRedis
         backend.pause(QUEUE, 60)
         backend.resume(QUEUE)
         backend.kick_job(QUEUE, leases[2].id)
-        # And all of it can be drained, after which there is room again
+        # And all jobs can be reserved and acked, and then there is room again
         done = 1
         held: list[Any] = []
         while True:
@@ -353,14 +353,14 @@ def test_server_with_failing_snapshots_is_unavailable_until_they_succeed(new_red
     server = new_redis(save="3600 1", dir=str(folder))
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend:
         backend.enqueue(QUEUE, [new()])
-        # Given a snapshot that failed, after which the server takes no changes
+        # Given a server that refuses changes because its snapshot failed
         shutil.rmtree(folder)
         server.ask("BGSAVE")
         until(lambda: server.ask("INFO", "persistence")["rdb_last_bgsave_status"] == "err")
         with pytest.raises(BackendUnavailable, match=r"(?i)snapshot|MISCONF|persist|disk"):
             backend.enqueue(QUEUE, [new()])
         assert backend.stats(QUEUE).ready == 1
-        # When there is a disk again
+        # When the server accepts changes again
         server.set("stop-writes-on-bgsave-error", "no")
         backend.enqueue(QUEUE, [new()])
         assert backend.stats(QUEUE).ready == 2

@@ -1,4 +1,4 @@
-"""Replies of the real server, changed on their way, and servers that never come to an end."""
+"""Replies of the real server, changed by a proxy, and replies without an end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import Backend
 
-#: a connection that was just being made when its greeting turned out to be none is left to the garbage collector
+#: the garbage collector closes a connection whose greeting was malformed
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 
 _HELLO = b"*4\r\n$7\r\nversion\r\n$5\r\n7.2.0\r\n$4\r\nrole\r\n$6\r\nmaster\r\n"
@@ -52,12 +52,12 @@ def test_reply_that_comes_a_byte_at_a_time_ends_at_the_deadline(redis_server: Re
             start = time.monotonic()
             with pytest.raises(BackendTimeout):
                 call()
-            assert time.monotonic() - start < 5  # the reply takes a minute
+            assert time.monotonic() - start < 5  # the whole reply would take a minute
 
 
 @pytest.fixture
 def liar() -> Iterator[Callable[[Callable[[list[bytes]], bytes], str], Backend]]:
-    """Starts a server that answers each command by *answer*, and a backend on it."""
+    """Starts a server that replies to each command with the result of *answer*, and opens a backend on it."""
     listeners: list[socket.socket] = []
     with contextlib.ExitStack() as stack:
 
@@ -137,7 +137,7 @@ def test_circular_redirections_end_at_the_deadline(liar: Callable[..., Backend])
 
 
 def test_surplus_reply_is_not_taken_for_the_next_one(liar: Callable[..., Backend]) -> None:
-    """A server, or a proxy, that repeats a reply puts all later ones out of step."""
+    """If a server or a proxy repeats a reply, each later command would get the reply to the command before it."""
     backend = liar(lambda _: b"$1\r\n1\r\n" * 2, "redis")
     with pytest.raises(BackendUnavailable, match="more replies than there were commands"):
         backend.kick_job("q", "1")

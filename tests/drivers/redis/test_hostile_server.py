@@ -1,4 +1,4 @@
-"""Servers that answer anything at all: calls end with an error of multiq's, or with an answer."""
+"""Servers that send random replies: each call returns, or raises an error of multiq's."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Rubbish:
     def _answer(self, connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             while data := connection.recv(65536):
-                # each command begins with an array's head at the beginning of a line
+                # each command begins with the head of an array
                 for _ in range(max(1, data.count(b"*") if data.startswith(b"*1\r\n") else 1)):
                     connection.sendall(HELLO if self._greets and b"HELLO" in data else self.reply())
 

@@ -33,11 +33,11 @@ FOLDER = multiq_redis.__path__[0]
 
 
 class Interrupted(BaseException):
-    """What a time limit or a signal raises in the middle of a call."""
+    """Stands for an exception that a time limit or a signal raises in the middle of a call."""
 
 
 def traced(call: Callable[[], object], at_line: Callable[[tuple[str, int]], None]) -> None:
-    """Make a call, and one of *at_line* before each line of the driver's own code."""
+    """Make a call, and call *at_line* before each line of the driver's own code."""
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
@@ -56,7 +56,7 @@ def traced(call: Callable[[], object], at_line: Callable[[tuple[str, int]], None
 
 
 def every_line(call: Callable[[], object]) -> Iterator[None]:
-    """Interrupts *call* at each line of the driver that it comes to, the first and the second time."""
+    """Interrupt *call* at each line of the driver that it reaches, the first and the second time that it reaches it."""
     lines: dict[tuple[str, int], None] = {}
     for _ in range(2):
         traced(call, lines.setdefault)
@@ -77,13 +77,13 @@ def every_line(call: Callable[[], object]) -> Iterator[None]:
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """One of this test's own: it comes out of it changed."""
+    """A private cluster, because the test changes it."""
     with RedisCluster() as cluster:
         yield cluster
 
 
 def in_step(backend: Backend) -> None:
-    """The next answers on the same connections are those to their own calls."""
+    """The next calls on the same connections get their own replies."""
     for number in range(3):
         assert backend.peek(QUEUE, f"job {number}").body == b"body %d" % number
     assert backend.stats("never used").ready == 0
@@ -122,7 +122,7 @@ def test_consumer_interrupted_anywhere_takes_no_reply_of_another_call(server: Re
 
 
 def test_refused_asking_leaves_no_reply_behind(cluster: RedisCluster) -> None:
-    # Given an account that may do all but ASKING, and a slot on its way from one node to another
+    # Given an account that may use all commands but ASKING, and a slot that is moving from one node to another
     source = cluster.owner(cluster.slot_of("{mail}"))
     target = next(node for node in cluster.nodes if node is not source)
     there = next(name for name in map(str, range(1000)) if cluster.owner(cluster.slot_of(f"{{{name}}}")) is target)
@@ -133,11 +133,11 @@ def test_refused_asking_leaves_no_reply_behind(cluster: RedisCluster) -> None:
     target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[source])
     source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
     with open_backend(cluster.url.replace("://", "://worker:secret@") + "?timeout=1") as backend:
-        # When a call is sent on to the other node, and may not ask there
+        # When a call is redirected to the other node, which refuses ASKING
         for _ in range(2):
             with pytest.raises(BackendUnavailable, match=r"(?i)asking"):
                 backend.enqueue("mail", [NewJob(b"x", new_id())])
-            # Then the next answers of that node are those to their own calls
+            # Then the next calls to that node get their own replies
             backend.enqueue(there, [NewJob(b"y", new_id())])
         target.set("maxmemory", "1mb")
         for _ in range(4):

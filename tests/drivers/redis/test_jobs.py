@@ -1,4 +1,4 @@
-"""How jobs are stored: ids that come back as they were, keys in one slot, memory, and order among equals."""
+"""How jobs are stored: their ids, keys in one slot, memory, and the order of jobs with the same priority."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from servers.redis import RedisCluster, RedisServer
 
 QUEUE = "mail"
-MOST_BYTES = 450  # of the server's memory per waiting job with a body of 100 bytes
+MOST_BYTES = 450  # bytes of the server's memory per waiting job with a body of 100 bytes
 
 IDS = [
     "01890a5d-ac96-774b-8cce-b302099a8057",
@@ -56,7 +56,7 @@ def test_many_ids_are_packed_as_one_by_one(odd: str) -> None:
     good = new_ids(5)
     for ids in ([*good, odd], [odd, *good], [odd + good[0], *good], [good[0] + odd], [odd[:10], odd[10:], *good]):
         assert pack_ids(ids) == [pack_id(job_id) for job_id in ids]
-    # together as long as two, and with dashes where two would have them
+    # two texts that together are as long as two UUIDs, with dashes at the same places
     assert pack_ids([good[0][:35], good[0][35:] + good[1]]) == [pack_id(good[0][:35]), pack_id(good[0][35:] + good[1])]
     assert pack_ids(good) == [pack_id(job_id) for job_id in good]
 
@@ -83,7 +83,7 @@ def test_slots_are_those_of_the_cluster(redis_cluster: RedisCluster) -> None:
 
 
 def test_waiting_job_costs_little_memory(new_redis: Callable[..., RedisServer]) -> None:
-    # Given an empty server that has seen the scripts
+    # Given an empty server that knows the scripts
     server = new_redis()
     with open_backend(server.url) as backend:
         backend.enqueue(QUEUE, [NewJob(b"x" * 100, job_id) for job_id in new_ids(500)])
@@ -92,7 +92,7 @@ def test_waiting_job_costs_little_memory(new_redis: Callable[..., RedisServer]) 
         count = 20_000
         for _ in range(0, count, 500):
             backend.enqueue(QUEUE, [NewJob(b"x" * 100, job_id) for job_id in new_ids(500)])
-        # Then each costs less than what is promised
+        # Then each costs less memory than the documentation says
         assert (server.ask("INFO", "memory")["used_memory"] - before) / count <= MOST_BYTES
 
 
@@ -102,7 +102,7 @@ def test_jobs_of_one_priority_stay_in_the_order_of_their_enqueuing_beyond_ten(re
     with open_backend(redis_server.url) as backend, backend.consumer([QUEUE]) as consumer:
         for number in range(300):
             backend.enqueue(QUEUE, [NewJob(b"%d" % number, new_id())])
-        # When some are released, then all come in the order of their age
+        # When some are released, then all jobs come in the order of their age
         leases = consumer.reserve(20, 0)
         consumer.settle([Release(lease) for lease in reversed(leases)])
         assert [int(lease.body) for lease in consumer.reserve(300, 0)] == list(range(300))

@@ -1,4 +1,4 @@
-"""The answer to a verdict is kept until it was returned, whatever the same consumer calls in between."""
+"""A consumer keeps the answer to a verdict until a call returns it, whatever it calls in between."""
 
 from __future__ import annotations
 
@@ -58,16 +58,16 @@ def test_verdict_that_counted_is_not_reported_lost_after_another_call(
     backend.enqueue(OTHER, [NewJob(b"x", "other")])
     with through.consumer([QUEUE]) as consumer, backend.consumer([OTHER]) as second:
         (lease,), (other,) = consumer.reserve(1, 0), second.reserve(1, 0)
-        # Given a verdict that counts, and whose reply is lost with those to its repetitions
+        # Given a verdict that was accepted, whose reply is lost, also to all repetitions
         proxy.arm(CutReply(times=1000))
         with pytest.raises(BackendUnavailable):
             consumer.settle([verdict(lease)])
         proxy.disarm()
         # When the same consumer makes another call first
         leases = between(consumer, other)
-        # Then the verdict is answered as it was carried out
+        # Then a repetition of the verdict is answered with its first result
         assert consumer.settle([verdict(lease)]) == [None]
-        # And an answer is given once: the job's second verdict is refused
+        # And the answer is given only once: a second verdict is refused
         (lost,) = consumer.settle([verdict(lease)])
         assert isinstance(lost, LeaseLost)
         del leases
@@ -125,14 +125,14 @@ def test_job_reserved_by_a_failed_call_is_returned_only_while_its_lease_lasts(
     backend.enqueue(OTHER, [NewJob(b"x", "other", ttr=60)])
     with through.consumer([QUEUE, OTHER]) as consumer, backend.consumer([QUEUE]) as second:
         (held,) = consumer.reserve(1, 0)
-        # Given a call that gets a job of one queue, and cannot send its verdict in the other
+        # Given a call that reserves a job of one queue, and fails to settle a verdict in the other
         backend.enqueue(QUEUE, [NewJob(b"x", "job", ttr=ttr)])
         proxy.arm(CutReply(after=b"{other}:jobs", times=1000))
         with pytest.raises(BackendUnavailable):
             consumer.exchange([Ack(held)], 1, 0)
         proxy.disarm()
         assert backend.peek(QUEUE, "job").state is State.RESERVED
-        # When its lease ends in the meantime, then only the second consumer gets it
+        # When the new lease ends before the next call, then only the second consumer gets the job
         time.sleep(1.1)
         theirs = second.reserve(1, 0)
         ours = consumer.reserve(1, 0)
@@ -143,7 +143,7 @@ def test_job_reserved_by_a_failed_call_is_returned_only_while_its_lease_lasts(
 def test_results_of_a_failed_call_stay_with_the_parent_after_a_fork(
     proxy: Proxy, backend: Backend, through: Backend
 ) -> None:
-    # Given a call that got a job in one queue, and whose verdict did not arrive in the other
+    # Given a call that reserved a job in one queue, and failed to settle a verdict in the other
     backend.enqueue(OTHER, [NewJob(b"x", "other", ttr=60)])
     with through.consumer([QUEUE, OTHER]) as consumer:
         (held,) = consumer.reserve(1, 0)
@@ -152,7 +152,7 @@ def test_results_of_a_failed_call_stay_with_the_parent_after_a_fork(
         with pytest.raises(BackendUnavailable):
             consumer.exchange([Ack(held)], 1, 0)
         proxy.disarm()
-        # When a child goes on with the same consumer, then it has nothing of that
+        # When a forked child uses the same consumer, then it gets neither the answer nor the job
         pid = os.fork()
         if pid == 0:  # pragma: no cover - in the child
             try:
@@ -160,7 +160,7 @@ def test_results_of_a_failed_call_stay_with_the_parent_after_a_fork(
             finally:
                 os._exit(2)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        # And its parent has all
+        # And the parent gets both
         answers, leases = consumer.exchange([Ack(held)], 1, 0)
         assert answers == [None]
         assert [lease.id for lease in leases] == ["job"]

@@ -1,4 +1,4 @@
-"""What is bounded: the bytes of a reserve, the time of a send, connections, redirections, waits for nothing."""
+"""Limits: the bytes of a reserve, the time of a send, connections, redirections, and polls of empty queues."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = "mail"
 MEGABYTE = b"x" * 1_000_000
 MOST = 8_000_000
 SMALL = 500 * 1024
-"""What jobs with bodies up to 1,024 bytes may add: these are not counted."""
+"""Bytes by which bodies of up to 1,024 bytes may exceed MOST, because the driver does not count these."""
 
 
 # --- bytes of a reserve ----------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_jobs_left_by_a_reserve_notify_another_consumer(server: RedisServer, bac
 
 
 def test_server_that_reads_slowly_is_a_timeout_in_time() -> None:
-    # Given a server that answers the greeting, and then takes some kilobytes every now and then
+    # Given a server that answers the greeting, and then reads a few kilobytes from time to time
     with socket.create_server((HOST, 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
 
@@ -95,7 +95,7 @@ def test_server_that_reads_slowly_is_a_timeout_in_time() -> None:
             started = time.monotonic()
             with pytest.raises(BackendTimeout):
                 backend.enqueue(QUEUE, [new(MEGABYTE[1000:]) for _ in range(8)])
-            assert time.monotonic() - started < 15  # it would take 24 s
+            assert time.monotonic() - started < 15  # the whole send would take 24 s
 
 
 @pytest.mark.parametrize("timeout", [1.0, 0.0])
@@ -107,7 +107,7 @@ def test_exchange_without_jobs_waits_without_commands(server: RedisServer, backe
             (lease,) = consumer.reserve(1, 0)
             before, busy = server.consumers_sent, time.thread_time()
             assert consumer.exchange([Ack(lease)], 0, timeout) == ([None], [])
-            assert time.thread_time() - busy < 0.5  # of a core: a busy loop uses nearly all of it
+            assert time.thread_time() - busy < 0.5  # seconds of CPU time: a busy loop would use nearly the whole time
             return server.consumers_sent - before
 
         is_quiet(sent, 3)
@@ -171,7 +171,7 @@ def test_marker_is_passed_on_at_maxmemory(server: RedisServer, backend: Backend)
         server.set("maxmemory", "1")
         consumer._waiter.notify(QUEUE)  # type: ignore[attr-defined]
         assert server.ask("ZCARD", hint) == 1
-        # And a consumer ends its own wait in time there, too
+        # And an interrupted consumer returns in time there, too
         for _ in range(3):
             threading.Timer(0.1, consumer.interrupt).start()
             started = time.monotonic()
@@ -192,7 +192,7 @@ def nodes() -> Iterator[list[RedisServer]]:
 
 def test_cluster_without_slots_is_reported(nodes: list[RedisServer]) -> None:
     with open_backend(f"redis+cluster://{HOST}:{nodes[0].port}?timeout=1") as backend:
-        assert backend.capabilities.persistent is True  # no server to ask: as it is declared
+        assert backend.capabilities.persistent is True  # the declared value, without a server
         calls: list[Callable[[], object]] = [
             lambda: backend.stats(QUEUE),
             backend.queues,
@@ -205,7 +205,7 @@ def test_cluster_without_slots_is_reported(nodes: list[RedisServer]) -> None:
 
 
 def test_nodes_that_disagree_are_asked_with_pauses() -> None:
-    # Given two nodes, each of which takes the other one for the owner of a slot
+    # Given two nodes, each of which names the other one as the owner of a slot
     with RedisCluster() as cluster:
         slot = cluster.slot_of("{mail}")
         owner = cluster.owner(slot)

@@ -1,4 +1,4 @@
-"""Listings where the server takes no writes: nothing is missing, and nothing is in a state that it is not in."""
+"""Listings on a server that refuses writes: they have all jobs, each in its real state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def put(backend: Backend, *ids: str, **options: Any) -> None:
 
 
 def some_of_each(backend: Backend) -> None:
-    """Ready ones, and later, when they cannot be promoted: due ones, abandoned ones, and those that are neither."""
+    """Enqueue jobs that are ready, soon due, soon abandoned, delayed, or reserved."""
     with backend.consumer([QUEUE]) as consumer:
         put(backend, "abandoned 1", "abandoned 2", ttr=1)
         put(backend, "held", ttr=3600)
@@ -65,7 +65,7 @@ def is_complete(backend: Backend) -> None:
         assert listed[State.BURIED] == []
         assert {job.state for job in listed[State.READY]} == {State.READY}
         assert {job.due_in for job in listed[State.READY]} == {0.0}
-        # and all is as peek has it
+        # and peek shows the same states
         for jobs in listed.values():
             for job in jobs:
                 peeked = backend.peek(QUEUE, job.id)
@@ -85,9 +85,9 @@ def test_server_that_cannot_save_still_lists(new_redis: Callable[..., RedisServe
         time.sleep(DUE_IN)
         with pytest.raises(BackendUnavailable):
             put(backend, "x")
-        # Then all is listed
+        # Then the listings have all jobs
         is_complete(backend)
-        # And in its place as soon as it may be moved there
+        # And once the server accepts writes, due and abandoned jobs are listed as ready
         server.set("stop-writes-on-bgsave-error", "no")
         assert [job.id for job in all_listed(backend, State.READY, 3)] == [
             "abandoned 1", "abandoned 2", "due 1", "due 2", "due 3", "ready 1", "ready 2",

@@ -1,4 +1,4 @@
-"""Jobs that another program has written into a queue's keys: they are set aside, and the rest goes on."""
+"""Jobs that another program has written into a queue's keys: they are set aside, and other jobs are not affected."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_key_of_another_type_blocks_only_its_own_queue(
     with backend.consumer(["q", "other"]) as consumer:
         (lease,) = consumer.reserve(1, 5)
         assert consumer.settle([Ack(lease)]) == [None]
-        assert consumer.reserve(1, 1.5) == []  # looks at the queue again and again
+        assert consumer.reserve(1, 1.5) == []  # polls the queue several times
         assert len([record for record in caplog.records if "partition q" in record.getMessage()]) == 1
         server.ask("DEL", key(name))
         backend.enqueue("q", [NewJob(b"1", "mended")])

@@ -1,4 +1,4 @@
-"""What a consumer knows of servers that did not answer, once their partitions are elsewhere."""
+"""A consumer forgets that a node did not answer when its partitions are on another node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_idle_consumer_is_quiet_after_a_failover() -> None:
             dead.kill()
             with contextlib.suppress(BackendUnavailable):
                 consumer.reserve(1, 1.5)
-            # When another node has its slots
+            # When another node gets the dead node's slots
             for node in others:
                 node.ask("CLUSTER", "DELSLOTS", *range(SLOTS * 2 // 3, SLOTS))
             others[0].ask("CLUSTER", "ADDSLOTS", *range(SLOTS * 2 // 3, SLOTS))
@@ -42,7 +42,7 @@ def test_idle_consumer_is_quiet_after_a_failover() -> None:
             backend.enqueue(queues[2], [NewJob(b"", new_id())])
             assert len(consumer.reserve(1, 10)) == 1
             assert consumer.reserve(1, 1) == []
-            # Then the consumer waits quietly again
+            # Then the waiting consumer sends few commands again
 
             def sent() -> int:
                 before = sum(node.consumers_sent for node in others)

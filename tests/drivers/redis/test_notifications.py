@@ -1,4 +1,4 @@
-"""Notifications of jobs that are due soon: no job waits for the next look of a consumer that could be notified."""
+"""Notifications of jobs that are due soon: no job waits for the next poll of a consumer that can be notified."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def asleep(server: RedisServer, count: int = 1) -> None:
 
 
 def test_job_of_one_queue_hands_over_the_notification_of_another(server: RedisServer, backend: Backend) -> None:
-    # Given a consumer notified of what is due soon in the other queue, and another one that waits there
+    # Given a consumer that was notified of a soon due job of the other queue, and a second consumer of that queue
     with backend.consumer([QUEUE, OTHER]) as watcher, backend.consumer([OTHER]) as second:
         found: list[Any] = []
 
@@ -44,10 +44,10 @@ def test_job_of_one_queue_hands_over_the_notification_of_another(server: RedisSe
         backend.enqueue(OTHER, [NewJob(b"", "due", delay=1.0)])
         time.sleep(0.2)
         asleep(server, 2)
-        # When the watcher takes a job of the first queue
+        # When the first consumer gets a job of the first queue
         backend.enqueue(QUEUE, [NewJob(b"", new_id())])
         watching.join()
-        # Then the other is woken when the job is due, and does not wait for its own look
+        # Then the second consumer is woken when the job is due, earlier than by its own poll
         waiting.join()
         ((job_id, age),) = found
         assert job_id == "due"
@@ -55,15 +55,15 @@ def test_job_of_one_queue_hands_over_the_notification_of_another(server: RedisSe
 
 
 def test_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) -> None:
-    # Given a consumer that has found out for itself when the next job is due
+    # Given a consumer that has learned by a poll when the next job is due
     with backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [NewJob(b"", new_id(), ttr=60)])
         (held,) = consumer.reserve(1, 0)
-        assert consumer.reserve(1, 0.1) == []  # takes the marker
-        backend.enqueue(QUEUE, [NewJob(b"", "due", delay=6.2)])  # beyond what waiting consumers are notified of
+        assert consumer.reserve(1, 0.1) == []  # pops the marker
+        backend.enqueue(QUEUE, [NewJob(b"", "due", delay=6.2)])  # beyond the horizon of notifications
         time.sleep(4.7)
         assert consumer.reserve(1, 0.1) == []
-        # When it touches what it holds, then it is in time all the same
+        # When the consumer touches its lease, then it still gets the next job in time
         assert consumer.settle([Touch(held)]) == [None]
         (lease,) = consumer.reserve(1, 10)
         assert lease.id == "due"
@@ -71,7 +71,7 @@ def test_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) -> N
 
 
 def test_lost_reply_does_not_mean_that_nothing_is_due(server: RedisServer, backend: Backend) -> None:
-    # Given more due jobs than one script makes ready, and a reply to that which is lost
+    # Given more due jobs than one script makes ready, and a lost reply to this script
     with (
         Proxy(("127.0.0.1", server.port)) as proxy,
         open_backend(f"redis://127.0.0.1:{proxy.port}") as behind,
@@ -82,7 +82,7 @@ def test_lost_reply_does_not_mean_that_nothing_is_due(server: RedisServer, backe
         time.sleep(0.1)
         server.ask("DEL", "multiq:{mail}:hint")
         proxy.arm(CutReply(at=0, after=b"EVALSHA"))
-        # When the call is repeated, then there are jobs at once
+        # When the call is repeated, then it gets a job at once
         assert len(consumer.reserve(1, 0)) == 1
 
 
@@ -97,7 +97,7 @@ def test_interrupted_wait_loses_no_marker(server: RedisServer, backend: Backend,
         finish = waiter._finish
 
         def interrupted(*args: Any) -> None:
-            finish(*args)  # which reads the marker
+            finish(*args)  # pops the marker
             raise Interrupted
 
         monkeypatch.setattr(waiter, "_finish", interrupted)

@@ -1,4 +1,4 @@
-"""Opening connections: what redis-py sends while it logs in, its deadline, its errors, and what it leaves behind.
+"""Opening connections: the commands that redis-py sends at the login, the deadline, the errors, and what stays open.
 
 Also the guard of the one private name of redis-py that is used, ``_sock``: `tox -m redis-py` runs this folder on the
 oldest redis-py that multiq takes and on the newest of each major version since.
@@ -46,7 +46,7 @@ def new() -> NewJob:
 
 @pytest.fixture
 def guarded_server(new_redis: Callable[..., RedisServer]) -> RedisServer:
-    """One with a password, and the user ann, who may do all."""
+    """A server with a password, and with the user ann, who may use all commands."""
     server = new_redis(requirepass=CANARY)
     server.ask("ACL", "SETUSER", "ann", "on", f">{CANARY}", "~*", "+@all")
     return server
@@ -134,7 +134,7 @@ def test_redis_py_is_imported_at_the_first_connect(redis_server: RedisServer) ->
 
 
 def test_import_of_redis_py_takes_nothing_of_the_first_call_s_time(redis_server: RedisServer, tmp_path: Path) -> None:
-    # Given a redis-py whose import takes longer than a call may
+    # Given a redis-py whose import takes longer than the timeout of a call
     slow_redis_py(tmp_path, 1.0)
     code = (
         "from multiq.backend.registry import open_backend\n"
@@ -221,7 +221,7 @@ def test_login_replies_in_pieces_of_one_byte_are_parsed_the_same(guarded_server:
 
 
 class Replier:
-    """A server that answers each command with the next of some replies, a byte at a time if it is to be slow."""
+    """A server that answers each command with the next of *replies*. *every*: seconds between two bytes."""
 
     def __init__(self, *replies: bytes, every: float = 0.0) -> None:
         self._listener = socket.create_server((HOST, 0))
@@ -274,7 +274,7 @@ def test_login_that_dribbles_ends_at_the_deadline(reply: bytes) -> None:
         started = time.monotonic()
         with pytest.raises(BackendUnavailable):
             backend.enqueue(QUEUE, [new()])
-        assert time.monotonic() - started < 10  # 20 s and more, if each byte had a timeout of its own
+        assert time.monotonic() - started < 10  # more than 20 s if the timeout applied to each byte
 
 
 def test_silent_login_is_a_timeout() -> None:
@@ -308,7 +308,7 @@ def test_login_with_a_malformed_reply_is_a_typed_error(reply: bytes) -> None:
 
 
 def everything_said(error: BaseException) -> str:
-    """The texts of an error, and of all that it was raised from or beside, with the driver's variables.
+    """The texts of an error, of its causes and contexts, and of the variables in the driver's frames.
 
     Tools that collect errors show the variables of each frame.
     """
@@ -363,7 +363,7 @@ def test_hello_that_is_forbidden_is_left_out(guarded_server: RedisServer) -> Non
 
 
 class Rotating(redis.CredentialProvider):
-    """Knows the user's present password, as a provider of cloud tokens does, and counts how often it is asked."""
+    """Returns the user's current password, like a provider of cloud tokens, and counts its calls."""
 
     def __init__(self, password: str) -> None:
         self.password = password
@@ -390,12 +390,12 @@ def test_credential_provider_is_asked_again_at_each_reconnect(
     backend.enqueue(QUEUE, [new()])
     assert provider.asked == 1
     for number in range(2, 5):
-        # When the password changes, and the server ends the connections that were opened with the old one
+        # When the password changes, and the server closes the connections that used the old one
         provider.password = f"{CANARY}-{number}"
         guarded_server.ask("ACL", "SETUSER", "ann", "resetpass", f">{provider.password}")
         assert guarded_server.ask("CLIENT", "KILL", "USER", "ann") == 1
         guarded_server.ask("CONFIG", "RESETSTAT")
-        # Then the next call notices, asks the provider, and is repeated once
+        # Then the next call fails, asks the provider for the new password, and is repeated once
         backend.enqueue(QUEUE, [new()])
         assert provider.asked == number
         sent = sent_since_reset(guarded_server)
@@ -494,7 +494,7 @@ def test_provider_that_takes_too_long_is_a_timeout(
 def test_provider_that_takes_a_while_is_asked_once_for_each_connection(
     rotating: tuple[Rotating, RedisBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a provider that takes longer than the marker may take by which a consumer ends its wait at the server
+    # Given a provider that needs longer than the driver allows for the marker that ends a wait
     provider, backend = rotating
 
     def take_a_while(self: Rotating) -> tuple[str, str]:
@@ -503,11 +503,11 @@ def test_provider_that_takes_a_while_is_asked_once_for_each_connection(
         return "ann", self.password
 
     monkeypatch.setattr(Rotating, "get_credentials", take_a_while)
-    # When the consumer waits several times
+    # When a consumer waits several times
     with backend.consumer([QUEUE]) as consumer:
         for _ in range(3):
             assert consumer.reserve(1, 0.1) == []
-    # Then it keeps its connection, and the one that leaves the marker is kept as well
+    # Then its connection stays open, and so does the connection that adds the marker
     assert provider.asked == 2
 
 

@@ -31,7 +31,7 @@ def test_no_partition_waits_for_the_others_to_end(server: RedisServer, count: in
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
             for lease in leases:
                 seen[lease.queue][partition_of(lease)] += 1
-        # Then each of the first one's partitions had its turns
+        # Then jobs came from each partition of the first queue
         assert len(seen[queues[0]]) == SPREAD
 
 
@@ -41,7 +41,7 @@ def test_two_queues_rotate_their_partitions_independently(server: RedisServer) -
         backend.enqueue("second", [NewJob(b"x", new_id()) for _ in range(400)])
         seen: Counter[str] = Counter()
         for _ in range(2 * SPREAD):
-            leases = consumer.reserve(5, 0)  # looks into the empty one first
+            leases = consumer.reserve(5, 0)  # this call asks the empty queue first
             seen.update(map(partition_of, leases))
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
         assert len(seen) == SPREAD

@@ -1,4 +1,4 @@
-"""A queue with several partitions: where its jobs are, which client finds them, rotation, changes of the number."""
+"""A queue with several partitions: where its jobs are, which clients find them, and how the number changes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PARTITIONS = [keys.partition(QUEUE, number) for number in range(SPREAD)]
 
 @pytest.fixture
 def wide(server: RedisServer) -> Iterator[Backend]:
-    """Enqueues over many partitions."""
+    """A backend that enqueues into several partitions."""
     with open_backend(f"{server.url}?partitions={SPREAD}") as backend:
         yield backend
 
 
 @pytest.fixture
 def narrow(server: RedisServer) -> Iterator[Backend]:
-    """Enqueues over one, and does not know of more."""
+    """A backend that enqueues into one partition, and does not know of the others."""
     with open_backend(server.url) as backend:
         yield backend
 
@@ -100,7 +100,7 @@ def test_order_holds_within_a_partition(wide: Backend) -> None:
             for lease in leases:
                 seen[partition_of(lease)].append((lease.priority, lease.body))
             consumer.settle([Ack(lease) for lease in leases])
-    # Then each partition came by priority, then by age
+    # Then the jobs of each partition came by priority, then by age
     assert sum(map(len, seen.values())) == 60
     assert all(partition == sorted(partition) for partition in seen.values())
 
@@ -138,7 +138,7 @@ def test_pages_go_through_all_partitions_whatever_their_size(wide: Backend) -> N
 
 
 def test_partitioned_queue_is_on_all_nodes_of_a_cluster(redis_cluster: RedisCluster) -> None:
-    # Given a queue with so many partitions that all three masters have some
+    # Given a queue with enough partitions that each of the three masters has some
     with (
         open_backend(f"{redis_cluster.url}?partitions={SPREAD}") as backend,
         backend.consumer([QUEUE]) as consumer,
@@ -148,7 +148,7 @@ def test_partitioned_queue_is_on_all_nodes_of_a_cluster(redis_cluster: RedisClus
         held = [len(node.ask("KEYS", pattern)) for node in redis_cluster.nodes]
         assert sum(held) == SPREAD
         assert min(held) > 0, held
-        # Then all verbs are about all of them
+        # Then every method reads or changes all partitions
         assert backend.stats(QUEUE).ready == 200
         assert backend.queues() == [QUEUE]
         leases = consumer.reserve(200, 0)
@@ -178,9 +178,9 @@ def _asleep(cluster: RedisCluster) -> int:
 
 
 def test_client_with_one_partition_finds_the_jobs_of_all(wide: Backend, narrow: Backend) -> None:
-    # Given jobs enqueued by both
+    # Given jobs that both backends have enqueued
     ids = put(narrow, 20) + put(wide, 50)
-    # Then the client with one partition lists, moves and works off all of them
+    # Then the backend with one partition lists, moves, reserves and acks all of them
     assert narrow.stats(QUEUE).ready == 70
     assert len(narrow.jobs(QUEUE, State.READY, limit=100).jobs) == 70
     for job_id in ids:
@@ -210,20 +210,20 @@ def test_job_is_found_in_any_partition(reader: str, wide: Backend, narrow: Backe
 def test_consumer_waiting_at_one_partition_learns_of_the_others_in_time(
     server: RedisServer, wide: Backend, narrow: Backend
 ) -> None:
-    # Given a waiting consumer that knows of one partition
+    # Given a waiting consumer that knows only one partition
     with narrow.consumer([QUEUE]) as consumer:
         found: list[Any] = []
         waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(100, 60)))
         waiting.start()
         until(lambda: server.ask("INFO", "clients")["blocked_clients"] == 1, "it waits")
-        # When a job is put in another partition
+        # When a job is enqueued into another partition
         partition_for = wide._partitions.partition_for  # type: ignore[attr-defined]
         job_id = next(job_id for job_id in new_ids(100) if partition_for(QUEUE, _packed(job_id)) != QUEUE)
         wide.enqueue(QUEUE, [NewJob(b"", job_id)])
-        # Then it gets that when it looks for itself
+        # Then the consumer finds it in a poll
         waiting.join()
         assert [lease.id for lease in found] == [job_id]
-        # And from now on it is woken there, too
+        # And from now on, jobs in that partition wake the consumer
         consumer.settle([Ack(found[0])])
         assert consumer.reserve(1, 0) == []
 
@@ -245,7 +245,7 @@ def test_paused_queue_that_gets_more_partitions_is_paused_in_all(wide: Backend, 
 def test_partitions_added_during_a_pause_call_are_paused(
     wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a producer that adds partitions after the pausing client has read their number
+    # Given a producer that adds partitions after the client that pauses has read their number
     partitions: Any = narrow._partitions  # type: ignore[attr-defined]
     refreshed = partitions.refreshed
 
@@ -257,7 +257,7 @@ def test_partitions_added_during_a_pause_call_are_paused(
 
     monkeypatch.setattr(partitions, "refreshed", asked_too_early)
     narrow.pause(QUEUE, 3600)
-    # Then nothing is handed out all the same
+    # Then no job is handed out
     assert drain(wide) == []
     narrow.resume(QUEUE)
     assert len(drain(wide)) == 100
@@ -268,7 +268,7 @@ def test_lost_partition_count_is_stored_again(
 ) -> None:
     put(wide, 100)
     server.ask("FLUSHALL")
-    monkeypatch.setattr("multiq_redis.partitions._ANNOUNCE_EVERY", 0.0)  # else it would be half a minute later
+    monkeypatch.setattr("multiq_redis.partitions._ANNOUNCE_EVERY", 0.0)  # store the count at once
     put(wide, 100)
     assert len(drain(narrow)) == 100
 
@@ -291,13 +291,13 @@ def test_doctor_reports_partitions_beyond_those_of_the_url(server: RedisServer, 
     assert f"{QUEUE!r} has {SPREAD} partitions, and this URL enqueues over 1" in text
     assert "jobs are in the further ones" in text
     assert partition_findings(wide) == []
-    # When they are empty, then it names the key that can be deleted
+    # When these partitions are empty, then the doctor names the key that can be deleted
     drain(narrow)
     key = keys.partitions(keys.base("multiq", QUEUE))
     assert f"delete the key {key}" in partition_findings(narrow)[0]
     assert server.ask("DEL", key) == 1
     assert partition_findings(narrow) == []
-    put(wide, 100)  # a running client still enqueues over many, and reads them
+    put(wide, 100)  # a running client still enqueues into all partitions, and reads them
 
 
 # --- a part of a batch -----------------------------------------------------------------------------------
@@ -308,20 +308,20 @@ def test_batch_refused_by_one_full_node_reports_what_the_others_took() -> None:
 
     with RedisCluster() as cluster, open_backend(f"{cluster.url}?partitions={SPREAD}&timeout=2") as backend:
         # Given one master that is full
-        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", QUEUE))))  # that of the first partition
+        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", QUEUE))))  # the jobs of the first partition
         full.set("maxmemory", "1")
-        # When a batch goes to all of them
+        # When a batch goes to all partitions
         jobs = [NewJob(b"x", job_id) for job_id in new_ids(100)]
         with pytest.raises(EnqueuePartial, match="maxmemory") as caught:
             backend.enqueue(QUEUE, jobs)
-        # Then exactly the reported ones are there
+        # Then exactly the jobs that the error reports are stored
         accepted = caught.value.accepted
         assert isinstance(caught.value.__cause__, BackendFull)
         assert 0 < len(accepted) < 100
         assert all(jobs[at].id == job_id for at, job_id in accepted.items())
         stored = {job.id for job in backend.jobs(QUEUE, State.READY, limit=200).jobs}
         assert stored == set(accepted.values())
-        # And the rest can be sent again when there is room
+        # And when there is room, the whole batch can be repeated
         full.set("maxmemory", "0")
         backend.enqueue(QUEUE, jobs)
         assert backend.stats(QUEUE).ready == 100
@@ -330,11 +330,13 @@ def test_batch_refused_by_one_full_node_reports_what_the_others_took() -> None:
 # --- idle ------------------------------------------------------------------------------------------------
 
 
-def test_idle_consumer_of_many_partitions_sends_no_more_than_one_of_one(server: RedisServer, wide: Backend) -> None:
+def test_idle_consumer_of_many_partitions_sends_no_more_than_one_of_a_single_partition(
+    server: RedisServer, wide: Backend
+) -> None:
     put(wide, 1)
     assert len(drain(wide)) == 1
     with wide.consumer([QUEUE]) as consumer:
-        consumer.reserve(1, 0.2)  # it takes the marker that the job has left
+        consumer.reserve(1, 0.2)  # pops the marker of the acked job
 
         def sent() -> int:
             before = _commands(server)

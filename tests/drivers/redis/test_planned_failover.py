@@ -1,4 +1,4 @@
-"""A failover that is asked for: the old primary takes writes for ten seconds more, and these are lost."""
+"""A failover by an operator's command: the old primary accepts writes for ten seconds more, and these are lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = "mail"
 
 @pytest.fixture(params=["0", "1"], ids=["any writes", "min-replicas-to-write 1"])
 def trio(request: pytest.FixtureRequest) -> Iterator[SentinelTrio]:
-    """With two replicas: a new primary has one at once, the other, and not only when the old one was demoted."""
+    """Sentinels with two replicas, so that the new primary has a replica before the old primary is demoted."""
     with SentinelTrio(replicas=2, min_replicas_to_write=request.param, min_replicas_max_lag="2") as trio:
         until(lambda: trio.primary.ask("INFO", "replication")["connected_slaves"] == 2, "both replicas are there")
         yield trio
@@ -54,14 +54,14 @@ def test_producers_and_consumers_leave_the_old_primary_before_it_is_demoted(trio
         (held,) = consumer.reserve(1, 0)
         until(lambda: old.ask("WAIT", 2, 1000) == 2, "the replica has it all")
         coming = fail_over(trio)
-        # When both go on calling
+        # When producer and consumer continue to make calls
         arrived = 0
         while is_primary(old) and not arrived:
             with contextlib.suppress(BackendUnavailable):
                 (job_id,) = backend.enqueue(QUEUE, [new()])
                 arrived = coming.ask("HEXISTS", "multiq:{mail}:jobs", _packed(job_id))
             time.sleep(0.01)
-        # Then they are at the new one while the old one would still take their writes
+        # Then they use the new primary while the old one would still accept their writes
         assert arrived
         assert is_primary(old)
         assert consumer.settle([Ack(held)]) == [None]

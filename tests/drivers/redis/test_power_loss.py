@@ -1,4 +1,4 @@
-"""What a power failure would take, and what a full disk does.
+"""Which data a power failure would lose, and the effects of a full disk.
 
 The power failure is a model: the log is cut back to what had reached the disk, as a trace shows it.
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 QUEUE = "mail"
-SECONDS = 5.0  # of enqueuing, until the failure; longer where a busy machine has not enqueued ENOUGH by then
+SECONDS = 5.0  # seconds of enqueuing before the failure; a busy machine enqueues longer, until it has ENOUGH jobs
 ENOUGH = 100
-CERTAIN_AFTER = 3.0  # seconds; everysec aims at one, and starts a sync only when the one before has ended
+CERTAIN_AFTER = 3.0  # seconds; everysec syncs each second, but only after the previous sync has ended
 
 _CALL = re.compile(r"(\d+) +(write|fdatasync|fsync)\(\d+<(?P<path>[^>]*)>(?P<rest>.*)")
 _RESUMED = re.compile(r"(\d+) +<\.\.\. (write|fdatasync|fsync) resumed>.*= (\d+)")
@@ -41,7 +41,7 @@ _RESULT = re.compile(r"= (\d+)$")
 
 
 class TracedServer(RedisServer):
-    """A server whose writes and syncs are noted in a file."""
+    """A server under strace, which records its writes and syncs in a file."""
 
     def command(self) -> Sequence[str]:
         return strace.noting("write,fsync,fdatasync", self.trace, super().command())
@@ -57,7 +57,7 @@ def _can_trace() -> None:
 
 
 def lose_power(server: TracedServer) -> None:
-    """Kill the server, and take from its log what had not reached the disk."""
+    """Kill the server, and remove from its log what had not reached the disk."""
     server.kill()
     (log,) = (server.folder / "appendonlydir").glob("*.incr.aof")
     synced = _synced_bytes(server.trace.read_text().splitlines(), log)
@@ -66,9 +66,9 @@ def lose_power(server: TracedServer) -> None:
 
 
 def _synced_bytes(trace: Sequence[str], log: Path) -> int:
-    """How much of the log was written before the beginning of the last sync that completed."""
+    """How many bytes of the log were written before the last completed sync began."""
     written = synced = 0
-    before: dict[str, int] = {}  # thread -> what was written when its sync began
+    before: dict[str, int] = {}  # thread -> bytes written when its sync began
     for thread, call, result in _calls(trace, log):
         if call == "write" and result is not None:
             written += result
@@ -80,7 +80,7 @@ def _synced_bytes(trace: Sequence[str], log: Path) -> int:
 
 
 def _calls(trace: Sequence[str], log: Path) -> Iterator[tuple[str, str, int | None]]:
-    """Thread, call, and its result; a sync comes twice, as it begins (None) and as it ends."""
+    """Yield each call's thread, name and result. A sync comes twice: when it begins (None), and when it ends."""
     unfinished: set[str] = set()
     for line in trace:
         if (call := _CALL.match(line)) and call["path"] == str(log):
@@ -146,7 +146,7 @@ def test_full_disk_ends_a_server_that_syncs_always_and_no_acknowledged_job_is_lo
         # Given acknowledged jobs, and a disk that fails from then on
         acknowledged = backend.enqueue(QUEUE, [NewJob(b"x", new_id()) for _ in range(50)])
         with failing_disk(server):
-            # Then the server ends rather than acknowledge what it could not keep
+            # Then the server exits, and does not acknowledge a job that it could not log
             with pytest.raises(EnqueueUncertain):
                 backend.enqueue(QUEUE, [NewJob(b"x", new_id())])
             until(lambda: not server.is_running, "the server has ended")
@@ -172,6 +172,6 @@ def test_full_disk_makes_a_server_that_syncs_every_second_refuse_jobs() -> None:
         # When there is room on the disk again and the server was restarted (7.0 does not try again by itself)
         server.stop()
         server.start()
-        # Then it takes jobs again, and has those that it had
+        # Then it accepts jobs again, and still has the old jobs
         known.update(backend.enqueue(QUEUE, [NewJob(b"x", new_id())]))
         assert known <= survivors(backend)

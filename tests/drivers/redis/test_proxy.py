@@ -85,7 +85,7 @@ def test_fault_waits_for_the_nth_match_across_pieces_and_connections(proxy: Prox
         assert ask(second, b"PING", 7) == PONG
 
 
-def test_reset_is_seen_as_one(proxy: Proxy) -> None:
+def test_reset_arrives_as_a_reset(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.arm(CutReply(rst=True))
         with pytest.raises(ConnectionResetError):
@@ -122,7 +122,7 @@ def test_proxy_refuses_and_accepts_again_on_the_same_port(proxy: Proxy) -> None:
     with pytest.raises(ConnectionRefusedError), connected(proxy):
         pass
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", proxy.port))  # though it does not listen there
+        other.bind(("127.0.0.1", proxy.port))  # although the proxy does not listen on this address
     proxy.accept()
     with connected(proxy) as client:
         assert ask(client, b"PING", 7) == PONG

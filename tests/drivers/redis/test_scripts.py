@@ -1,4 +1,4 @@
-"""The scripts: their headers, and what runs on servers before 7.0, a full one included."""
+"""The Lua scripts: their headers, and their behaviour on servers before 7.0, even full ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 import multiq_redis
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.effects import After
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendFull
 from multiq.ids import new_id
@@ -58,7 +59,7 @@ def test_only_newer_servers_see_a_shebang(verb: str) -> None:
 
 @pytest.fixture
 def old_redis(new_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch) -> RedisServer:
-    """A server to which the scripts for 6.2 are sent. It treats them as 6.2 did: the first write decides."""
+    """A server to which the driver sends the scripts for 6.2. As on 6.2, only the first write can be refused."""
     monkeypatch.setattr(Connection, "is_before_7", property(lambda _: True))
     return new_redis()
 
@@ -93,7 +94,7 @@ def test_full_server_before_7_refuses_jobs_and_still_drains(old_redis: RedisServ
         for jobs in ([NewJob(b"x", new_id())], [NewJob(b"x", new_id()), NewJob(b"x", new_id())]):
             with pytest.raises(BackendFull):
                 backend.enqueue(QUEUE, jobs)
-        # And all else goes on, whatever comes first
+        # And all other calls succeed, whichever write comes first
         assert consumer.settle([Touch(leases[0])]) == [None]
         assert consumer.settle([Release(leases[0], 60)]) == [None]
         assert consumer.settle([Ack(lease) for lease in leases[1:9]]) == [None] * 8
@@ -102,6 +103,22 @@ def test_full_server_before_7_refuses_jobs_and_still_drains(old_redis: RedisServ
         assert len(consumer.reserve(20, 0)) == 11
         backend.pause(QUEUE, 60)
         backend.resume(QUEUE)
+
+
+def test_full_server_before_7_drops_outcomes_and_stores_memos(old_redis: RedisServer) -> None:
+    with open_backend(old_redis.url) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given a server without room
+        ids = backend.enqueue(QUEUE, [NewJob(b"x", new_id()) for _ in range(4)])
+        one, two, three, four = consumer.reserve(4, 0)
+        kept, memo = After(keep=60, outcome=b"result"), After(memo=b"memo")
+        assert consumer.settle([Ack(one, kept)]) == [None]
+        old_redis.set("maxmemory", "1")
+        # When a call has verdicts with and without an outcome, then all are accepted, but only the memo is stored
+        verdicts: list[Verdict] = [Release(two, 60, after=memo), Ack(three, kept), Ack(four)]
+        assert consumer.settle(verdicts) == [None] * 3
+        assert [outcome is not None for outcome in backend.outcomes(QUEUE, ids)] == [True, False, False, False]
+        assert backend.peek(QUEUE, two.id).memo == b"memo"
+        assert backend.forget(QUEUE, ids) == 1
 
 
 def test_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer) -> None:
@@ -114,10 +131,10 @@ def test_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer
         client = backend._pool.dedicated()  # type: ignore[attr-defined]
         first, second = client.next_number(), client.next_number()
         assert client.call("kick", QUEUE, (1,), number=first) == b"1"
-        # When the first arrives again, then it has the same answer and no effect
+        # When the first call arrives again, then it gets the same answer, and has no effect
         assert client.call("kick", QUEUE, (1,), number=first) == b"1"
         assert backend.stats(QUEUE).buried == 2
-        # And when it arrives after the second, it has none either
+        # And when it arrives after the second call, it has no effect either
         assert client.call("kick", QUEUE, (1,), number=second) == b"1"
         client.call("kick", QUEUE, (1,), number=first)
         assert backend.stats(QUEUE).buried == 1
@@ -127,7 +144,7 @@ def test_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer
 def test_single_enqueue_that_arrives_again_or_late_has_no_effect_even_when_its_job_is_done(
     redis_server: RedisServer,
 ) -> None:
-    # Given two enqueues of one client, whose jobs are worked off already
+    # Given two enqueues of one client, whose jobs are already acked
     redis_server.ask("FLUSHALL")
     with open_backend(redis_server.url) as backend:
         client = backend._pool.dedicated()  # type: ignore[attr-defined]
@@ -145,7 +162,7 @@ def test_single_enqueue_that_arrives_again_or_late_has_no_effect_even_when_its_j
             leases = consumer.reserve(len(numbers), 0)
             assert len(leases) == len(numbers)
             consumer.settle([Ack(lease) for lease in leases])
-        # When the last one arrives again, and then those before it, too, they get the same reply and add nothing
+        # When the last call arrives again, and then each earlier one, they get the same reply, and add no jobs
         for at in reversed(range(len(numbers))):
             arrives(at)
         assert backend.stats(QUEUE).ready == 0

@@ -1,4 +1,5 @@
-"""The private servers themselves: errors of missing or failing ones, and that none is left behind."""
+"""The helpers that start private servers: their errors if a server is missing or fails, and that no server is left
+running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS that must not be trusted, a primary that fails over, slots that move and masters that die, under load."""
+"""TLS servers with bad certificates, and failovers, moving slots and dying masters under load."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def new(body: bytes = b"x") -> NewJob:
 
 @pytest.fixture
 def tls(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
-    """Starts a server with a certificate of some kind."""
+    """Starts a TLS server, whose certificate depends on the arguments."""
     started: list[RedisServer] = []
 
     def start(**kind: Any) -> RedisServer:
@@ -53,7 +53,7 @@ def tls(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 
 
 def refused(url: str) -> str:
-    """The error for a server that must be refused."""
+    """Return the error's text for a server that the driver must refuse."""
     with open_backend(url) as backend, pytest.raises(BackendUnavailable) as caught:
         backend.enqueue("mail", [new(b"S3CR3T")])
     return str(caught.value).lower()
@@ -96,13 +96,13 @@ def test_valid_certificate_is_trusted(redis_tls: RedisServer) -> None:
 
 
 class Load:
-    """A producer and a consumer on some queues that go on whatever happens, and keep the replies."""
+    """A producer and a consumer that repeat failed calls, and record which jobs were enqueued and acked."""
 
     def __init__(self, url: str, queues: tuple[str, ...]) -> None:
         self.acknowledged: set[str] = set()
         """Ids whose enqueue returned."""
         self.done: list[tuple[str, float]] = []
-        """Ids that were acked, each with the moment."""
+        """The ids that were acked, each with its time."""
         self._url = url
         self._queues = queues
         self._errors: list[BaseException] = []
@@ -111,14 +111,14 @@ class Load:
         self._consumer = threading.Thread(target=self._guarded, args=(self._consume,))
 
     def stop(self) -> None:
-        """No new jobs; what is there is still done."""
+        """Stop the producer, and wait until all jobs are acked."""
         self._ended.set()
         self._producer.join()
         self._consumer.join()
         assert not self._errors, self._errors
 
     def more(self, count: int = 50) -> None:
-        """Wait until so many more jobs were done."""
+        """Wait until this number of further jobs is done."""
         known = len(self.done)
         until(lambda: len(self.done) >= known + count or self._errors, f"{count} more jobs are done")
         assert not self._errors, self._errors
@@ -149,7 +149,7 @@ class Load:
                     self.acknowledged.update(backend.enqueue(self._queues[number % len(self._queues)], [job]))
                     break
                 except (BackendUnavailable, EnqueueUncertain):
-                    time.sleep(0.02)  # the same job again: its id makes that harmless
+                    time.sleep(0.02)  # then the same job is enqueued again; because of its id it is stored once
             number += 1
             time.sleep(0.001)
 
@@ -178,15 +178,15 @@ class Load:
 def test_work_continues_after_a_failover(redis_sentinel: SentinelTrio) -> None:
     with Load(redis_sentinel.url, ("mail",)) as load:
         load.more(100)
-        # When the primary is stopped: it neither answers nor closes a connection
+        # When the primary is stopped, so that it neither answers nor closes a connection
         old = redis_sentinel.primary_port
         redis_sentinel.primary.pause()
         stopped_at = time.monotonic()
         until(lambda: redis_sentinel.primary_port != old, "the sentinels agree on a new primary")
         named_at = time.monotonic()
-        # Then producer and consumer find the new one
+        # Then producer and consumer find the new primary
         load.more(100)
-        # And when the old one comes back, as a replica, no client is disturbed
+        # And when the old primary comes back as a replica, the clients' calls still succeed
         redis_sentinel.primary.go_on()
         until(lambda: _is_replica(redis_sentinel.primary), "the old one has stepped back")
         load.more(100)
@@ -199,7 +199,7 @@ def test_work_continues_after_a_failover(redis_sentinel: SentinelTrio) -> None:
         f"{_longest_pause(load):.1f} s; "
         f"of {len(load.acknowledged)} acknowledged jobs {len(lost)} were lost, {twice} were acked twice"
     )
-    assert len(lost) < 50  # replication is asynchronous: no promise, but not all of it either
+    assert len(lost) < 50  # replication is asynchronous, so some jobs may be lost
 
 
 def test_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_sentinel: SentinelTrio) -> None:
@@ -208,11 +208,11 @@ def test_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_sen
         old = redis_sentinel.primary_port
         stopper = threading.Timer(0.3, redis_sentinel.primary.pause)
         stopper.start()
-        # Given a consumer that waits at the primary when that is stopped
-        with contextlib.suppress(BackendUnavailable):  # it may find the new one at once
+        # Given a consumer that waits at the primary when the primary is stopped
+        with contextlib.suppress(BackendUnavailable):  # no error if it finds the new primary at once
             assert consumer.reserve(1, 1) == []
         until(lambda: redis_sentinel.primary_port != old, "the sentinels agree on a new primary")
-        # Then the next wait is at the new one already, and is woken there
+        # Then the next wait is at the new primary, where a job ends it
         assert consumer.reserve(1, 0.5) == []
         later = threading.Timer(0.3, backend.enqueue, args=("mail", [new()]))
         later.start()
@@ -236,7 +236,7 @@ def _longest_pause(load: Load) -> float:
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """A cluster of this test's own: it comes out of it changed."""
+    """A cluster of this test's own, because the test changes it."""
     with RedisCluster() as cluster:
         yield cluster
 
@@ -265,6 +265,7 @@ def test_queue_whose_slot_moves_under_load_loses_nothing_and_repeats_nothing(clu
     assert len(finished) == len(set(finished))
 
 
+@pytest.mark.long
 def test_other_queues_go_on_when_a_master_dies_and_its_own_when_it_is_back(cluster: RedisCluster) -> None:
     queues = tuple(f"mail-{number}" for number in range(6))
     slots = {queue: cluster.slot_of(key_of(cluster, queue, cluster.url)) for queue in queues}

@@ -35,7 +35,7 @@ def test_wait_that_ends_while_writes_are_paused_leaves_the_server_alive(
 ) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer(queues) as consumer:
-        # Given a consumer that knows that nothing is due, and begins to wait when a failover has paused all writes
+        # Given a consumer that knows that no job is due, and begins to wait while a failover pauses all writes
         assert consumer.reserve(1, 0) == []
         server.ask("CLIENT", "PAUSE", int(PAUSE * 1000), "WRITE")
         if end == "interrupt":
@@ -44,7 +44,7 @@ def test_wait_that_ends_while_writes_are_paused_leaves_the_server_alive(
         started = time.monotonic()
         assert consumer.reserve(1, 0.3 if end == "time" else 60) == []
         assert time.monotonic() - started < 30
-        # Then the server lives, and so does the consumer's place on it
+        # Then the server still runs, and the consumer gets the next job
         assert server.is_running
         (job_id,) = backend.enqueue(queues[-1], [new()])
         leases = consumer.reserve(1, 20)
@@ -60,8 +60,7 @@ def test_exact_end_of_a_wait_needs_no_new_connection(server: RedisServer, backen
         before = server.ask("INFO", "stats")["total_connections_received"]
         for _ in range(20):
             assert consumer.reserve(1, 0.03) == []
-        assert server.ask("INFO", "stats")["total_connections_received"] - before <= 20 + 1  # and those of this test
-        # ... of which each ask is one
+        assert server.ask("INFO", "stats")["total_connections_received"] - before <= 20 + 1  # 1 for each ``ask``
         commands = server.ask("INFO", "commandstats")
         assert "cmdstat_client|unblock" not in commands
 
@@ -81,7 +80,7 @@ def _expire(server: RedisServer) -> bool:
 
 @pytest.fixture
 def cluster() -> Iterator[RedisCluster]:
-    """One of this test's own."""
+    """A private cluster."""
     with RedisCluster() as cluster:
         yield cluster
 

@@ -1,4 +1,4 @@
-"""Sleeping at the server: what it costs, markers that are lost or too many, and interrupts."""
+"""Waiting at the server: its cost, lost and surplus markers, and interrupts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_killed_consumer_is_handed_no_job_although_a_child_that_it_forked_lives(
     group = fork(wait_and_fork)
     try:
         assert os.read(reader, 6) == b"forked"
-        # When the process is killed, and not its child, then the server sees the connection's end
+        # When the process is killed, but not its child, then the server sees the connection's end
         os.kill(group, signal.SIGKILL)
         os.waitpid(group, 0)
         until(lambda: server.ask("INFO", "clients")["connected_clients"] == 1, "only this test has a connection")
@@ -82,7 +82,7 @@ def test_killed_consumer_is_handed_no_job_although_a_child_that_it_forked_lives(
 
 
 def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backend) -> None:
-    # Given a client that pops the marker and does nothing, and a consumer that waits behind it
+    # Given a client that will pop the marker and do nothing, and a consumer that began to wait after it
     with server.client() as thief, backend.consumer([QUEUE]) as consumer:
         stealing = threading.Thread(target=thief.bzpopmin, args=(HINT,), kwargs={"timeout": 10})
         stealing.start()
@@ -91,7 +91,7 @@ def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backen
         waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(1, 15)))
         waiting.start()
         asleep(server, 2)
-        # When a job comes, then the consumer finds it when it looks for itself
+        # When a job is enqueued, then the consumer finds it in its next poll
         (job_id,) = backend.enqueue(QUEUE, [NewJob(b"", new_id())])
         stealing.join()
         waiting.join()
@@ -99,7 +99,7 @@ def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backen
 
 
 def test_reply_to_a_waiting_consumer_cut_at_any_byte_loses_and_doubles_nothing(server: RedisServer) -> None:
-    # Given a consumer behind a proxy, that has sent along what is to be done when it wakes
+    # Given a consumer behind a proxy, which has sent its next commands together with the wait
     with (
         Proxy(("127.0.0.1", server.port)) as proxy,
         open_backend(server.url) as there,
@@ -118,12 +118,12 @@ def test_reply_to_a_waiting_consumer_cut_at_any_byte_loses_and_doubles_nothing(s
             assert consumer.settle([Ack(lease) for lease in found]) == [None]
 
         a_job_wakes_it()
-        proxy.arm(CutReply(at=10_000, after=b"BZPOPMIN"))  # a reply that long does not come: this one counts
+        proxy.arm(CutReply(at=10_000, after=b"BZPOPMIN"))  # no reply is that long, so this one is not cut
         before = proxy.replied
         a_job_wakes_it()
         size = proxy.replied - before
-        # When the answer is cut, wherever that may be, then the job is there, once
-        for at in places(size)[::5]:  # a tenth of a second each: without a notification no consumer looks sooner
+        # When the reply is cut at any byte, then the job is handed out once
+        for at in places(size)[::5]:  # each takes 0.1 s, until a poll finds the job
             proxy.arm(CutReply(at=at, after=b"BZPOPMIN", rst=at % 2 == 1))
             a_job_wakes_it()
         proxy.disarm()
@@ -143,7 +143,7 @@ def test_follow_up_call_survives_a_flushed_script_cache(server: RedisServer, bac
 
 
 def test_interrupted_consumer_hands_over_its_notification(server: RedisServer, backend: Backend) -> None:
-    # Given two waiting consumers, and a delayed job, of which one is notified
+    # Given two waiting consumers, one of which was notified of a delayed job
     one, other = backend.consumer([QUEUE]), backend.consumer([QUEUE])
     found: list[Any] = []
     waiting = [threading.Thread(target=lambda c=c: found.extend(c.reserve(1, 60))) for c in (one, other)]
@@ -153,10 +153,10 @@ def test_interrupted_consumer_hands_over_its_notification(server: RedisServer, b
     backend.enqueue(QUEUE, [NewJob(b"", new_id(), delay=1.0)])
     enqueued_at = time.monotonic()
     time.sleep(0.3)
-    # When that one leaves, which is the one that waited first
+    # When the notified consumer, which waited first, is interrupted
     one.interrupt()
     waiting[0].join()
-    # Then the other one takes the job when it is due, and not when it would have looked for itself
+    # Then the other consumer gets the job when it is due, earlier than by its own poll
     waiting[1].join()
     assert len(found) == 1
     assert time.monotonic() - enqueued_at < 30
@@ -183,11 +183,11 @@ def test_interrupt_ends_a_wait_where_client_unblock_is_forbidden(server: RedisSe
 
 
 def test_parent_and_child_have_separate_clients(backend: Backend) -> None:
-    # Given a parent with open connections and a job in hand
+    # Given a parent process with open connections and a lease
     backend.enqueue(QUEUE, [NewJob(b"", "before")])
     with backend.consumer([QUEUE]) as consumer:
         leases = consumer.reserve(1, 0)
-        # When both go on, the child with the parent's very objects
+        # When both continue, the child with the same objects
         pid = os.fork()
         if pid == 0:  # pragma: no cover - in the child
             try:
@@ -200,7 +200,7 @@ def test_parent_and_child_have_separate_clients(backend: Backend) -> None:
         for number in range(20):
             backend.enqueue(QUEUE, [NewJob(b"", f"parent {number}")])
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        # Then no reply went astray, and no reply was taken for another process's call
+        # Then no reply was lost, and no process got another process's reply
         expected = {f"{who} {number}" for who in ("child", "parent") for number in range(20)}
         assert {lease.id for lease in consumer.reserve(100, 0)} == expected
 
@@ -217,5 +217,5 @@ def test_child_that_closes_leaves_its_parents_connections_open(server: RedisServ
                 os._exit(0)
         os.waitpid(pid, 0)
         consumer.reserve(1, 0)
-        # one is that of the question itself
+        # the connection of this call
         assert server.ask("INFO", "stats")["total_connections_received"] - before == 1

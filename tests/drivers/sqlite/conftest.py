@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sqlite3
 import subprocess
 import sys
@@ -11,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq_sqlite.backend import SqliteBackend
+from multiq_sqlite.connection import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from multiq.backend import Consumer
 
 PRELUDE = """
 import os, signal, sqlite3, sys, threading, time
@@ -52,6 +58,64 @@ def connect(path: Path) -> Iterator[Callable[..., sqlite3.Connection]]:
 
 
 @pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the statements that transactions run from now on."""
+    ran: list[str] = []
+    execute, execute_text = Transaction.execute, Transaction.execute_text
+
+    def noted(transaction: Transaction, name: str, parameters: Any = ()) -> sqlite3.Cursor:
+        ran.append(name)
+        return execute(transaction, name, parameters)
+
+    def noted_text(transaction: Transaction, text: str, parameters: Any = ()) -> sqlite3.Cursor:
+        ran.append(" ".join(text.split()[:5]))
+        return execute_text(transaction, text, parameters)
+
+    monkeypatch.setattr(Transaction, "execute", noted)
+    monkeypatch.setattr(Transaction, "execute_text", noted_text)
+    return ran
+
+
+@pytest.fixture
+def machine_steps() -> Callable[[Consumer], AbstractContextManager[list[int]]]:
+    """Counts the steps of SQLite's virtual machine on a consumer's connection. The list gets the number of steps at the
+    end."""
+
+    @contextlib.contextmanager
+    def count(consumer: Consumer) -> Iterator[list[int]]:
+        steps = 0
+
+        def step() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        counted: list[int] = []
+        sqlite = consumer._connection._open(1.0)  # type: ignore[attr-defined]
+        sqlite.set_progress_handler(step, 1)
+        yield counted
+        sqlite.set_progress_handler(None, 1)
+        counted.append(steps)
+
+    return count
+
+
+@pytest.fixture
+def sqlite_texts() -> Callable[[Consumer], AbstractContextManager[list[str]]]:
+    """Notes the texts of all statements that SQLite runs on a consumer's connection, without their parameters."""
+
+    @contextlib.contextmanager
+    def note(consumer: Consumer) -> Iterator[list[str]]:
+        ran: list[str] = []
+        sqlite = consumer._connection._open(1.0)  # type: ignore[attr-defined]
+        sqlite.set_trace_callback(lambda text: ran.append(re.sub(r"\[[^\]]*\]|\d+", "?", text)))
+        yield ran
+        sqlite.set_trace_callback(None)
+
+    return note
+
+
+@pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a Python process from source, with arguments in ``sys.argv``; reads and writes it line by line."""
     started: list[subprocess.Popen[str]] = []
@@ -69,7 +133,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def line() -> Callable[[subprocess.Popen[str]], str]:
-    """The next line that a process says."""
+    """Reads the next line that a process prints."""
 
     def read(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SqliteHarness(ManualHarness):
-    """Backends on one file, which goes with the test."""
+    """Backends on one file, which is deleted after the test."""
 
     walks = 8  # of 50 with ``make test-long``
 
@@ -28,7 +28,7 @@ class SqliteHarness(ManualHarness):
         self.path = str(Path(self._folder.name, "jobs.db"))
 
     def open(self) -> SqliteBackend:
-        # what is synced to the disk is not in question here, and costs most of the time
+        # without a sync at each commit, which would take most of the time
         return SqliteBackend(self.path, synchronous="normal", clock=self.clock)
 
     @contextlib.contextmanager

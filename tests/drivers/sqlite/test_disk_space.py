@@ -33,7 +33,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(backend: SqliteBackend, body: bytes, batch: int, round_name: str = "") -> list[str]:
-    """Enqueue until the backend is full. Returns the ids of what was taken."""
+    """Enqueue until the backend is full. Returns the ids of the accepted jobs."""
     taken: list[str] = []
     for number in range(100_000):
         jobs = [NewJob(body, f"{round_name}{number}-{one}") for one in range(batch)]
@@ -63,7 +63,7 @@ def test_full_disk_can_be_worked_off(disk: Path, size: int, batch: int) -> None:
     with SqliteBackend(str(disk / "jobs.db"), synchronous="normal") as backend:
         taken = fill(backend, b"x" * size, batch)
         assert sorted(drain(backend)) == sorted(taken)
-        # and what the jobs took in the file is there for new ones
+        # and new jobs use the room in the file that the deleted jobs had
         again = fill(backend, b"x" * size, batch, "again-")
         assert len(again) > len(taken) / 2
         assert backend.purge("q", [State.READY]) == len(again)
@@ -89,7 +89,7 @@ def test_parallel_producers_leave_enough_space_for_draining(disk: Path, spawn: S
         for name in range(4)
     ]
     assert [producer.wait() for producer in producers] == [0] * 4
-    # Then what they got in can be worked off
+    # Then the accepted jobs can be reserved and acked
     with SqliteBackend(str(path), synchronous="normal") as backend:
         ready = backend.stats("q").ready
         assert ready
@@ -108,7 +108,7 @@ def test_full_disk_is_checked_before_the_callers_transaction_is_used(
 
 
 def test_freed_space_is_noticed_at_once(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a disk that tells of no free block
+    # Given a disk that reports no free blocks
     backend.stats("q")
     there = os.statvfs(backend.path)
     full = os.statvfs_result((*there[:3], 0, 0, *there[5:]))

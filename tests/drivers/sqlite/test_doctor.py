@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multiq.backend import Finding, NewJob
 
 
-THE_MACHINES = {"file system", "free space", "SQLite"}  # depend on where the tests run
+THE_MACHINES = {"file system", "free space", "SQLite"}  # findings that depend on the machine
 
 
 def found(backend: SqliteBackend) -> dict[str, Finding]:
@@ -80,7 +80,7 @@ def test_doctor_reports_missing_folder(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
 def test_doctor_reports_forbidden_folder_and_checks_the_rest() -> None:
-    # imported while still root, which can read this checkout anywhere
+    # the import runs as root, because other users may be unable to read this checkout
     source = """
 import codecs, os, sys
 from multiq_sqlite.backend import SqliteBackend
@@ -88,7 +88,7 @@ codecs.lookup("unicode_escape")
 os.setgid(65534); os.setuid(65534)
 print({finding.what: finding.level for finding in SqliteBackend(sys.argv[1]).doctor()})
 """
-    with tempfile.TemporaryDirectory() as folder:  # that no other user may enter
+    with tempfile.TemporaryDirectory() as folder:  # no other user may enter this folder
         command = [sys.executable, "-c", source, f"{folder}/jobs.db"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     levels = ast.literal_eval(done.stdout)
@@ -100,7 +100,7 @@ def test_doctor_warns_of_synchronous_normal(path: Path) -> None:
         finding = found(backend)["synchronous"]
     assert finding.level == "warn"
     assert "power failure" in finding.why
-    assert "since its log was last moved into it" in finding.why  # which may be long ago: test_power_loss.py
+    assert "since the last checkpoint" in finding.why  # This may be long ago: see test_power_loss.py.
 
 
 def test_doctor_warns_of_a_file_that_other_users_can_read(

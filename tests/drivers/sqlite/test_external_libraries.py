@@ -130,7 +130,7 @@ def test_sqlalchemy_with_begin_immediate_by_an_event(
     def begin(connection: sqlalchemy.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    # Then the job is part of that transaction, and its tables are, too, if they are made in it
+    # Then the job is part of that transaction, and so are its tables, if the transaction creates them
     for end, expected in (("rollback", []), ("commit", [b"x"])):
         with engine.connect() as connection:
             backend.enqueue("q", jobs(1, b"x"), connection=connection)

@@ -100,7 +100,7 @@ def test_large_bodies_and_repeated_ids(backend: SqliteBackend, connect: Connect,
 def test_failed_batch_leaves_nothing_in_the_callers_transaction(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
-    # Given a table that refuses a certain job, and a caller with work of its own
+    # Given a table that refuses one job of a batch, and a caller's transaction with an order
     batch = jobs(200)
     backend.stats("q")
     app = connect()
@@ -110,12 +110,12 @@ def test_failed_batch_leaves_nothing_in_the_callers_transaction(
         "BEGIN SELECT RAISE(ABORT, 'refused'); END"
     )
     app.execute("INSERT INTO orders VALUES (7)")
-    # When the batch fails and the caller commits all the same
+    # When the batch fails, and the caller still commits
     with pytest.raises(Exception, match="refused"):
         backend.enqueue("q", batch, connection=app)
     assert app.in_transaction
     app.commit()
-    # Then the caller's work is there, and no half batch
+    # Then the order is stored, and no job of the batch
     assert ids(backend) == []
     assert app.execute("SELECT * FROM orders").fetchall() == [(7,)]
 
@@ -132,15 +132,15 @@ def test_failed_batch_leaves_no_new_transaction_open(backend: SqliteBackend, con
 def test_attached_file_is_accepted(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path, tmp_path: Path
 ) -> None:
-    # Given an application whose main file has jobs of its own
+    # Given an application whose main file also has multiq's tables
     with SqliteBackend(str(tmp_path / "app.db")) as other:
         other.stats("q")
         app = connect(tmp_path / "app.db")
         app.execute('ATTACH ? AS "job\'s ""file"""', (str(path),))
-        # When it enqueues to the attached one
+        # When it enqueues into an attached file
         made = backend.enqueue("q", [*jobs(1), *jobs(1, b"x" * 9000)], connection=app)
         app.commit()
-        # Then they are in that one
+        # Then the jobs are in the attached file
         assert ids(backend) == made
         assert other.stats("q").ready == 0
 
@@ -156,7 +156,7 @@ def test_link_to_the_file_is_accepted(connect: Connect, jobs: Jobs, path: Path, 
 
 @pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
 def test_utf_16_database_is_accepted(connect: Connect, jobs: Jobs, tmp_path: Path, path: Path, encoding: str) -> None:
-    # Given an application's database whose encoding is not SQLite's usual one, in a folder with a name of its own
+    # Given an application's database in UTF-16, in a folder with a name that is not ASCII
     (tmp_path / "größe").mkdir()
     wide, attached = tmp_path / "größe" / "wide.db", tmp_path / "attached.db"
     for file in (wide, attached):
@@ -211,13 +211,13 @@ def test_callers_connection_settings_do_not_matter(backend: SqliteBackend, conne
 
 
 def test_first_use_inside_a_transaction_that_has_the_lock(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
-    # Given a file that multiq has never seen, locked by the caller
+    # Given a file without multiq's tables, which the caller has locked
     app = connect(isolation_level=None)
     app.row_factory = sqlite3.Row
     app.execute("CREATE TABLE orders (number)")
     app.execute("BEGIN IMMEDIATE")
     app.execute("INSERT INTO orders VALUES (7)")
-    # When it rolls back, the tables go too; when it commits, they stay
+    # When the caller rolls back, the tables are gone, too; when it commits, they stay
     backend.enqueue("q", jobs(), connection=app)
     app.execute("ROLLBACK")
     assert ids(backend) == []

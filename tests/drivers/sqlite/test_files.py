@@ -186,7 +186,7 @@ print(backend.stats("q").ready)
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, check=True)
     error, ready = done.stdout.split()
-    # Then the batch that did not fit left nothing
+    # Then no job of the refused batch is stored
     assert error in {"BackendFull", "BackendUnavailable"}
     assert ready == "50"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 400_000
@@ -196,11 +196,11 @@ def test_file_size_limit_raises_backend_full(backend: SqliteBackend) -> None:
     # Given a database that may not grow any more
     backend.enqueue("q", [NewJob(b"x", "1")])
     connection = backend._pool._idle[0]
-    connection._open(1.0).execute("PRAGMA max_page_count = 1")  # SQLite raises it to what is there
+    connection._open(1.0).execute("PRAGMA max_page_count = 1")  # SQLite raises the limit to the present size
     # When a batch does not fit
     with pytest.raises(BackendFull, match="no room"):
         backend.enqueue("q", [NewJob(b"y" * 2000, f"y{number}") for number in range(50)])
-    # Then none of it was stored, and what was there can be worked off
+    # Then no job of the batch is stored, and the old job can be reserved and acked
     assert backend.stats("q").ready == 1
     consumer = backend.consumer(["q"])
     assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
@@ -216,7 +216,7 @@ def test_single_enqueues_fill_a_file_up_to_the_last_accepted_job(backend: Sqlite
     taken: list[str] = []
     with pytest.raises(BackendFull, match="no room"):
         taken += (backend.enqueue("q", [NewJob(b"y" * 2000, f"y{number}")])[0] for number in range(1000))
-    # Then those before it are there, and no others
+    # Then the earlier jobs are stored, and no others
     assert [job.id for job in backend.jobs("q", State.READY, limit=1000).jobs] == taken
 
 
@@ -269,7 +269,7 @@ def test_deleted_file_is_created_again(path: Path, backend: SqliteBackend) -> No
     assert len(consumer.reserve(1, 0)) == 1
     for name in list(path.parent.iterdir()):
         name.unlink()
-    # What is enqueued after that is where everybody looks
+    # Then new jobs are in the new file, which other processes open
     backend.enqueue("q", [NewJob(b"new", "2")])
     with SqliteBackend(str(path)) as other:
         assert [job.body for job in other.jobs("q", State.READY).jobs] == [b"new"]
@@ -277,21 +277,21 @@ def test_deleted_file_is_created_again(path: Path, backend: SqliteBackend) -> No
 
 
 def test_file_deleted_while_it_is_opened_is_created_again(path: Path, backend: SqliteBackend) -> None:
-    # Given a first call that waits, to make its tables, for an application's transaction
+    # Given a first call that must create the tables, and waits for an application's transaction
     theirs = sqlite3.connect(path, isolation_level=None)
     theirs.execute("PRAGMA journal_mode = WAL")
     theirs.execute("BEGIN IMMEDIATE")
-    with backend._pool.borrowed() as connection:  # the one that later calls use
+    with backend._pool.borrowed() as connection:  # later calls use the same connection
         waiting = threading.Thread(target=connection.prepare, args=(60.0,))
         waiting.start()
         time.sleep(0.3)
-        # When the file is deleted before that ends
+        # When the file is deleted before that transaction ends
         for name in list(path.parent.iterdir()):
             name.unlink()
         theirs.execute("ROLLBACK")
         waiting.join()
     theirs.close()
-    # Then later calls do not write into the file that is gone
+    # Then later calls do not write into the deleted file
     backend.enqueue("q", [NewJob(b"new", "1")])
     with SqliteBackend(str(path)) as other:
         assert other.stats("q").ready == 1
@@ -304,12 +304,12 @@ def test_exchange_reports_its_verdicts_though_the_folder_is_gone_before_it_reser
         backend.enqueue("q", [NewJob(b"x", "1")])
         consumer = backend.consumer(["q"])
         (lease,) = consumer.reserve(1, 0)
-        remover = threading.Timer(0.3, folder.rename, (tmp_path / "elsewhere",))  # at once: SQLite writes in it
+        remover = threading.Timer(0.3, folder.rename, (tmp_path / "elsewhere",))  # atomic, unlike a deletion
         remover.start()
-        # When the folder goes while it waits: it looks at the file once a second
+        # When the folder disappears while the consumer waits, which checks the file once a second
         assert consumer.exchange([Ack(lease)], 1, 3.0) == ([None], [])
         remover.join()
-        # Then the next call says what is wrong
+        # Then the next call raises an error with this cause
         with pytest.raises(UrlInvalid, match="no folder"):
             consumer.reserve(1, 0)
 
@@ -318,7 +318,7 @@ def test_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path: 
     backend.enqueue("q", [NewJob(b"old", "1")])
     with SqliteBackend(str(tmp_path / "other.db")) as other:
         other.enqueue("q", [NewJob(b"new", "2")])
-    for log in ("jobs.db-wal", "jobs.db-shm"):  # SQLite would take an old log for the new file's
+    for log in ("jobs.db-wal", "jobs.db-shm"):  # otherwise SQLite would use the old log with the new file
         path.with_name(log).unlink()
     (tmp_path / "other.db").replace(path)
     assert [job.body for job in backend.jobs("q", State.READY).jobs] == [b"new"]
@@ -327,8 +327,9 @@ def test_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path: 
 def test_dropped_tables_raise_once_and_are_created_again(path: Path, backend: SqliteBackend) -> None:
     backend.enqueue("q", [NewJob(b"x", "1")])
     vandal = sqlite3.connect(path)
-    for table in ("jobs", "bodies", "queues", "schema"):
-        vandal.execute(f"DROP TABLE multiq_{table}")
+    vandal.execute("DROP VIEW multiq_opened")
+    for (table,) in vandal.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+        vandal.execute(f"DROP TABLE {table}")
     vandal.close()
     with pytest.raises(BackendCorrupt, match="dropped"):
         backend.enqueue("q", [NewJob(b"y", "2")])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from multiq.backend import NewJob, State
+from multiq.conformance.threads import HANGS
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable
+    from pathlib import Path
 
     from multiq_sqlite.backend import SqliteBackend
 
@@ -79,7 +81,7 @@ say("parent", consumer.reserve(1, 0)[0].id, backend.stats("q").ready)
 
 
 def test_forked_child_takes_locks_of_its_own(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
-    """A child that inherits SQLite's notes believes that it holds its parent's locks, and takes none itself."""
+    """If a child inherited SQLite's record of locks, it would rely on its parent's locks, and take none itself."""
     process = spawn(
         FORKS
         + """
@@ -103,7 +105,7 @@ os.waitpid(fork(child), 0)
 
 
 def test_fork_that_a_signal_interrupts_leaves_nothing_locked(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
-    # Given a fork that waits for another thread's call, and a signal handler that raises meanwhile
+    # Given a fork that waits for another thread's call, and a signal handler that raises during this wait
     process = spawn(
         FORKS
         + """
@@ -262,3 +264,38 @@ say("parent sees", backend.stats("q").ready)
     assert line(process) == "parent sees 50"
     assert len(backend.jobs("q", State.READY).jobs) == 50
     backend.enqueue("q", [NewJob(b"x", "after")])
+
+
+def test_a_consumer_that_the_collector_closes_during_a_fork_does_not_hang(tmp_path: Path) -> None:
+    # given a program in which a consumer is closed in the thread that forks, between the hooks of the fork. Python's
+    # garbage collector does this at any allocation
+    program = """
+import os, sys
+victims = []
+
+def collect():
+    for victim in victims:
+        victim.close()
+
+os.register_at_fork(after_in_child=collect, after_in_parent=collect)  # called before multiq's own hooks
+import multiq
+app = multiq.App(sys.argv[1])
+queue = app.queue()
+queue.enqueue(1)
+queue.reserve(0).ack()
+victims.append(queue)
+
+# when it forks
+child = os.fork()
+victims.clear()
+queue.enqueue(2)
+queue.reserve(0).ack()
+if child == 0:
+    os._exit(0)
+
+# then parent and child go on
+_, status = os.waitpid(child, 0)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+    ended = subprocess.run([sys.executable, "-c", program, f"sqlite:///{tmp_path}/jobs.db"], timeout=HANGS, check=False)
+    assert ended.returncode == 0

@@ -74,14 +74,14 @@ def test_empty_queue_leaves_nothing_behind(
 def test_current_pause_stays_and_causes_no_writes(
     backend: SqliteBackend, connect: Callable[..., sqlite3.Connection], jobs: Jobs
 ) -> None:
-    # Given a pause that is over in one queue, and goes on in another
+    # Given a pause that is over in one queue, and a pause that lasts in another queue
     backend.pause("over", 0.01)
     backend.pause("q", 60)
     time.sleep(0.02)
     with backend.consumer(["q", "over"]) as consumer:
         assert consumer.reserve(1, 0) == []
         app = connect()
-        assert [queue for queue, _ in app.execute("SELECT * FROM multiq_queues")] == ["q"]
+        assert [queue for (queue,) in app.execute("SELECT queue FROM multiq_queues")] == ["q"]
         # Then a consumer that looks again writes nothing
         version = app.execute("PRAGMA data_version").fetchone()
         assert [consumer.reserve(1, 0) for _ in range(3)] == [[]] * 3

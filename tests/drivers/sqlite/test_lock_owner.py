@@ -50,14 +50,14 @@ SCRIPT = """
 def test_callers_transaction_is_detected_at_once(
     spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path, how: str
 ) -> None:
-    # Given a program with one thread, which has the file locked by a transaction of its own, and waits up to a minute
+    # Given a program with one thread, whose own transaction locks the file, and with a timeout of a minute
     program = spawn(SCRIPT, path, how)
-    # When it uses the queue without connection=, then it is answer so, and what to do, at once
+    # When it uses the queue without connection=, then it gets an error at once, which names the cause and the way out
     answer = line(program)
     assert answer.startswith("True False ")
     assert "connection=" in answer
     assert str(path) in answer
-    # and goes on
+    # and after the error the program can continue
     assert line(program) == "2"
 
 
@@ -90,17 +90,17 @@ def test_lock_of_another_process_is_waited_for_and_named(
     backend: object,
 ) -> None:
     backend.stats("q")  # type: ignore[attr-defined]
-    # Given another process with the lock, while this one has a transaction that only reads
+    # Given another process with the lock, while a transaction of this process only reads
     locker = spawn(LOCKER, path)
     pid = line(locker)
-    # Then the error after the timeout says which process it is
+    # Then the error after the timeout names the process that has the lock
     impatient = spawn(ENQUEUE, path, 1.0)
     assert line(impatient) == "waits"
     assert re.match(rf"BackendTimeout .*process {pid}\b.*1 s", line(impatient))
-    # and an enqueue goes on when the other process has ended its transaction
+    # and an enqueue succeeds after the other process has ended its transaction
     patient = spawn(ENQUEUE, path, 60.0)
     assert line(patient) == "waits"
-    time.sleep(0.5)  # long enough for it to read the lock's owner
+    time.sleep(0.5)  # until it has read the lock's owner
     locker.communicate("\n")
     assert line(patient) == "done"
 
@@ -123,9 +123,9 @@ THREADS = """
 def test_lock_of_another_thread_is_waited_for(
     spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path
 ) -> None:
-    # Given a transaction that another thread commits after a while
+    # Given a transaction that another thread commits in time
     assert line(spawn(THREADS, path, 60.0, "yes")) == "done"
-    # Or too late: then the error says that it is this process, and what that may mean
+    # If that thread commits too late, the error says that this process has the lock, and what the cause may be
     answer = line(spawn(THREADS, path, 0.5, "no"))
     assert answer.startswith("BackendTimeout ")
     assert "this very process" in answer

@@ -42,7 +42,7 @@ def holder(path: Path) -> Iterator[sqlite3.Connection]:
 def test_process_stopped_inside_its_transaction_is_named(
     hasty: SqliteBackend, jobs: Jobs, spawn: Spawn, line: Line
 ) -> None:
-    # Given a process that was stopped with the lock in its hand
+    # Given a process that was stopped while it had the lock
     hasty.enqueue("q", jobs())
     consumer = hasty.consumer(["q"])
     (lease,) = consumer.reserve(1, 0)
@@ -57,7 +57,7 @@ def test_process_stopped_inside_its_transaction_is_named(
         hasty.path,
     )
     assert line(stopped) == "locked"
-    # Then writers get an error at the deadline, and not before
+    # Then writers get an error at their deadline, and not before
     started = time.monotonic()
     for call in (
         lambda: hasty.enqueue("q", jobs()),
@@ -70,24 +70,24 @@ def test_process_stopped_inside_its_transaction_is_named(
     assert time.monotonic() - started >= 3 * 0.3
     # And readers are not blocked
     assert hasty.stats("q").reserved == 1
-    # And when that process is killed, nothing it did is there, and all goes on
+    # And when that process is killed, its changes are rolled back, and other calls succeed
     stopped.send_signal(signal.SIGKILL)
     stopped.wait()
     assert consumer.settle([Ack(lease)]) == [None]
-    # And nothing that was enqueued meanwhile is stored: without the lock the outcome is certain
+    # And no job of the failed enqueues is stored: without the lock, nothing is uncertain
     assert hasty.queues() == []
 
 
 def test_exchange_reports_its_verdicts_whatever_fails_afterwards(
     hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
 ) -> None:
-    # Given an exchange that has settled and waits, and a program that takes the lock when the next job is due
+    # Given an exchange that has settled and waits, and a program that locks the file before the next job is due
     hasty.enqueue("q", [*jobs(), *jobs(1, delay=2)])
     consumer = hasty.consumer(["q"])
     (lease,) = consumer.reserve(1, 0)
     locker = threading.Timer(0.5, holder.execute, ("BEGIN IMMEDIATE",))
     locker.start()
-    # Then it answers for what it settled, and the next call says what is wrong
+    # Then the exchange returns the answers to its verdicts, and the next call raises the error
     assert consumer.exchange([Ack(lease)], 1, 30) == ([None], [])
     with pytest.raises(BackendTimeout):
         consumer.reserve(1, 0)
@@ -106,7 +106,7 @@ def test_lock_released_in_time_is_waited_for(backend: SqliteBackend, jobs: Jobs,
 
 
 def test_single_enqueues_wait_for_each_other(backend: SqliteBackend, spawn: Spawn) -> None:
-    """Each is a statement alone, which SQLite begins by reading, and refuses if another connection wrote meanwhile."""
+    """Each enqueue is one statement. SQLite refuses it if another connection writes between its read and its write."""
     # Given two processes and this one, which all enqueue one by one
     backend.stats("q")
     others = [
@@ -144,7 +144,8 @@ def test_single_enqueue_is_one_statement(
 
 
 def test_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection) -> None:
-    # Given nothing to do: a delayed job, a buried one, a ready one in a paused queue, and one in another queue
+    # Given jobs that cannot be handed out: a delayed job, a buried one, a ready one in a paused queue, and one in
+    # another queue
     hasty.enqueue("q", jobs(1, delay=1000))
     hasty.enqueue("q", jobs(1))
     consumer = hasty.consumer(["q", "paused"])
@@ -152,9 +153,9 @@ def test_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder: s
     hasty.enqueue("paused", jobs())
     hasty.pause("paused", 1000)
     hasty.enqueue("other", jobs())
-    # When another connection has the lock all the time
+    # When another connection always has the lock
     holder.execute("BEGIN IMMEDIATE")
-    # Then a consumer that waits longer than its patience with locks does not even notice
+    # Then a consumer that waits longer than its lock timeout raises no error
     assert consumer.reserve(1, 1.0) == []
     assert consumer.reserve(1, 0) == []
 
@@ -177,7 +178,7 @@ def test_idle_consumer_lets_the_log_restart(hasty: SqliteBackend, jobs: Jobs) ->
 
 
 def test_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jobs: Jobs) -> None:
-    # Given a fault that only a bury meets
+    # Given a trigger that makes each bury fail
     backend.enqueue("q", jobs(2))
     consumer = backend.consumer(["q"])
     first, second = consumer.reserve(2, 0)
@@ -185,12 +186,12 @@ def test_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jobs
     fault.execute(
         "CREATE TRIGGER fault BEFORE UPDATE ON multiq_jobs WHEN new.state = 3 BEGIN SELECT RAISE(ABORT, 'fault'); END"
     )
-    # When it comes in one batch with an ack
+    # When a bury is in one call with an ack
     with pytest.raises(BackendError, match="fault"):
         consumer.settle([Ack(first), Bury(second)])
     fault.execute("DROP TRIGGER fault")
     fault.close()
-    # Then neither was carried out, the lock is free, and both can be repeated
+    # Then neither verdict was carried out, the lock is free, and both can be repeated
     assert backend.stats("q").reserved == 2
     assert consumer.settle([Ack(first), Bury(second)]) == [None, None]
 
@@ -198,7 +199,7 @@ def test_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jobs
 @pytest.mark.parametrize("count", [1, 2])
 def test_keyboard_interrupt_leaves_no_open_transaction(backend: SqliteBackend, jobs: Jobs, count: int) -> None:
     class Interrupting:
-        """A clock, which is asked inside a transaction of several jobs, that raises KeyboardInterrupt."""
+        """A clock that raises KeyboardInterrupt. The driver reads this clock inside the transaction."""
 
         def __call__(self) -> int:
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import pytest
 from multiq.backend import Ack, NewJob, Release, State
 from multiq.driverkit.clock import SECOND
 from multiq.errors import JobNotFound
+from multiq_sqlite import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,21 +25,22 @@ NOT_UTF8 = "CAST(x'ff' AS TEXT)"
 
 @pytest.fixture
 def loose(path: Path, backend: SqliteBackend, connect: Callable[..., sqlite3.Connection]) -> sqlite3.Connection:
-    """The file with tables that are not STRICT, as every file made before."""
+    """A connection to the file, whose tables are not STRICT, like those of files from older versions."""
     backend.queues()
     sqlite = connect(isolation_level=None)
     texts = [text for (text,) in sqlite.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")]
     backend.close()
     for (name,) in sqlite.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
         sqlite.execute(f"DROP TABLE {name}")
+    sqlite.execute("DROP VIEW multiq_opened")
     for text in texts:
         sqlite.execute(text.replace(", STRICT", "").replace(" STRICT", ""))
-    sqlite.execute("INSERT INTO multiq_schema VALUES (2)")
+    sqlite.execute("INSERT INTO multiq_schema VALUES (?)", (schema.VERSION,))
     return sqlite
 
 
 def plant(sqlite: sqlite3.Connection, **changed: Any) -> None:
-    """A record of another program's. A value that begins with CAST is SQL."""
+    """Insert a record like another program. A value that begins with CAST is SQL."""
     values = {**GOOD, **changed}
     marks = [value if str(value).startswith("CAST(") else f":{name}" for name, value in values.items()]
     text = f"INSERT INTO multiq_jobs ({', '.join(values)}) VALUES ({', '.join(marks)})"  # noqa: S608 - of this page
@@ -46,7 +48,7 @@ def plant(sqlite: sqlite3.Connection, **changed: Any) -> None:
 
 
 def work_off(backend: SqliteBackend) -> list[str]:
-    """The ids of the jobs that are reserved and acked, one by one."""
+    """Reserve and ack all jobs, one by one. Returns their ids."""
     consumer = backend.consumer(["q"])
     done = []
     while leases := consumer.reserve(1, 0):
@@ -93,7 +95,7 @@ def test_malformed_record_is_buried_once_with_a_reason(
     assert any(name in (buried.reason or "") for name in record)
     assert isinstance(buried.body, bytes)
     assert backend.peek("q", buried.id).reason == buried.reason
-    # it can be kicked like any other, runs, and is never buried for that again
+    # the job can be kicked like any other job, and then it can be read
     assert backend.kick("q", 10) == 1
     assert work_off(backend) == [buried.id]
     assert backend.queues() == []
@@ -177,7 +179,8 @@ def test_malformed_pause_is_ended(
     backend: SqliteBackend, loose: sqlite3.Connection, queue: object, until: object
 ) -> None:
     name = queue if str(queue).startswith("CAST(") else ":queue"
-    loose.execute(f"INSERT INTO multiq_queues VALUES ({name}, :until)", {"queue": queue, "until": until})  # noqa: S608
+    text = f"INSERT INTO multiq_queues (queue, paused_until) VALUES ({name}, :until)"  # noqa: S608 - of this page
+    loose.execute(text, {"queue": queue, "until": until})
     backend.enqueue("q", [NewJob(b"1", "one")])
     assert backend.stats("q").paused_for is None
     assert backend.queues() == ["q"]

@@ -1,7 +1,7 @@
 """Power loss, by a model: a trace shows what had reached the disk (``tests/disk.py``).
 
-Two processes enqueue, ack and release under strace, beginning with a file that is not there yet. Then power is lost,
-offline, at many moments of that one trace, each in several ways, and the file that is left is opened.
+Two processes enqueue, ack and release under strace, and create the file. Then the model loses power at many moments
+of that trace, at each in several ways, and the test opens the file that is left.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 QUEUE = "mail"
-ROUNDS = int(os.environ.get("MULTIQ_TEST_POWER_ROUNDS", "150"))  # of each process: the log starts over once or more
+ROUNDS = int(os.environ.get("MULTIQ_TEST_POWER_ROUNDS", "150"))  # the log is restarted at least once
 MOMENTS = int(os.environ.get("MULTIQ_TEST_POWER_MOMENTS", "8"))
-BEGINS_A_LOG = ", 32, 0) = 32"  # a header of 32 bytes in its first place
-TORN = 2  # ways, beside the strict one
+BEGINS_A_LOG = ", 32, 0) = 32"  # a write of a log's header: 32 bytes at offset 0
+TORN = 2  # power losses per moment, in addition to the strict one
 
-#: writes what it has done: an enqueue returned (+), an ack begins (~), it returned (-)
+#: prints its calls: an enqueue returned (+), an ack begins (~), an ack returned (-)
 PRODUCER = """
 import os, sys
-from multiq.backend import Ack, NewJob, Release
+from multiq.backend import Ack, After, NewJob, Release
 from multiq_sqlite.backend import SqliteBackend
 
 path, diary, synchronous, rounds = sys.argv[1:]
@@ -55,7 +55,7 @@ for number in range(int(rounds)):
     if number % 3 == 2:
         first, second = consumer.reserve(2, 10)
         say("~" + first.id)
-        assert consumer.settle([Ack(first), Release(second)]) == [None, None]
+        assert consumer.settle([Ack(first, After(keep=3600, outcome=b"y" * 300)), Release(second)]) == [None, None]
         say("-" + first.id)
 # without a last word to the file, as one that loses power
 os._exit(os.waitstatus_to_exitcode(os.wait()[1]) if name == "a" else 0)
@@ -64,13 +64,13 @@ os._exit(os.waitstatus_to_exitcode(os.wait()[1]) if name == "a" else 0)
 
 @dataclass
 class Record:
-    """What the processes knew at some moment."""
+    """What the processes had printed before some moment."""
 
     enqueued: list[str] = field(default_factory=list)
     acking: set[str] = field(default_factory=set)
     acked: set[str] = field(default_factory=set)
     synced: int = 0
-    """How many enqueues had returned when the last sync of the log began that has completed."""
+    """How many enqueues had returned when the last completed sync of the log began."""
 
     def read(self, words: str) -> None:
         for word in words.split():
@@ -87,22 +87,25 @@ class Record:
 
 @dataclass
 class Found:
-    """What came of it, over all moments."""
+    """The results of the power losses at all moments."""
 
     failures: int = 0
     lost: int = 0
-    """Acknowledged enqueues that were gone, at the worst moment."""
+    """The number of acknowledged jobs that were lost, at the worst moment."""
     of: int = 0
-    """Jobs that had to be there at that moment."""
+    """The number of jobs that were acknowledged and not acked at that moment."""
     back: int = 0
-    """Jobs that had been acked and were there again, at the worst moment."""
+    """The number of acked jobs that were stored again, at the worst moment."""
     damaged: list[str] = field(default_factory=list)
     holes: list[str] = field(default_factory=list)
-    """Jobs that were gone though later ones of the same process were there."""
+    """Lost jobs of which a later job of the same process was not lost."""
     old: list[str] = field(default_factory=list)
-    """Jobs that were gone though the log had been synced since."""
+    """Lost jobs after whose enqueue the log had been synced."""
+    apart: list[str] = field(default_factory=list)
+    """Acked jobs that were stored together with their outcome, or gone without an outcome."""
     logs: int = 0
-    """How often the log was begun: from the second time on it overwrites what was moved into the file."""
+    """How often the log was started from its beginning. Each time after the first, it overwrites changes that were
+    moved into the file."""
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +114,7 @@ def _can_trace() -> None:
 
 
 def trace(folder: Path, synchronous: str) -> list[str]:
-    """What the processes did, as strace tells it."""
+    """Run the processes, and return the lines of strace."""
     store, diary, notes = folder / "store", folder / "diary", folder / "trace"
     store.mkdir()
     diary.touch()
@@ -121,7 +124,7 @@ def trace(folder: Path, synchronous: str) -> list[str]:
 
 
 def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
-    """At many moments of a trace, from the first call on."""
+    """Lose power at many moments of a trace, and check the file that is left."""
     whole = list(calls(lines))
     store, diary = folder / "store", str(folder / "diary")
     said = next(at for at, call in enumerate(whole) if call.path == diary)
@@ -156,25 +159,28 @@ def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
 
 
 def judge(folder: Path, image: dict[str, bytes], record: Record, found: Found) -> None:
-    """Open what is left, as SQLite does after a failure of power: the index of the log is rebuilt."""
+    """Open the files that are left, as SQLite does after a power failure: the index of the log is rebuilt."""
     folder.mkdir()
     for name, content in image.items():
         if not name.endswith("-shm"):
             (folder / name).write_bytes(content)
     there: set[str] = set()
+    kept: set[str] = set()
     with contextlib.closing(sqlite3.connect(folder / "jobs.db")) as db:
         (status,) = db.execute("PRAGMA integrity_check").fetchone()
         if status != "ok":
             found.damaged.append(f"failure {found.failures}: {status}")
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'multiq_jobs'").fetchone():
             there = {str(job_id) for (job_id,) in db.execute("SELECT id FROM multiq_jobs")}
+            kept = {str(job_id) for (job_id,) in db.execute("SELECT id FROM multiq_outcomes")}
     lost = set(record.waiting) - there
     if len(lost) >= found.lost:
         found.lost, found.of = len(lost), len(record.waiting)
     found.back = max(found.back, len(record.acked & there))
+    found.apart += sorted((there & kept) | ((record.acking & set(record.enqueued[: record.synced])) - there - kept))
     found.old += sorted(lost & set(record.enqueued[: record.synced]))
     found.holes += [job_id for job_id in lost if any(one[0] == job_id[0] and one > job_id for one in there)]
-    # and it can be worked with
+    # and the file can still be used
     with SqliteBackend(str(folder / "jobs.db"), synchronous="normal") as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [NewJob(b"x", "later")])
         assert consumer.reserve(1, 0)
@@ -187,18 +193,19 @@ def test_power_failure_loses_nothing_that_the_setting_keeps(synchronous: str, tm
     assert found.damaged == []
     assert found.holes == []
     assert found.old == []
+    assert found.apart == []
     assert found.logs > 1
     if synchronous == "full":
         assert (found.lost, found.back) == (0, 0)
-    else:  # it syncs when the log is moved into the file, and no sooner
+    else:  # with "normal", SQLite syncs only when it moves the log into the file
         assert found.lost
 
 
 @pytest.mark.long
 def test_power_loss_model_detects_an_unsynced_file(tmp_path: Path) -> None:
-    # Given a setting that no URL takes: SQLite leaves all to the kernel
+    # Given synchronous=off, which no URL allows: SQLite never syncs
     found = lose_power(tmp_path, trace(tmp_path, "off"), random.Random(7))
-    # Then power failures take what was acknowledged, and leave files that cannot be read
+    # Then acknowledged jobs are lost, and some files cannot be read
     print(f"synchronous=off: {found}")
     assert found.lost
     assert found.damaged

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlite_versions import VERSION_1, VERSION_2
 
 from multiq.backend import Ack, NewJob, State
 from multiq.driverkit.clock import SECOND
@@ -19,30 +21,6 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
     from pathlib import Path
-
-VERSION_1 = """
-CREATE TABLE multiq_schema (version INTEGER NOT NULL);
-CREATE TABLE multiq_jobs (
-    seq INTEGER PRIMARY KEY,
-    queue TEXT NOT NULL,
-    id TEXT NOT NULL,
-    state INTEGER NOT NULL,
-    priority INTEGER NOT NULL,
-    due_at INTEGER NOT NULL,
-    ttr INTEGER NOT NULL,
-    enqueued_at INTEGER NOT NULL,
-    attempt INTEGER NOT NULL DEFAULT 0,
-    crashes INTEGER NOT NULL DEFAULT 0,
-    token INTEGER,
-    reason TEXT,
-    body BLOB
-);
-CREATE UNIQUE INDEX multiq_jobs_id ON multiq_jobs (queue, id);
-CREATE INDEX multiq_jobs_ready ON multiq_jobs (queue, priority) WHERE state = 0;
-CREATE INDEX multiq_jobs_waiting ON multiq_jobs (queue, state, due_at) WHERE state <> 0;
-CREATE TABLE multiq_queues (queue TEXT PRIMARY KEY, paused_until INTEGER NOT NULL) WITHOUT ROWID;
-INSERT INTO multiq_schema (version) VALUES (1);
-"""
 
 
 @pytest.fixture
@@ -58,10 +36,13 @@ def old_file(path: Path) -> Path:
     return path
 
 
-def test_upgraded_file_is_like_a_new_one(old_file: Path, tmp_path: Path) -> None:
-    SqliteBackend(str(old_file)).queues()
+@pytest.mark.parametrize("tables", [VERSION_1, VERSION_2], ids=["version 1", "version 2"])
+def test_upgraded_file_is_like_a_new_one(tables: str, path: Path, tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as sqlite:
+        sqlite.executescript(tables)
+    SqliteBackend(str(path)).queues()
     SqliteBackend(str(tmp_path / "new.db")).queues()
-    assert _tables(old_file) == _tables(tmp_path / "new.db")
+    assert _tables(path) == _tables(tmp_path / "new.db")
 
 
 def test_jobs_survive_an_upgrade(old_file: Path) -> None:
@@ -81,13 +62,13 @@ def test_jobs_survive_an_upgrade(old_file: Path) -> None:
 
 
 def test_failed_upgrade_changes_nothing(old_file: Path) -> None:
-    # Given an old file whose upgrade stumbles at its second step
+    # Given an old file whose upgrade fails at its second statement
     sqlite = sqlite3.connect(old_file)
     sqlite.execute("CREATE TABLE multiq_bodies (somebody_elses)")
     sqlite.close()
     with pytest.raises(BackendCorrupt, match="already exists"):
         SqliteBackend(str(old_file)).queues()
-    # Then it is still whole and old
+    # Then the file still has all of version 1, and nothing newer
     sqlite = sqlite3.connect(old_file)
     assert sqlite.execute("SELECT version FROM multiq_schema").fetchall() == [(1,)]
     assert "kicks" not in [row[1] for row in sqlite.execute("PRAGMA table_info(multiq_jobs)")]
@@ -146,14 +127,47 @@ def test_script_is_split_into_statements() -> None:
         ["CREATE", "INDEX"],
         ["CREATE", "INDEX"],
         ["CREATE", "TABLE"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "INDEX"],
         ["CREATE", "TRIGGER"],
         ["CREATE", "TABLE"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "UNIQUE"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "UNIQUE"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "UNIQUE"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "VIEW"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TRIGGER"],
         ["INSERT", "INTO"],
     ]
 
 
 def _tables(path: Path) -> dict[str, object]:
-    """What a file's tables are, whatever the order of columns and the spelling of spaces."""
+    """The tables of a file, without the order of their columns and without differences in blanks."""
     sqlite = sqlite3.connect(path)
     found: dict[str, object] = {}
     for kind, name, text in sqlite.execute(

@@ -34,7 +34,7 @@ def backend(path: Path, clock: ManualClock) -> Iterator[SqliteBackend]:
 def test_hundred_thousand_jobs_due_at_once_are_reserved_in_order(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given so many jobs, of which each tenth is urgent, all due in the same instant
+    # Given many jobs, one in ten of them urgent, all due at the same moment
     for start in range(0, MANY, 5000):
         batch = [
             NewJob(b"", f"{number:06}", delay=60.0, priority=0 if number % 10 == 9 else 1024)
@@ -44,14 +44,14 @@ def test_hundred_thousand_jobs_due_at_once_are_reserved_in_order(
     clock.advance(60)
     consumer = backend.consumer(["q"])
     pauses: list[float] = []
-    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pauses.append)  # taken between two transactions
-    # When all are taken
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pauses.append)  # the pause between two slices
+    # When a consumer reserves all jobs
     ids: list[str] = []
     leases = consumer.reserve(1000, 0)
     while leases:
         ids += [lease.id for lease in leases]
         _, leases = consumer.exchange([Ack(lease) for lease in leases], 1000, 0)
-    # Then the urgent ones came first, each kind in the order of its enqueue
+    # Then the urgent jobs came first, and within each priority the jobs came in the order of their enqueues
     urgent = [f"{number:06}" for number in range(9, MANY, 10)]
     others = [f"{number:06}" for number in range(MANY) if number % 10 != 9]
     assert ids == urgent + others
@@ -63,7 +63,7 @@ def test_hundred_thousand_jobs_due_at_once_are_reserved_in_order(
 def test_bulk_moves_are_made_in_slices(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    # Given small slices, and several of them to move
+    # Given jobs for several small slices
     monkeypatch.setattr("multiq_sqlite.backend.SLICE", 10)
     monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
     assert sqlite_jobs.SLICE == 10
@@ -76,7 +76,7 @@ def test_bulk_moves_are_made_in_slices(
     with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         sqlite.set_trace_callback(statements.append)
-    # When they are moved
+    # When a call moves the jobs
     if name == "promote":
         assert len(backend.jobs("q", State.READY).jobs) == 35
     elif name == "kick":
@@ -86,7 +86,7 @@ def test_bulk_moves_are_made_in_slices(
         ]
     else:
         assert backend.purge("q", [State.READY]) == 35
-    # Then it took as many transactions
+    # Then this took as many transactions as there are slices
     assert (
         len([text for text in statements if text.startswith("COMMIT")]) == {"promote": 4, "kick": 3, "purge": 4}[name]
     )
@@ -119,7 +119,8 @@ def test_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: SqliteB
     steps: list[int] = []
     with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
-        sqlite.set_progress_handler(lambda: steps.append(1), 100)  # called after so many steps of SQLite's machine
+        # called after this number of steps of SQLite's machine
+        sqlite.set_progress_handler(lambda: steps.append(1), 100)
     # When they are listed page by page
     costs: list[int] = []
     ids: list[str] = []
@@ -130,7 +131,7 @@ def test_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: SqliteB
         costs.append(len(steps))
         ids += [job.id for job in page.jobs]
         after = page.after
-    # Then each page costs about the same, and each job is on one
+    # Then each page costs about the same, and each job is on one page
     assert ids == [f"{number:05}" for number in range(20_000)]
     assert max(costs) < 2 * costs[0]
 
@@ -145,9 +146,9 @@ def test_earlier_queue_does_not_wait_for_due_jobs_of_a_later_one(
     consumer = backend.consumer(["early", "late"])
     statements: list[str] = []
     consumer._connection._open(1.0).set_trace_callback(statements.append)
-    # When more is asked for than the earlier queue has
+    # When a reserve asks for more jobs than the earlier queue has
     assert [lease.id for lease in consumer.reserve(10, 0)] == ["early"]
-    # Then what it has comes with the first slice of the later one
+    # Then it returns that queue's jobs after one slice of the later queue
     assert statements.count("COMMIT") == 1
 
 
@@ -164,7 +165,7 @@ def test_reserve_ends_while_jobs_keep_becoming_due(
         slices.append(seconds)
         clock.advance(1)
 
-    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pass_on)  # taken between two slices
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pass_on)  # replaces the pause between two slices
     assert [lease.id for lease in backend.consumer(["q"]).reserve(1, 0)] == ["0000"]
     assert len(slices) == 3
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def other_process(backend: SqliteBackend, spawn: Spawn) -> Callable[[], None]:
-    """Has another process enqueue a job whose body is the time at which it did."""
+    """Lets another process enqueue a job whose body is the time of its enqueue."""
     backend.stats("q")
     producer = spawn(
         """
@@ -73,12 +73,12 @@ def test_job_of_another_process_wakes_a_consumer(
         for _ in range(3):
             threading.Timer(idle, other_process).start()
             (lease,) = consumer.reserve(1, 60)
-            # how soon is for the benchmark to say; here, that it is not the end of the wait which finds the job...
+            # the consumer gets the job long before its wait ends; a benchmark measures how soon
             assert time.monotonic() - float(lease.body) < 30
             consumer.settle([Ack(lease)])
         return consumer._waiter._relies_on_hints
 
-    # ...and that where there are hints, no job came without one; on a busy machine a hint may be late once or twice
+    # if the system has hints, each job came with a hint; on a busy machine one or two hints may be late
     assert any(no_job_came_without_a_hint() for _ in range(3))
 
 
@@ -86,7 +86,7 @@ def test_job_of_another_process_wakes_a_consumer(
 def test_consumer_stops_relying_on_missing_hints(
     backend: SqliteBackend, other_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Given a kernel that watches a file without writes
+    # Given a consumer that watches a file to which no process writes
     (tmp_path / "else-wal").touch()
     misled = FileWatch.of(str(tmp_path / "else-wal"))
     monkeypatch.setattr(FileWatch, "of", lambda _: misled)
@@ -166,12 +166,12 @@ def test_idle_consumer_uses_little_cpu(backend: SqliteBackend) -> None:
         consumer.reserve(1, 2.0)
         return time.process_time() - before
 
-    # benchmarks tell how little; this fails if it looks all the time, and holds on a slow and busy machine
+    # seconds of CPU time: a consumer that polls all the time uses more, even on a slow machine
     is_quiet(spent, 0.2)
 
 
 def test_many_consumers_get_all_jobs_once(path: Path, jobs: Jobs) -> None:
-    backend = SqliteBackend(str(path), timeout=100.0)  # six that write at once wait long on a busy machine
+    backend = SqliteBackend(str(path), timeout=100.0)  # on a busy machine, six writers wait long for one another
     taken: list[str] = []
 
     def take() -> None:
@@ -191,7 +191,7 @@ def test_many_consumers_get_all_jobs_once(path: Path, jobs: Jobs) -> None:
 
 
 def test_listener_that_left_is_not_released() -> None:
-    """It may be closed by then, and the number of its file that of a socket of the application's."""
+    """The file of the listener may be closed by then, and its number may belong to a socket of the application."""
     notifier = Notifier()
     begun, go_on = threading.Event(), threading.Event()
     order: list[str] = []
