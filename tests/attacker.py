@@ -1,6 +1,6 @@
-"""A proxy between a client and its server that changes what the server replies at random: one reply, or all of them.
+"""A proxy that changes a server's replies at random: one reply, or all of them.
 
-The traffic is that of the real server, so that a change meets what a driver reads at that moment: lengths, counts,
+The proxy changes replies of the real server. So a change affects what a driver reads at that moment: lengths, counts,
 types, numbers, texts. The same seed changes the same reply in the same way as long as the traffic is the same.
 
     with Attacker((host, port)) as attacker:
@@ -81,7 +81,7 @@ class Attacker:
         self._set(_honest)
 
     def garble(self, seed: int, at: int, *, times: int = 1) -> None:
-        """Change *times* pieces, beginning with the one that comes after *at* others from now on."""
+        """Forward the next *at* pieces of data, and then change *times* pieces."""
         rng = random.Random(seed)
 
         def change(number: int, data: bytes, client: socket.socket) -> None:
@@ -93,7 +93,7 @@ class Attacker:
         self._set(change)
 
     def dribble(self, every: float, *, since: int = 0) -> None:
-        """Forward one byte each *every* seconds, from piece number *since* on."""
+        """Forward one byte per *every* seconds, from piece number *since* on."""
 
         def change(number: int, data: bytes, client: socket.socket) -> None:
             if number < since:

@@ -1,4 +1,4 @@
-"""What all tests share: assertions in helper modules show their values, and settings of the machine have no effect."""
+"""For all tests: assertions in helper modules show their values, and settings of the machine have no effect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes", "waits")
 
-# fixtures for a command line on a SQLite file and for a store on each backend; and which of their rows are long
+# shell: a command line on a SQLite file. stores: a store on each backend. turns: which rows run only in make test-long.
 pytest_plugins = ["shell", "stores", "turns"]
 
 # a shell starts background processes with these signals ignored, as nohup does, and the tests' children inherit that
@@ -29,6 +29,14 @@ hypothesis.settings.register_profile("busy", deadline=None, suppress_health_chec
 hypothesis.settings.load_profile("busy")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the long tests more time than the others, because some of them take two minutes on a machine with nothing
+    else to do."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))  # seconds
+
+
 def pytest_collection_finish() -> None:
     """Exclude the 300,000 objects of the collected tests from garbage collection: they live until the end anyway."""
     gc.collect()
@@ -36,8 +44,8 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _what_is_left_open_is_told_of_its_own_module() -> Iterator[None]:
-    """Collect garbage after each module: a socket or file left open is an error then, and not in a later module.
+def _unclosed_files_fail_their_own_module() -> Iterator[None]:
+    """Collect garbage after each module, so that a socket or file left open fails this module and not a later one.
 
     ``PYTHONTRACEMALLOC=20`` shows where it was opened.
     """

@@ -1,10 +1,10 @@
-"""A model of a disk that loses power: which parts of a folder's files had reached it, by a trace of writes and syncs.
+"""A model of a disk that loses power. A trace of writes and syncs shows which data had reached the disk.
 
-``kill -9`` proves nothing about disks, because the kernel still writes what it has. Here each call is followed in the
-order of the trace: written data is in memory until a sync of its file that began later has completed; the creation or
-removal of a file is in memory until the folder is synced. A power failure leaves what had reached the disk
-(``strict``), or besides that any part of the rest, in sectors of 512 bytes, in any order (``torn``). A pulled plug can
-do more harm: the disk of the model completes each sync that it reports, and writes a sector whole or not at all.
+``kill -9`` proves nothing about disks, because the kernel still writes its buffers. The model follows the calls in the
+order of the trace. Written data is in memory until a later sync of its file has completed. The creation or removal of a
+file is in memory until the folder is synced. After a power failure, the disk has the synced data (``strict``). It may
+also have any part of the rest, in sectors of 512 bytes, in any order (``torn``). A real power failure can do more harm:
+the model's disk completes each sync that it reports, and writes a sector whole or not at all.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def calls(lines: Iterable[str]) -> Iterator[Call]:
 
 
 def written(call: Call) -> bytes:
-    """The data that a call writes."""
+    """The data that the call writes."""
     return b"".join(_decoded(text) for text in _QUOTED.findall(call.rest))
 
 

@@ -1,7 +1,4 @@
-"""Faults of a server and of the connections to it, as far as they are the same for each kind of server.
-
-The tests of each driver say which fault is made and what must hold afterwards; here are the functions that they call.
-"""
+"""Checks that the tests of several drivers call: what must hold during and after a fault of a server or connection."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def numbers(diary: Path, word: str) -> list[int]:
 
 @contextlib.contextmanager
 def stopped(server: Server) -> Iterator[None]:
-    """In the block the server is stopped: the kernel takes what is sent, and nothing is answered."""
+    """Stop the server for the duration of the block. The kernel still accepts data, and no call is answered."""
     server.pause()
     try:
         yield
@@ -60,7 +57,7 @@ def stopped(server: Server) -> Iterator[None]:
 
 
 def verbs(backend: Backend, consumer: Consumer, lease: Lease) -> dict[str, Callable[[], object]]:
-    """A call of each verb, by its name, except ``reserve``, which has tests of its own."""
+    """The calls of all operations, by name, except ``reserve``, which has tests of its own."""
     return {
         "enqueue": lambda: backend.enqueue(QUEUE, [new()]),
         "settle": lambda: consumer.settle([Ack(lease)]),
@@ -110,7 +107,7 @@ def an_enqueue_in_doubt_can_be_repeated(server: Server, url: str) -> None:
 def outlives_a_stop(server: Server, url: str, folder: Path, *, seconds: float = 0.0) -> None:
     """A worker on this URL runs the jobs enqueued before and after a stop of the server.
 
-    The stop lasts until the worker has noticed it, and *seconds* longer.
+    The stop lasts until the worker has noticed the stop, and *seconds* longer.
     """
     with worker(folder, url, "threads=2") as process:
         process.wait_until_working()
@@ -174,7 +171,7 @@ def leaves_no_open_file(turn: Callable[[], None]) -> None:
 
 
 class Load:
-    """A thread that enqueues ``quick`` jobs one after the other while the block lasts, and notes each answer."""
+    """A thread that enqueues ``quick`` jobs one after the other while the block lasts, and records each answer."""
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
@@ -219,7 +216,7 @@ class Load:
 
 
 def no_acknowledged_job_is_lost(server: Server, url: str, folder: Path, end: str) -> None:
-    """No job stays uncertain, either: the ids are ours, so that an enqueue without an answer is repeated."""
+    """An enqueue without an answer is repeated under the same ids, so no job stays uncertain, either."""
     with worker(folder, url, "threads=2") as process:
         with Load() as load:
             # When the server ends in the middle of the load, three times
@@ -229,7 +226,7 @@ def no_acknowledged_job_is_lost(server: Server, url: str, folder: Path, end: str
                 time.sleep(0.2)
                 server.start()
             load.goes_on(what=lambda: process.log)
-        # Then the worker goes on by itself, and does every job whose enqueue was acknowledged
+        # Then the worker continues by itself, and does every job whose enqueue was acknowledged
         until(lambda: set(load.acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
         until(lambda: app.backend.queues() == [])
     assert load.uncertain == []

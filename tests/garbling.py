@@ -1,4 +1,4 @@
-"""An attack on a driver: every verb is called with one changed reply, and then the driver must work normally again."""
+"""An attack on a driver: every operation is called with one changed reply. Then the driver must work normally again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HANG = 20.0  # seconds: a call that takes longer hangs, as its timeout is a fra
 
 
 def calls(backend: Backend) -> list[Callable[[], Any]]:
-    """A call of every verb, on jobs that exist."""
+    """A call of every operation, on jobs that exist."""
     consumer = backend.consumer(["q", "r"])
     ids = [new_id() for _ in range(4)]
 
@@ -90,11 +90,11 @@ def recovers(backend: Backend) -> None:
         with contextlib.suppress(BackendError):
             backend.stats("q")
             return
-    pytest.fail("nothing is answered any more, though the server is well")
+    pytest.fail("the driver gets no more answers, although the server works")
 
 
 def is_well(backend: Backend, queue: str) -> None:
-    """Everything works at once: no reply of an earlier call is left over. A call may still meet a dead connection."""
+    """All calls work at once, so no reply of an earlier call is left over. A call may still get a dead connection."""
     with contextlib.suppress(BackendError):
         backend.stats(queue)
     (job_id,) = backend.enqueue(queue, [NewJob(b"well", new_id())])

@@ -1,8 +1,9 @@
 """A driver for a weak store, written for the tests: jobs as files in a plain folder, ``folder:///path``.
 
-It can do as much as a cloud queue like SQS: no look at single jobs, no delete by id, no pause, no purge, no priorities,
-delays of 15 minutes at most. A job is a file in the folder of its queue. What is known of it is in the file's name, so
-each change is one rename, which is atomic; a lock on the whole folder keeps two processes apart.
+It can do as much as a cloud queue like SQS. It cannot show single jobs, delete by id, pause or purge. It has no
+priorities, and delays jobs by 15 minutes at most. A job is a file in the folder of its queue. The file holds the body,
+and its name all other data. So each change is one rename, which is atomic. A lock on the whole folder keeps two
+processes apart.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def _lock_of(_generation: int) -> threading.Lock:
 
 
 def _one_thread() -> threading.Lock:
-    """Keeps threads apart: the system's lock belongs to the whole process. A forked child has its own."""
+    """The lock for this process's threads, which the system's lock does not separate. A forked child gets a new one."""
     return _lock_of(forks.generation)
 
 
 class JobFile(NamedTuple):
-    """A job as its file's name tells it. Times are nanoseconds."""
+    """A job, parsed from its file's name. Times are nanoseconds."""
 
     state: str
     place: int
@@ -166,7 +167,7 @@ class FolderBackend(Backend):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
-        """Hold the folder's lock. Yields the time. Raises ``BackendUnavailable`` for what the system refuses."""
+        """Hold the folder's lock. Yields the time. Raises ``BackendUnavailable`` for errors of the system."""
         try:
             if self._create:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -287,4 +288,4 @@ class FolderConsumer(Consumer):
         self._interrupted = True
 
     def close(self) -> None:
-        """What is reserved is left to its lease's end."""
+        """Reserved jobs stay reserved until their leases end."""

@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 #: at how many positions ``make test`` cuts what a call sends or receives; ``make test-long`` cuts at each position
-MOST = [12, pytest.param(None, marks=pytest.mark.long)]
+MOST = [6, pytest.param(None, marks=pytest.mark.long)]
 
 
 def some(every: Sequence[int], most: int | None) -> Sequence[int]:
-    """At most *most* of these positions, spread evenly, the first and the last among them; None: all."""
+    """At most *most* of these positions, evenly spread, including the first and the last one; None: all."""
     if most is None or len(every) <= most:
         return every
     return [every[number * (len(every) - 1) // (most - 1)] for number in range(most)]

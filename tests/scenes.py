@@ -28,13 +28,13 @@ class Stage:
 
     proxy: Proxy
     server: Any
-    """The server, as the driver's tests know it."""
+    """The server, through the interface that the driver's tests use."""
     there: Backend
     """A backend that is connected without the proxy."""
     backend: Backend
     consumer: Consumer
     wipe: Callable[[], object]
-    """Removes all jobs, behind multiq's back."""
+    """Removes all jobs, without multiq."""
     leases: list[Lease] = field(default_factory=list)
 
     def clear(self) -> None:
@@ -71,7 +71,7 @@ class Stage:
 
 @dataclass
 class Scene:
-    """A test of one verb."""
+    """A test of one operation."""
 
     given: Callable[[Stage], object]
     act: Callable[[Stage], Any]

@@ -28,7 +28,7 @@ def require() -> None:
 def noting(calls: str, file: Path, command: Sequence[str], *, data: int = 0) -> list[str]:
     """A command that runs *command*, and records its *calls* in *file*, with the path of the file that each is on.
 
-    *data*: how many bytes of what is written are recorded, too; then all texts are in hexadecimal digits: ``\\x2f``.
+    *data*: the number of written bytes that are recorded, too; then all texts are in hexadecimal digits: ``\\x2f``.
     """
     how = ["-xx", "-s", str(data)] if data else ["-s", "0"]
     return ["strace", "-f", "-y", *how, "-e", f"trace={calls}", "-o", str(file), *command]

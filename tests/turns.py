@@ -4,6 +4,9 @@ The mode of a worker and its store matter to few of the worker's tests, and a pr
 Of a test with such a parameter, ``make test`` runs each value of the other parameters, and no more rows than these
 need. Which rows it runs depends on the test's name, so that each mode and store is used by some test. This holds for
 tests in ``tests/integration``, and elsewhere for tests that are marked ``few_rows``.
+
+Of the conformance suite's topics about outcomes, memos, held jobs, steps, notes, unique keys, limits and schedules,
+``make test`` runs each test in memory and on one of SQLite, Redis and MySQL.
 """
 
 from __future__ import annotations
@@ -20,14 +23,48 @@ if TYPE_CHECKING:
 #: parameters of which ``make test`` runs at least one value, and not all
 IN_TURN = frozenset({"mode", "store", "url"})
 
+#: topics of the conformance suite of which ``make test`` runs each test on one of these stores
+_SHARED_TOPICS = frozenset(
+    {
+        "TestCompareAndSet",
+        "TestDetails",
+        "TestHeldJobs",
+        "TestHolds",
+        "TestLimits",
+        "TestLimitsUnique",
+        "TestLimitsWaking",
+        "TestMemos",
+        "TestNotes",
+        "TestOneStep",
+        "TestOneStepEverywhere",
+        "TestOutcomes",
+        "TestPermits",
+        "TestSchedules",
+        "TestSteps",
+        "TestUnique",
+        "TestUniqueKicks",
+        "TestUniqueReplace",
+    }
+)
+_SHARING_STORES = ("sqlite", "redis", "mysql")
+
 _QUICK = "not long"  # the marker expression of ``make test``
 
 
-def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
     """Do not even collect tests that ``make test`` leaves out as a whole: each of its processes collects all tests."""
-    if collector.config.option.markexpr == _QUICK and _is_long(obj):
-        return []
-    return None
+    if collector.config.option.markexpr != _QUICK:
+        return None
+    return [] if _is_long(obj) or _has_turn_elsewhere(collector, name) else None
+
+
+def _has_turn_elsewhere(topic: pytest.Collector | None, test: str) -> bool:
+    """Whether ``make test`` runs this test of the conformance suite on another store."""
+    if topic is None or topic.name not in _SHARED_TOPICS or topic.path.name != "test_conformance.py":
+        return False
+    store = topic.path.parent.name
+    turn = _SHARING_STORES[zlib.crc32(test.encode()) % len(_SHARING_STORES)]
+    return store in {*_SHARING_STORES, "beanstalk"} and turn != store
 
 
 def _is_long(obj: object) -> bool:
@@ -42,6 +79,8 @@ Rows = dict[pytest.Item, frozenset[tuple[str, str]]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     matrices: Mapping[str, Rows] = collections.defaultdict(dict)
     for item in items:
+        if isinstance(item, pytest.Function) and _has_turn_elsewhere(item.getparent(pytest.Class), item.originalname):
+            item.add_marker(pytest.mark.long)
         is_about_workers = item.path.parent.name == "integration" and not item.path.name.startswith("test_cli")
         is_marked = item.get_closest_marker("few_rows") is not None
         if (is_about_workers or is_marked) and isinstance(item, pytest.Function) and hasattr(item, "callspec"):

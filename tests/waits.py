@@ -19,7 +19,7 @@ TRIES = 4
 def is_quiet(measured: Callable[[], float], most: float) -> None:
     """At least one of ``TRIES`` measurements of an idle time is at most *most*.
 
-    A busy machine disturbs some measurements, and a fault disturbs all of them.
+    A busy machine disturbs some measurements, but a fault disturbs all of them.
     """
     seen: list[float] = []
     while not seen or seen[-1] > most:
@@ -43,7 +43,7 @@ def woken_by_time(backend: Backend, end: str) -> None:
 
 
 def woken_by_interrupt(consumer: Consumer, idle: float) -> None:
-    """An interrupt ends the wait during which it comes; one that comes between waits ends the next wait."""
+    """An interrupt ends the wait during which it comes; an interrupt between two waits ends the next wait."""
     threading.Timer(idle, consumer.interrupt).start()
     assert consumer.reserve(1, 100) == []
     consumer.interrupt()

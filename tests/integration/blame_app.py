@@ -40,12 +40,9 @@ for _kind in (events.JobTimedOut, events.JobOverdue, events.JobFailed, events.Jo
     _listen(_kind)
 
 
-def _retried(job: JobContext, _error: BaseException) -> None:
-    note("on_retry", _number(job))
-
-
-def _gave_up(job: JobContext, _error: BaseException) -> None:
-    note("on_failure", _number(job))
+class Told(multiq.Middleware):
+    def ended(self, job: JobContext, ending: multiq.Ending) -> None:
+        note(f"ended:{ending.verdict}", _number(job))
 
 
 def where_it_hangs(way: str) -> None:
@@ -58,13 +55,13 @@ def where_it_hangs(way: str) -> None:
             time.sleep(0.01)
 
 
-@app.task(ttr=30, timeout=0.3, max_attempts=2, backoff=0.05, on_retry=_retried, on_failure=_gave_up)
+@app.task(ttr=30, timeout=0.3, max_attempts=2, backoff=0.05, middleware=[Told()])
 def hang(number: int, way: str) -> None:
     note("start", number)
     where_it_hangs(way)
 
 
-@app.task(ttr=30, timeout=0.3, max_attempts=2, backoff=0.05, on_retry=_retried, on_failure=_gave_up)
+@app.task(ttr=30, timeout=0.3, max_attempts=2, backoff=0.05, middleware=[Told()])
 async def ahang(number: int, way: str) -> None:
     """Blocks the loop of its process."""
     note("start", number)
@@ -91,7 +88,7 @@ async def block(number: int, seconds: float) -> None:
     """Blocks the loop for less than its time limit."""
     note("start", number)
     await asyncio.sleep(0.1)
-    time.sleep(seconds)  # noqa: ASYNC251 - the mistake that it is
+    time.sleep(seconds)  # noqa: ASYNC251 - blocks the loop on purpose
     note("end", number)
 
 
@@ -120,7 +117,7 @@ async def leave_timer(number: int) -> None:
 
 @app.task(ttr=30, timeout=0.5, max_attempts=3)
 async def hold_by_thread(number: int) -> None:
-    """A thread of this job has the loop call what blocks it, which belongs to no job then. Only the first time."""
+    """In the first run, a thread of this job schedules a callback without the job's context, which blocks the loop."""
     note("start", number)
     await asyncio.sleep(0.1)
     if multiq.current_job().attempt == 1:
@@ -132,7 +129,7 @@ async def hold_by_thread(number: int) -> None:
 
 @app.task(ttr=600)
 def rest(number: int, seconds: float) -> None:
-    """A plain function, for the threads beside the loop."""
+    """A plain function, which runs on a thread and not on the loop."""
     note("start", number)
     time.sleep(seconds)
     note("end", number)
@@ -140,10 +137,10 @@ def rest(number: int, seconds: float) -> None:
 
 @app.task(ttr=1, max_crashes=0)
 def stop_us(number: int) -> None:
-    """Stops its process, as a debugger does. The second time it is over at once."""
+    """Stops its process, as a debugger does. The second run returns at once."""
     note("start", number)
     if os.environ.get("BLAME_STOPS") == "1":
-        # to this thread: sent to the process, the main thread takes it, and this one goes on until that runs
+        # The signal goes to this thread. A signal to the process would let this thread run on for a moment.
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     note("end", number)
 
@@ -156,7 +153,7 @@ def step(number: int) -> None:
 
 @app.task(ttr=30, timeout=0.4, max_attempts=1)
 def wait_in(number: int, way: str) -> None:
-    """One call that blocks for minutes, and lets go of the interpreter."""
+    """One call that blocks for minutes and releases the interpreter's lock."""
     note("start", number)
     try:
         if way == "sleep":

@@ -1,4 +1,4 @@
-"""Tasks that look at their context: which job they are, and what others have left in context variables."""
+"""Tasks that note their job's id, and the values that other jobs have left in context variables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 app = multiq.App()
 
 left: ContextVar[int] = ContextVar("left", default=-1)
-"""What a job leaves behind."""
+"""Set by each job, and never reset."""
 tone: ContextVar[str] = ContextVar("tone", default="none")
-"""What the program has set before it started the worker."""
+"""Set by the program before it starts the worker."""
 request: ContextVar[str] = ContextVar("request", default="none")
-"""What a middleware sets."""
+"""Set by a middleware."""
 
 tone.set("program")
 
@@ -35,7 +35,7 @@ def name_request(job: JobContext) -> Iterator[None]:
 
 
 def look(number: int) -> None:
-    """Note what is to be seen here, and leave something behind."""
+    """Note the job's id and the values of the context variables, and set ``left``."""
     note(f"job:{multiq.current_job().id}", number)
     note(f"request:{request.get()}", number)
     note(f"left:{left.get()}", number)
@@ -45,7 +45,7 @@ def look(number: int) -> None:
 
 
 async def look_twice(number: int) -> None:
-    """Before and after the loop has done other things, in a subtask, and in a thread."""
+    """Record these values before and after other jobs have run on the loop, in a subtask, and in a thread."""
     look(number)
     await asyncio.sleep(0.01)
     note(f"job:{multiq.current_job().id}", number)
@@ -67,21 +67,22 @@ def hidden(function: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
     return call
 
 
-def tell(job: JobContext, _result: object) -> None:
-    note(f"hook:{multiq.current_job().id}:{job.id}", 0)
+class Tell(multiq.Middleware):
+    def ended(self, job: JobContext, ending: multiq.Ending) -> None:
+        note(f"hook:{multiq.current_job().id}:{job.id}", 0)
 
 
-@app.task(on_success=tell)
+@app.task(middleware=[Tell()])
 def plain(number: int) -> None:
     look(number)
 
 
-@app.task(on_success=tell)
+@app.task(middleware=[Tell()])
 async def coroutine(number: int) -> None:
     await look_twice(number)
 
 
-@app.task(on_success=tell)
+@app.task(middleware=[Tell()])
 @hidden
 async def decorated(number: int) -> None:
     await look_twice(number)

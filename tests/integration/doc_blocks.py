@@ -2,17 +2,18 @@
 
 A page runs from top to bottom in an empty folder: ``python`` blocks in one namespace, ``console`` blocks (``$ ``
 begins a command) and ``sh`` or ``bash`` blocks by bash, one process a block. A block whose first line is a comment
-with a file's name (``# shop.py``) is written to that file first. ``json`` and ``toml`` must parse, ``text`` is no code.
+with a file's name (``# shop.py``) is written to that file first. ``json``, ``toml`` and ``yaml`` must parse. ``text``
+is no code.
 
 What a page can say in a comment right before a block:
 
-``<!-- not run: REASON -->``    it cannot run here; the reasons that count are in ``REASONS``
+``<!-- not run: REASON -->`` the block cannot run here; ``REASONS`` has the reasons that are allowed
 ``<!-- only a file -->``        it is written to its file, and a later block runs that
 ``<!-- in the background -->``  its last command goes on running until the page ends
 ``<!-- exits with N -->``       its last command is shown to fail, with this code
 ``<!-- prints this -->``        each line that it shows is a line of what it prints, or begins one
 ``<!-- exits with N and prints this -->``    both
-``<!-- with SERVER -->``        the same, and the page has a private server, meant by the usual URL (``SERVERS``)
+``<!-- with SERVER -->``        the page has a private server, which replaces the usual URL (``SERVERS``)
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import yaml
+
 import multiq
 from multiq.settings.loader import load_settings
 
@@ -40,7 +43,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*
 
 PATIENCE = 60  # seconds for one block
 
-#: why a block may be left out, and nothing else
+#: the only reasons for which a block may be left out
 REASONS = frozenset({
     "a sketch of an interface",
     "a unit of systemd",
@@ -55,12 +58,15 @@ REASONS = frozenset({
     "takes minutes",
 })  # fmt: skip
 
-#: servers that a page can have, and the URL by which it names each
+#: servers that a page can have, and the URL by which the page names each
 SERVERS = {
     "beanstalkd": "beanstalk://localhost",
     "mysql": "mysql://shop:secret@localhost/shop",
     "redis": "redis://localhost",
 }
+
+#: the value of variables whose names end with _KEY: a key of sealed payloads
+_A_KEY = f"a:{'A' * 43}="
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
@@ -70,7 +76,7 @@ _FILE = re.compile(r"^(?:#|//) ([\w./-]+\.\w+)\s*$")
 
 
 class Block(NamedTuple):
-    """One fenced block of a page. ``note`` is what the comment right before it says, or empty."""
+    """One fenced block of a page. ``note`` is the text of the comment right before the block, or empty."""
 
     page: str
     line: int
@@ -87,22 +93,22 @@ class Block(NamedTuple):
 
     @property
     def file(self) -> str | None:
-        """The file that the block is the content of."""
+        """The file that gets the content of the block."""
         match = _FILE.match(self.code.partition("\n")[0])
         return match[1] if match else None
 
     @property
     def commands(self) -> str:
-        """The shell's lines of a console block: those after ``$ ``, with what a backslash continues."""
+        """The shell's lines of a console block: those after ``$ ``, with their continuations after a backslash."""
         return "\n".join(line for is_command, line in self._console() if is_command)
 
     @property
     def printed(self) -> list[str]:
-        """What a console block shows of its commands' output, without empty lines."""
+        """The output of its commands that a console block shows, without empty lines."""
         return [line for is_command, line in self._console() if not is_command and line]
 
     def _console(self) -> Iterator[tuple[bool, str]]:
-        """Each line, and whether it is a command's."""
+        """Each line, and whether it belongs to a command."""
         has_prompts = "$ " in self.code
         continued = False
         for line in self.code.splitlines():
@@ -189,13 +195,15 @@ class PageRun:
                 _parse_json(block)
             case "toml":
                 _parse_toml(block, self._folder)
+            case "yaml":
+                _parse_yaml(block)
             case "text":
                 pass
             case other:
                 raise AssertionError(f"{block}: a block of {other!r} cannot be run; mark it, or call it text")
 
     def close(self) -> None:
-        """End what the page left in the background and its servers, and forget the modules it made."""
+        """End the page's background processes and servers, and forget the modules that it has made."""
         for group in self._groups:
             try:
                 os.killpg(group, signal.SIGKILL)
@@ -215,7 +223,7 @@ class PageRun:
         return self._urls[server]
 
     def _forget_stranger(self, name: str) -> None:
-        """A module of that name which some other test has left."""
+        """Remove a module of this name that another test has imported."""
         if name in sys.modules and name not in self._own_modules():
             del sys.modules[name]
         importlib.invalidate_caches()
@@ -278,14 +286,21 @@ def _parse_json(block: Block) -> None:
     try:
         json.loads(block.code)
     except json.JSONDecodeError:
-        for line in block.code.splitlines():  # then it shows lines of JSON
+        for line in block.code.splitlines():  # then the page shows lines of JSON
             json.loads(line)
 
 
+def _parse_yaml(block: Block) -> None:
+    try:
+        assert list(yaml.safe_load_all(block.code)), f"{block}: there is nothing in it"
+    except yaml.YAMLError as exc:
+        raise AssertionError(f"{block}: not YAML: {exc}") from None
+
+
 def _parse_toml(block: Block, folder: Path) -> None:
-    """A configuration of multiq must hold, too, with whatever it takes from the environment."""
+    """A configuration of multiq in the environment must hold in the page, too."""
     tomllib.loads(block.code)
     if block.file is not None:
         names = re.findall(r"\$\{(\w+)\}", block.code)
-        load_settings(folder, dict.fromkeys(names, "secret"))
+        load_settings(folder, {name: _A_KEY if name.endswith("_KEY") else "secret" for name in names})
         (folder / block.file).unlink()

@@ -43,7 +43,7 @@ def _held() -> Iterator[None]:
 
 
 class Gate(threading.local):
-    """A context manager of a task's own, with some lines before and after what counts."""
+    """A context manager that counts, and spends time before and after it counts, so that a timeout may hit it there."""
 
     inside = 0
 
@@ -65,7 +65,7 @@ class Gate(threading.local):
 
 
 class Tidy:
-    """Counts whose end began, and whose ended."""
+    """``ending`` counts the calls of ``__del__`` that have begun and not ended."""
 
     ending = 0
 
@@ -125,7 +125,7 @@ USES: dict[str, Callable[[], None]] = {
 
 @app.task(timeout=0.05, max_attempts=1)
 def hammer(number: int, use: str, listens: bool) -> None:
-    """Uses something with a lock, over and over; listens itself where nothing interrupts it."""
+    """Uses an object with a lock in an endless loop. With *listens*, it also checks its time limit itself."""
     note("start", number)
     job, again = multiq.current_job(), USES[use]
     while True:
@@ -158,7 +158,7 @@ def probe(number: int) -> None:
 
 @app.task(timeout=0.02, max_attempts=1)
 def brief(number: int) -> None:
-    """Ends just when its time is over."""
+    """Ends at about the moment at which its time limit is over."""
     until = time.monotonic() + 0.02
     while time.monotonic() < until:
         pass

@@ -1,4 +1,4 @@
-"""Coroutine tasks that are rough with their event loop: they end it, cancel themselves, and leave things behind."""
+"""Coroutine tasks that misuse their event loop: they end the loop, cancel themselves, and leave things behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _raise(how: str) -> None:
 
 @app.task(max_attempts=1)
 async def end_in_subtask(number: int, how: str) -> None:
-    """Starts a subtask that raises what ends an event loop, and does not look at it."""
+    """Starts a subtask that raises an exception that ends an event loop, and does not await the subtask."""
     note("start", number)
     _kept.append(asyncio.create_task(_raise(how)))
     await asyncio.sleep(0.1)
@@ -86,7 +86,7 @@ async def cancel_itself(number: int) -> None:
 
 @app.task(max_attempts=2, backoff=0)
 async def cancel_all(number: int) -> None:
-    """Cancels what it finds on the loop, as shutdown recipes do."""
+    """Cancels all tasks of the loop, as shutdown recipes do."""
     note("start", number)
     for task in asyncio.all_tasks():
         task.cancel()
@@ -111,7 +111,7 @@ def plain(number: int) -> None:
 
 
 async def _tick(number: int) -> None:
-    """Goes on for as long as it may."""
+    """Runs until it is cancelled."""
     while True:
         note("tick", number)
         await asyncio.sleep(0.02)
@@ -184,7 +184,7 @@ async def time_out_with_subtask(number: int) -> None:
 
 @app.task(max_attempts=1)
 async def take_time(number: int) -> None:
-    """A job after the others, in whose time nothing of theirs is to go on."""
+    """Runs after the other jobs. While this job runs, no task that the earlier jobs have started may still run."""
     note("start", number)
     subtask = asyncio.create_task(asyncio.sleep(0.3))
     await subtask
@@ -217,7 +217,7 @@ async def leave_thread_decorated(number: int) -> None:
 
 @app.task(max_attempts=1)
 async def fill_pool(number: int) -> None:
-    """Leaves so many threads behind that a loop's own pool has no other."""
+    """Leaves enough busy threads behind that the loop's default executor has no free thread."""
     note("start", number)
     _kept.extend(asyncio.create_task(asyncio.to_thread(time.sleep, 60)) for _ in range(40))
     await asyncio.sleep(1)
@@ -233,7 +233,7 @@ async def use_pool(number: int) -> None:
 
 @app.task(max_attempts=1)
 async def leave_generator(number: int) -> None:
-    """An asynchronous generator that is in the middle of something that takes long."""
+    """Leaves an asynchronous generator behind, whose clean-up takes a minute."""
     note("start", number)
 
     async def numbers() -> Any:
@@ -249,7 +249,7 @@ async def leave_generator(number: int) -> None:
     note("end", number)
 
 
-# --- is told to end ---------------------------------------------------------------------------------------
+# --- is cancelled -----------------------------------------------------------------------------------------
 
 
 @app.task(max_attempts=3)
@@ -272,7 +272,7 @@ async def block(number: int) -> None:
     note("start", number)
     for _ in range(400):
         note("tick", number)
-        time.sleep(0.05)  # noqa: ASYNC251 - the mistake that it is
+        time.sleep(0.05)  # noqa: ASYNC251 - blocks the loop on purpose
     note("end", number)
 
 

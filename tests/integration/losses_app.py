@@ -1,7 +1,7 @@
 """The app that ``worker_losses.py`` has a worker run: ``multiq worker losses_app:app``.
 
-The first thing that each job does is to write a line to a file that is opened for appending. A line that was written
-is there whatever happens to the process, and nothing of multiq's has a part in it.
+Each job first writes a line to a file that is opened for appending. A line that was written survives any end of the
+process, and is written without multiq.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import time
 
 import multiq
 
-TTR = 5.0  # seconds: a job that no process can give back (its reply died with the reader) is due again after this
+TTR = 5.0  # seconds: if a process dies before it reads the reply to a reserve, its jobs are due again after this
 TIMEOUT = 2.0  # seconds: many times what a limited job takes
 LASTS = 3.5  # seconds: longer than TIMEOUT, --kill-after and half a second
 WAYS = ("SIGKILL", 0, 12, 13, 14, 130)
-"""How a killer ends its process: by a signal, or with one of the exit codes that workers used to end well with."""
+"""How a killer ends its process: by a signal, or with an exit code that once meant an orderly end of a worker."""
 
 app = multiq.App()
 _FOLDER = os.environ.get("LOSSES_FOLDER", ".")
-#: on beanstalkd the end of a connection counts as a crash of whatever was reserved by it
+#: on beanstalkd, the end of a connection counts as a crash of all jobs that were reserved on it
 _CRASHES = int(os.environ.get("LOSSES_MAX_CRASHES", "5"))
 
 
@@ -54,7 +54,7 @@ async def alimited(number: int) -> None:
 
 @app.task(ttr=TTR, max_crashes=_CRASHES)
 def lasting(number: int) -> None:
-    """Without a limit, and longer than that of any other."""
+    """Has no time limit, and runs for longer than any other job's limit."""
     _note("ran", number)
     time.sleep(LASTS)
     _note("lasted", number)

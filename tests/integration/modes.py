@@ -20,7 +20,8 @@ ALONE = {f"{name}-alone": f"processes=0{way}" for name, way in WAYS.items()}
 SUPERVISED = {f"{name}-supervised": f"processes=1{way}" for name, way in WAYS.items()}
 MODES = ALONE | SUPERVISED
 
-#: a supervisor changes least for jobs that run inline and on threads: these are run with ``make test-long``
+#: a supervisor makes the smallest difference for jobs that run inline and on threads: these modes run in ``make
+#: test-long``
 _LONG = {"inline-supervised", "threads-supervised"}
 
 in_each_mode = pytest.mark.parametrize(
@@ -33,7 +34,7 @@ in_each_mode = pytest.mark.parametrize(
 def worker_of(
     module: str, folder: Path, url: str, arguments: str, *, owns_process: bool = True
 ) -> Iterator[WorkerProcess]:
-    """A worker of the app in *module*. With *owns_process* it may end its process, as on the command line."""
+    """A worker of the app in *module*. With *owns_process* the worker may end its process, as on the command line."""
     code = (
         f"import sys, multiq, {module}; from multiq.logging import setup_logging; setup_logging('info');"
         f"worker = multiq.Worker({module}.app, {arguments}); worker.owns_process = {owns_process};"

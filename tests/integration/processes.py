@@ -1,4 +1,4 @@
-"""Worker processes for tests: started, waited for, signalled, and always ended."""
+"""Worker processes for tests: they are started, waited for and signalled, and always ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkerProcess:
         environment = {
             **os.environ,
             "MULTIQ_URL": url,
-            "MULTIQ_LOG_JOBS": "true",  # what a failed test shows, and some tests read
+            "MULTIQ_LOG_JOBS": "true",  # shown by a failed test, and read by some tests
             "WORKER_TEST_DIARY": str(self.diary),
             "PYTHONPATH": str(HERE),
         }
@@ -61,7 +61,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the worker did not end within {timeout} s; its log:\n{self.log}") from None
-        self._signal(0)  # to learn whether it has left any child
+        self._signal(0)  # to find out whether the worker has left a child behind
         return code
 
     def kill(self) -> None:
@@ -85,7 +85,7 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def worker(folder: Path, url: str, arguments: str = "", *, code: str | None = None) -> Iterator[WorkerProcess]:
-    """A worker that is gone when the block ends, however it ends."""
+    """A worker that is ended with the block, even if the block raises."""
     process = WorkerProcess(folder, url, arguments, code=code)
     try:
         yield process

@@ -1,4 +1,5 @@
-"""Tasks that treat their worker roughly: they fork, take its signals, start programs. On the app of ``worker_app``."""
+"""Tasks that disturb their worker: they fork, take over its signals, and start programs. On the app of
+``worker_app``."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def _masks(lines: list[str]) -> dict[str, int]:
 
 @app.task(max_attempts=1)
 def start_program(number: int) -> None:
-    """Start a program, look at the signals that it was given, and end it."""
+    """Start a program, read the signal handling that the program has inherited, and end the program."""
     shown = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True, check=True)
     masks = _masks(shown.stdout.splitlines())
     asked = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
@@ -70,7 +71,7 @@ async def astart_program(number: int) -> None:
 
 @app.task(max_attempts=1)
 def fork_children(number: int) -> None:
-    """Fork with ``multiprocessing``, and end each child by another signal: by default each of them is deadly."""
+    """Fork with ``multiprocessing``, and end each child by another signal. Each of these signals ends a process."""
     fork = multiprocessing.get_context("fork")
     for kind in (signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT):
         child = fork.Process(target=time.sleep, args=(300,))
@@ -90,7 +91,7 @@ def fork_children(number: int) -> None:
 
 @app.task(max_attempts=1)
 def clone(number: int, way: str) -> None:
-    """Forks, and comes back in both: in the child, too."""
+    """Forks. Both the parent and the child return from the task."""
     note("start", number)
     child = os.fork()
     if child == 0:
@@ -140,7 +141,7 @@ def take_signals_in_a_loop(number: int) -> None:
 
 @app.task(max_attempts=1)
 def give_signals_up(number: int) -> None:
-    """Lets SIGTERM end its process, as a loop does that is closed, and runs on."""
+    """Lets SIGTERM end its process, as a closed event loop does, and goes on running."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     note("start", number)
     time.sleep(60.0)
@@ -158,7 +159,7 @@ def take_real_time_signals(number: int) -> None:
 
 @app.task(max_attempts=1)
 def grow(number: int, mebibytes: int) -> None:
-    """Keeps so much memory for good."""
+    """Allocates memory and never frees it."""
     _kept.append(b"x" * (mebibytes << 20))
     note("end", number)
 
@@ -177,7 +178,7 @@ def nap_through(number: int, seconds: float) -> None:
 
 
 def diary_has(word: str) -> bool:
-    """Whether that word stands in the diary of this process."""
+    """Whether this process has written that word to the diary."""
     return any(row[0] == word for row in read_diary(Path(os.environ["WORKER_TEST_DIARY"])))
 
 

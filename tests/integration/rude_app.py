@@ -21,7 +21,7 @@ app = multiq.App()
 
 
 class Rude(BaseException):
-    """Not an ``Exception``, and not expected by any caller."""
+    """Not an ``Exception``, and expected by no caller."""
 
 
 KINDS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, SystemExit, Rude)
@@ -31,6 +31,13 @@ _kinds = itertools.cycle(KINDS)
 def rude(*_: Any) -> NoReturn:
     """Raise each of the kinds in turn."""
     raise next(_kinds)
+
+
+class RudeEnd(multiq.Middleware):
+    """Raises at each end of a job."""
+
+    def ended(self, job: JobContext, ending: multiq.Ending) -> None:
+        rude()
 
 
 def work(number: int) -> None:
@@ -54,16 +61,16 @@ async def afail(number: int) -> None:
 
 
 succeeds: list[multiq.Task[..., Any]] = [
-    app.task(name="succeeds", on_success=rude)(work),
-    app.task(name="asucceeds", on_success=rude)(awork),
+    app.task(name="succeeds", middleware=[RudeEnd()])(work),
+    app.task(name="asucceeds", middleware=[RudeEnd()])(awork),
 ]
 fails: list[multiq.Task[..., Any]] = [
-    app.task(name="fails", on_failure=rude, max_attempts=1)(fail),
-    app.task(name="afails", on_failure=rude, max_attempts=1)(afail),
+    app.task(name="fails", middleware=[RudeEnd()], max_attempts=1)(fail),
+    app.task(name="afails", middleware=[RudeEnd()], max_attempts=1)(afail),
 ]
 retries: list[multiq.Task[..., Any]] = [
-    app.task(name="retries", on_retry=rude, max_attempts=2, backoff=0)(fail),
-    app.task(name="aretries", on_retry=rude, max_attempts=2, backoff=0)(afail),
+    app.task(name="retries", middleware=[RudeEnd()], max_attempts=2, backoff=0)(fail),
+    app.task(name="aretries", middleware=[RudeEnd()], max_attempts=2, backoff=0)(afail),
 ]
 backs_off: list[multiq.Task[..., Any]] = [
     app.task(name="backs_off", backoff=rude)(fail),
@@ -111,4 +118,9 @@ if ROLE == "coroutine subscriber":
 
 
 if ROLE == "before_fetch":
-    app.before_fetch(rude)
+
+    class RudeFetch(multiq.Middleware):
+        def before_fetch(self, worker: str) -> None:
+            rude()
+
+    app.middleware(RudeFetch())

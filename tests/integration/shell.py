@@ -1,4 +1,4 @@
-"""The command line for tests: in this process for breadth, in processes of its own where that matters."""
+"""The command line for tests. Most commands run in this process, which is faster, and some as separate processes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Shell:
         return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start as a process of its own, and come back at once."""
+        """Start as a process of its own, and return at once."""
         return subprocess.Popen(
             [sys.executable, "-m", "multiq", *arguments],
             cwd=self.folder,
@@ -92,14 +92,14 @@ class Shell:
         )
 
     def make_store(self) -> None:
-        """An empty one, as a worker leaves it."""
+        """Make an empty store."""
         self.app.backend.queues()
 
     def all_environment(self, **environment: str) -> dict[str, str]:
         return {**os.environ, **self.environment, **environment}
 
     def everything(self) -> list[Any]:
-        """All that the store holds: what a refused command must not change."""
+        """Return all that the store holds. A refused command must not change the store's content."""
         backend = self.app.backend
         found: list[Any] = []
         for name in backend.queues():

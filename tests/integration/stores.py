@@ -12,6 +12,8 @@ from servers.mysql import any_server
 from servers.redis import RedisServer
 from worker_app import app
 
+from multiq.settings.url import with_store
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
@@ -36,6 +38,12 @@ def _beanstalk(_folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def _paired(folder: Path) -> Iterator[str]:
+    with BeanstalkServer(binlog=True) as server:
+        yield with_store(server.url, f"sqlite:///{folder}/store.db")
+
+
+@contextlib.contextmanager
 def _mysql(_folder: Path) -> Iterator[str]:
     with any_server() as server, server.database() as place:
         yield place.url
@@ -49,7 +57,27 @@ STORES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "mysql": _mysql,
 }
 
+
+@contextlib.contextmanager
+def _paired_with_redis(_folder: Path) -> Iterator[str]:
+    with BeanstalkServer(binlog=True) as server, RedisServer() as store:
+        yield with_store(server.url, store.url)
+
+
+@contextlib.contextmanager
+def _paired_with_mysql(_folder: Path) -> Iterator[str]:
+    with BeanstalkServer(binlog=True) as server, any_server() as store, store.database() as place:
+        yield with_store(server.url, place.url)
+
+
+#: beanstalkd, and a store beside it, which is SQLite in the first one
+PAIRED = "beanstalk+store"
+PAIRS = {PAIRED: _paired, "beanstalk+redis": _paired_with_redis, "beanstalk+mysql": _paired_with_mysql}
+
 NAMES = [name for name in STORES if find_spec(f"multiq_{name}.backend")]
+
+
+STORES |= PAIRS
 
 
 @pytest.fixture(params=NAMES)

@@ -1,4 +1,4 @@
-"""Every line of the API as the README and the design show it, on SQLite, with nothing in between but the disk."""
+"""Every line of the API that the README shows, on a real SQLite file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_queue_without_tasks(app: multiq.App) -> None:
 
 
 def test_a_worker_of_two_processes_and_four_threads(app: multiq.App, tmp_path: Path) -> None:
-    # Given jobs in two queues, the urgent queue named first, and a task that notes where it runs
+    # Given jobs in two queues, of which the urgent queue is named first, and a task that records its process
     notes = tmp_path / "notes"
 
     @app.task
@@ -115,7 +115,7 @@ def test_jobs_are_enqueued_inside_the_caller_s_transaction(app: multiq.App, tmp_
     @app.task
     def ship(order: int) -> None: ...
 
-    app.queue().stats()  # the tables are there
+    app.queue().stats()  # creates the tables
     shop = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
     for ending, state in [("ROLLBACK", State.GONE), ("COMMIT", State.READY)]:
         shop.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""``multiq bench``'s targets on real servers: what is started, what is read back from it, what is left behind."""
+"""``multiq bench``'s targets on real servers: which servers are started, their counters, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ALL = ("beanstalk", "mysql", "redis", "sqlite")
 BODY = b"x" * 100
 COUNT = 300
 
-#: what is promised of a throwaway server, and the setting that it follows from, as the server itself says
+#: (backend, profile) -> what survives on the throwaway server, and the server's setting from which this follows
 LEVELS: dict[tuple[str, Profile], tuple[Survives, str, str]] = {
     ("beanstalk", "fast"): ("client crash", "-b", "no"),
     ("beanstalk", "durable"): ("power loss", "-f", "0"),
@@ -70,7 +70,7 @@ def _all_programs() -> None:
 
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a short name: a socket's path takes 107 bytes."""
+    """A folder with a short name, because the path of a socket may have only 107 bytes."""
     return tmp_path_factory.mktemp("b")
 
 
@@ -83,7 +83,7 @@ def work(target: Target, queue: str) -> None:
 
 
 def running(folder: Path) -> list[int]:
-    """The processes that were started in this folder."""
+    """Return the processes that were started in this folder."""
     processes = psutil.process_iter(["cwd"])
     return [process.pid for process in processes if str(process.info["cwd"] or "").startswith(str(folder))]
 
@@ -107,7 +107,7 @@ def test_a_server_counts_what_a_batch_of_jobs_costs_it(folder: Path) -> None:
         costs = {}
         for target in targets:
             queue = target.queue("q")
-            work(target, queue)  # connections, scripts and tables are there
+            work(target, queue)  # opens connections, and creates scripts and tables
             before = target.adapter.counters()
             work(target, queue)
             costs[target.name] = target.adapter.counters().since(before)
@@ -139,7 +139,7 @@ def test_a_baseline_takes_what_it_put_and_leaves_nothing(name: str, folder: Path
         assert baseline.put_one_by_one(10) > 0
         assert baseline.put_in_batches(COUNT) > 0
         assert baseline.take_in_batches() > 0
-        assert baseline.put_in_batches(7) > 0  # a run that is interrupted does not take them
+        assert baseline.put_in_batches(7) > 0  # jobs that an interrupted run would leave behind
         assert TRACES[name](target.url), "the look for traces sees some"
         baseline.close()
         assert TRACES[name](target.url) == []
@@ -163,8 +163,8 @@ def test_a_users_own_server_is_left_unchanged(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["beanstalk", "mysql", "sqlite"])
-def test_jobs_of_an_interrupted_run_are_removed_from_others_servers(name: str, folder: Path) -> None:
-    """What a killed worker holds is removed when its lease has ended."""
+def test_jobs_of_an_interrupted_run_are_removed_from_a_users_server(name: str, folder: Path) -> None:
+    """The jobs of a killed worker are removed when their leases have ended."""
     bench = load_bench(name)
     assert bench is not None
     theirs = folder / "theirs"
@@ -228,7 +228,7 @@ def test_a_cluster_is_counted_and_swept_as_one(folder: Path) -> None:
 
 
 def test_a_user_that_may_only_work_can_be_measured_without_a_baseline(folder: Path) -> None:
-    """With the rights that docs/redis.md and docs/mysql.md say a worker needs."""
+    """The user has the rights that docs/redis.md and docs/mysql.md name for workers."""
     with RedisServer() as server:
         words = re.search(r"ACL (SETUSER multiq .*?)```", Path("docs/redis.md").read_text(), re.DOTALL)
         assert words is not None
@@ -271,7 +271,7 @@ def test_neither_server_nor_folder_outlives_a_bench_that_was_killed(folder: Path
     until(lambda: not list(folder.iterdir()), "its folder is gone")
 
 
-def test_a_folder_goes_with_the_run() -> None:
+def test_the_folder_of_a_run_is_deleted_at_its_end() -> None:
     with temporary_folder() as folder:
         (folder / "log").write_text("x")
     assert not folder.exists()

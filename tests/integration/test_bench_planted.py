@@ -1,4 +1,4 @@
-"""A backend with wrong answers makes the run fail: each kind, in each workload, in the warm-up too."""
+"""A backend with wrong answers makes the run fail: each kind of wrong answer, in each workload and in the warm-up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from multiq.bench.report import Report
 
 FEWER = {"jobs": 40, "waiting": 300, "batches": 3, "batch": 10, "calls": 6, "bytes": 100, "from": 0.05, "to": 0.1}
-#: lie -> what it may be called; half of the jobs lost are so however many others came twice
+#: planted bug -> the kinds of violation that may be reported for it
 KINDS = {
     "half-lost": {"lost", "doubled"},
     "stored-twice": {"doubled"},
@@ -43,7 +43,7 @@ BY_NAME = {workload.name: workload for workload in WORKLOADS}
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     """Run one workload with a few jobs."""
-    monkeypatch.setattr(scenario, "PATIENCE", 0.5)  # a lie that is waited for is as much a lie after half a second
+    monkeypatch.setattr(scenario, "PATIENCE", 0.5)  # the bugs show within half a second
     monkeypatch.setattr(scenario, "_QUIET", 0.2)
     monkeypatch.setattr(working, "_HUNT", 0.5)
     monkeypatch.setattr(runner, "_WARM_UP", 20)
@@ -68,14 +68,14 @@ def _smaller(variant: Variant) -> Variant:
 
 
 def _named(lie: str, workload: str, tmp_path: Path) -> str:
-    """As an adapter. Recovery needs jobs that processes share."""
+    """Return the bug's name as a target. The workload recovery needs a store that processes share."""
     return f"planted:{lie}" + (f"@sqlite:///{tmp_path}/{lie}.db" if workload == "recovery" else "")
 
 
 @pytest.mark.parametrize(
     "workload", [name if name in QUICKEST else pytest.param(name, marks=pytest.mark.long) for name in BY_NAME]
 )
-def test_every_lie_is_noticed(quick: Callable[..., Report], tmp_path: Path, workload: str) -> None:
+def test_every_kind_of_wrong_answer_is_noticed(quick: Callable[..., Report], tmp_path: Path, workload: str) -> None:
     names = {lie: _named(lie, workload, tmp_path) for lie in PLANTED_BUGS}
     report = quick(BY_NAME[workload], *names.values())
     for lie, kinds in KINDS.items():
@@ -89,10 +89,10 @@ def test_every_lie_is_noticed(quick: Callable[..., Report], tmp_path: Path, work
             assert all(violation.count > 0 for violation in found)
 
 
-def test_a_lie_is_noticed_where_the_figure_cannot_be_had(
+def test_wrong_answers_are_noticed_even_if_the_figure_is_missing(
     quick: Callable[..., Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a machine on which no process is found in the middle of a job before all are done
+    # Given a machine on which the bench finds no process in the middle of a job before all jobs are done
     monkeypatch.setattr(working, "_HUNT", 0.0)
     name = _named("buried-for-acked", "recovery", tmp_path)
     report = quick(BY_NAME["recovery"], name)
@@ -100,13 +100,13 @@ def test_a_lie_is_noticed_where_the_figure_cannot_be_had(
     assert kinds == {"failed", "left over"}
 
 
-def test_every_lie_has_a_name_for_what_it_is() -> None:
+def test_every_planted_bug_has_its_kinds_of_violation() -> None:
     assert set(KINDS) == set(PLANTED_BUGS)
 
 
 @pytest.mark.parametrize("lie", [lie for lie in PLANTED_BUGS if lie in {"kept-back", "swallowed", "kept-secretly"}])
 def test_a_hidden_job_is_hidden_from_a_worker_that_takes_one_at_a_time(lie: str) -> None:
-    # its jobs are slow, as on a busy machine: it never asks for more
+    # Slow jobs: a worker on a busy machine never asks for more than one.
     backend = PLANTED_BUGS[lie].open()
     backend.enqueue("q", [NewJob(b"x", new_id()) for _ in range(40)])
     with backend.consumer(["q"]) as consumer:

@@ -1,4 +1,5 @@
-"""``multiq bench`` as a whole: real servers, all its work, bugs that turn it red, and what is left behind."""
+"""``multiq bench`` as a whole: real servers, all workloads, bugs that make the run fail, and that the run leaves
+nothing behind."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
     }
     by_name = {(result.workload, result.target): result for result in done.results}
     (recovered,) = by_name["recovery", "sqlite"].samples
-    assert recovered.verification.explained >= 1  # the job in whose middle its process was killed
+    assert recovered.verification.explained >= 1  # the job that ran when its process was killed
     (failed,) = by_name["failures", "memory"].samples
     assert failed.verification.explained == failed.verification.runs - failed.verification.enqueued > 0
     (latency,) = by_name["latency", "sqlite"].samples
@@ -75,7 +76,7 @@ def test_private_servers_and_a_users_server_run_side_by_side(shell: Shell) -> No
     assert sample.metrics["commands"] is not None
     assert sample.metrics["client CPU"] is not None
     assert sample.timeline
-    assert shell.app.backend.queues() == []  # the queues that it made in the user's store are gone
+    assert shell.app.backend.queues() == []  # the queues that the bench made in the user's store are gone
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_a_report_is_set_beside_an_earlier_one(shell: Shell) -> None:
     old = shell.folder / "old.json"
     report.write(done, old)
     again = shell("bench", "memory", "-w", "enqueue-one", "--quick", "--repeats", "1", "--compare", str(old))
-    assert again.code == 7, again  # of one repeat nothing can be told
+    assert again.code == 7, again  # one repeat is too few for a verdict
     assert "cannot tell for " in again.out.splitlines()[-1]
     assert "no difference" not in again.out.splitlines()[-1].partition(":")[0]
     assert "1 repeat: with fewer than 5 only large changes show" in again.err
@@ -110,7 +111,7 @@ def test_a_report_is_set_beside_an_earlier_one(shell: Shell) -> None:
 
 def test_a_report_compared_with_itself_shows_no_difference(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, done = bench(shell, "memory", "-w", "settle")
-    (first, *_) = done.results[0].samples  # others may differ from it by more than can be told from a change
+    (first, *_) = done.results[0].samples  # other samples may differ by chance
     settled = structs.replace(done.results[0], samples=[first] * 5)
     five = structs.replace(done, repeats=5, results=[settled])
     report.write(five, shell.folder / "old.json")
@@ -121,7 +122,7 @@ def test_a_report_compared_with_itself_shows_no_difference(shell: Shell, monkeyp
 
 
 @pytest.mark.long
-def test_a_run_whose_work_is_another_is_not_compared(shell: Shell) -> None:
+def test_runs_with_different_work_are_not_compared(shell: Shell) -> None:
     _, _, done = bench(shell, "memory", "-w", "enqueue-one")
     old = shell.folder / "old.json"
     report.write(done, old)
@@ -130,7 +131,7 @@ def test_a_run_whose_work_is_another_is_not_compared(shell: Shell) -> None:
     assert "compared" in fewer.err
 
 
-def test_json_on_standard_output_is_all_there_is(shell: Shell) -> None:
+def test_json_output_is_alone_on_standard_output(shell: Shell) -> None:
     done = shell("bench", "memory", "--quick", "--repeats", "1", "-w", "settle", "--json", "-")
     assert done.code == 0
     assert done.json["contestants"][0]["name"] == "memory"

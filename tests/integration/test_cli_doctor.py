@@ -26,6 +26,7 @@ def test_a_url_a_name_and_the_option_all_name_the_backend(shell: Shell) -> None:
             "persistent": "warn",
             "durable_attempts": "warn",
             "shared": "warn",
+            "schedules": "ok",
         }
 
 

@@ -54,13 +54,13 @@ def test_all_options_reach_the_job(shell: Shell) -> None:
     assert 290 < (job.due_in or 0) <= 300
 
 
-def test_a_moment_with_a_zone(shell: Shell) -> None:
+def test_a_point_in_time_may_have_a_zone(shell: Shell) -> None:
     moment = dt.datetime.now(dt.timezone(dt.timedelta(hours=-5))) + dt.timedelta(hours=1)
     assert shell("enqueue", "-q", "a", "--body", "1", "--at", moment.isoformat()).code == 0
     assert 3500 < (only_job(shell, "a").due_in or 0) <= 3600
 
 
-def test_a_moment_in_the_past_is_now(shell: Shell) -> None:
+def test_a_point_in_time_in_the_past_means_now(shell: Shell) -> None:
     assert shell("enqueue", "-q", "a", "--body", "1", "--at", "2001-01-01T00:00Z").err.endswith("due now\n")
     assert only_job(shell, "a").state == "ready"
 
@@ -95,7 +95,7 @@ def test_bytes_from_standard_input_are_stored_to_the_byte(shell: Shell) -> None:
     assert only_job(shell, "raw").body == body
 
 
-def test_bytes_of_the_command_line_and_none_at_all(shell: Shell) -> None:
+def test_bytes_may_come_from_the_command_line_and_may_be_empty(shell: Shell) -> None:
     assert shell("enqueue", "-q", "raw", "--bytes", "not json").code == 0
     assert only_job(shell, "raw").body == b"not json"
     assert shell("enqueue", "-q", "empty", "--bytes", "").code == 0
@@ -110,7 +110,7 @@ def test_a_chosen_connection_wins_over_the_apps_own(shell: Shell, tmp_path: Path
     assert shell("stats", "-c", other, "--json").json["queues"][0]["ready"] == 2
 
 
-def test_an_app_that_works_while_it_is_imported_is_not_moved_in_silence(shell: Shell) -> None:
+def test_a_connection_option_that_comes_after_the_apps_first_use_is_an_error(shell: Shell) -> None:
     (shell.folder / "eager.py").write_text("import multiq\napp = multiq.App()\napp.queue().stats()\n")
     done = shell.run("enqueue", "eager:app", "task", "-c", "memory://")
     assert done.code == 2
@@ -209,7 +209,7 @@ def test_a_module_that_fails_is_reported_with_its_error_and_line(shell: Shell, c
 # --- ids that the caller chooses, and uncertain enqueues ---
 
 
-def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless(shell: Shell) -> None:
+def test_an_id_chosen_by_the_caller_makes_a_second_enqueue_harmless(shell: Shell) -> None:
     for text in ("first", "second"):
         assert shell("enqueue", "--bytes", text, "--id", "dump:2027-01-31").out == "dump:2027-01-31\n"
     task = "shop.tasks:app", "mail.reset", "--args", '["a@x"]'
@@ -218,7 +218,7 @@ def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless(shell: Shell) -> Non
     assert "first" in shell("peek", "dump:2027-01-31").out
 
 
-def test_an_id_that_cannot_be_one_is_refused(shell: Shell) -> None:
+def test_an_invalid_id_is_refused(shell: Shell) -> None:
     done = shell.run("enqueue", "--bytes", "x", "--id", "")
     assert done.code == 2
     assert done.err.startswith("error: id='' must be one word of ASCII, of 1 to 200 characters")

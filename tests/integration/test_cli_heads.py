@@ -33,7 +33,7 @@ def test_jobs_shows_the_heads_and_says_where_there_are_more(url: str, limit: str
         late = queue.enqueue("late", delay=3600).id
         queue.enqueue("running")
         running = queue.reserve()
-        # When all are listed, then the first ones are shown, and a line about the others
+        # When all jobs are listed, then the first job of each state is shown, and a line about the others
         done = CliRunner().invoke(cli, ["jobs", "mail", "-n", limit], env={"MULTIQ_URL": url})
         assert done.exit_code == 0
         assert ids[0] in done.stdout.split()

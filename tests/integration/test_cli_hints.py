@@ -34,8 +34,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("retry", "multiq kick QUEUE all"),
-        ("failed", "multiq jobs QUEUE buried"),
+        ("retry", "multiq failed retry"),
+        ("failures", "multiq failed list"),
         ("list", "multiq stats"),
         ("schedule", "multiq enqueue"),
         ("queues", "multiq stats"),
@@ -50,7 +50,7 @@ def test_command_names_of_other_tools_lead_to_the_command_that_is_meant(shell: S
     assert hint in done.err
 
 
-def test_kick_all(shell: Shell) -> None:
+def test_kick_takes_all_or_a_number_of_jobs(shell: Shell) -> None:
     done = shell("kick", "mail.notifications", "all")
     assert done.out == "kicked 3 jobs of queue mail.notifications\n"
     assert shell("kick", "mail.notifications", "all", "--json").json["kicked"] == 0
@@ -66,10 +66,10 @@ def test_top_names_its_queues_on_a_narrow_terminal(shell: Shell) -> None:
     shell.app.queue("default").enqueue(1)
     for state in ("ready", "buried"):
         shell.app.queue("mail.notifications").purge([state])
-    assert "default " in plain(Terminal(shell, "top", "--once", columns=40).end()[1])  # beside long titles, by a hair
+    assert "default " in plain(Terminal(shell, "top", "--once", columns=40).end()[1])  # the column is just wide enough
     shell.app.queue("mail.notifications").enqueue(1)
     terminal = Terminal(shell, "top", "-i", "100ms", "--no-workers", columns=40)
-    for _ in range(3):  # the later ones could show changes
+    for _ in range(3):  # later frames could show changes
         terminal.seen = ""
         terminal.read_until("mail.notifications")
     terminal.send("q")

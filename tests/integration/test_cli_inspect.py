@@ -65,11 +65,13 @@ def test_stats_as_json_has_the_documented_keys(shell: Shell) -> None:
     one_in_each_state(shell)
     assert shell("stats", "--json").json == {
         "connection": shell.url,
-        "queues": [{"queue": "mail", "ready": 1, "delayed": 1, "reserved": 1, "buried": 1, "paused_for": None}],
+        "queues": [
+            {"queue": "mail", "ready": 1, "delayed": 1, "reserved": 1, "buried": 1, "paused_for": None, "held": 0}
+        ],
     }
 
 
-def test_stats_of_nothing_says_where_it_looked(shell: Shell) -> None:
+def test_stats_without_queues_says_where_it_looked(shell: Shell) -> None:
     shell.make_store()
     done = shell("stats")
     assert done.code == 0
@@ -109,7 +111,7 @@ def test_jobs_as_json_has_the_documented_keys(shell: Shell) -> None:
     jobs = {job["state"]: job for job in document["jobs"]}
     assert set(jobs["ready"]) == {
         "queue", "id", "state", "priority", "ttr", "attempt", "crashes", "kicks", "due_in", "age", "reason", "task",
-        "body", "body_base64", "size",
+        "body", "body_base64", "size", "failure", "awaits", "unique_key", "held_by",
     }  # fmt: skip
     assert jobs["delayed"]["body"] == [1, 2]
     assert jobs["delayed"]["body_base64"] is None
@@ -127,6 +129,13 @@ def test_a_long_listing_comes_in_pages_that_say_how_to_go_on(shell: Shell) -> No
     second = shell(*hint)
     seen = [line.split()[0] for page in (first, second) for line in page.out.splitlines()[1:]]
     assert seen == ids
+
+
+def test_the_command_for_more_jobs_names_the_connection_that_was_given(shell: Shell) -> None:
+    shell.app.queue("many").enqueue_many(range(3))
+    for arguments in (["-c", shell.url, "jobs", "many"], ["jobs", "many", "-c", shell.url]):
+        said = shell(*arguments, "-n", "1", MULTIQ_URL="sqlite:///elsewhere.db").err
+        assert said.rstrip().endswith(f" -c {shell.url}")
 
 
 def test_pages_as_json_carry_the_cursor(shell: Shell) -> None:
@@ -208,7 +217,7 @@ def test_peek_as_json_keeps_what_it_escapes(shell: Shell) -> None:
     assert shell("peek", job.id, "--json").json["body"] == "\u202e\u009b\U000e0001 grüße"
 
 
-def test_looking_changes_nothing(shell: Shell) -> None:
+def test_inspection_changes_nothing(shell: Shell) -> None:
     ids = one_in_each_state(shell)
     before = shell.everything()
     for arguments in (("stats",), ("jobs", "mail"), ("peek", ids["reserved"]), ("top", "--once")):
@@ -220,7 +229,7 @@ def test_looking_changes_nothing(shell: Shell) -> None:
 # --- top -------------------------------------------------------------------------------------------------
 
 
-def test_top_once_prints_one_look(shell: Shell) -> None:
+def test_top_once_prints_one_frame(shell: Shell) -> None:
     one_in_each_state(shell)
     lines = shell("top", "--once").out.splitlines()
     assert lines[0].startswith("multiq top")
@@ -228,12 +237,12 @@ def test_top_once_prints_one_look(shell: Shell) -> None:
     assert lines[2].split() == ["mail", "1", "1", "1", "1"]
 
 
-def test_top_without_a_terminal_ends_after_one_look(shell: Shell) -> None:
+def test_top_without_a_terminal_ends_after_one_frame(shell: Shell) -> None:
     shell.make_store()
     assert "no queue holds a job" in shell.run("top").out
 
 
-def test_top_as_json_is_a_line_for_each_look(shell: Shell) -> None:
+def test_top_as_json_is_a_line_for_each_frame(shell: Shell) -> None:
     shell.app.queue("mail").enqueue(1)
     process = shell.start("top", "--json", "-i", "100ms")
     assert process.stdout is not None

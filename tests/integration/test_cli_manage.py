@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.backend import State
+import multiq
+from multiq.backend import Put, State
+from multiq.flows.record import HOME, FlowRecord, put
 
 if TYPE_CHECKING:
     from shell import Shell
@@ -20,7 +22,7 @@ def mail(shell: Shell) -> Queue:
 
 
 def bury(queue: Queue, number: int) -> list[str]:
-    """So many buried jobs."""
+    """Bury this many jobs."""
     queue.enqueue_many(range(number), priority=0)
     jobs = queue.reserve_many(number)
     for job in jobs:
@@ -167,7 +169,7 @@ def test_purge_of_some_states(shell: Shell, mail: Queue, states: list[str]) -> N
 
 @pytest.mark.parametrize("command", [["delete"], ["kick", "--id"], ["peek"], ["reschedule", "--delay", "0"]])
 @pytest.mark.parametrize("where", [[], ["-q", "mail"]])
-def test_a_job_that_is_not_there_ends_with_3(shell: Shell, mail: Queue, command: list[str], where: list[str]) -> None:
+def test_a_missing_job_ends_the_command_with_3(shell: Shell, mail: Queue, command: list[str], where: list[str]) -> None:
     mail.enqueue(1)
     before = shell.everything()
     done = shell(*command, "no-such-job", *where)
@@ -178,7 +180,7 @@ def test_a_job_that_is_not_there_ends_with_3(shell: Shell, mail: Queue, command:
 
 
 @pytest.mark.parametrize("command", [["delete"], ["kick", "--id"], ["reschedule", "--delay", "0"]])
-def test_a_job_that_runs_ends_with_4_and_is_let_be(shell: Shell, mail: Queue, command: list[str]) -> None:
+def test_a_running_job_ends_the_command_with_4_and_is_unchanged(shell: Shell, mail: Queue, command: list[str]) -> None:
     job = hold(mail)
     before = shell.everything()
     done = shell(*command, job.id)
@@ -186,3 +188,81 @@ def test_a_job_that_runs_ends_with_4_and_is_let_be(shell: Shell, mail: Queue, co
     assert "is being run right now" in done.err
     assert shell(*command, job.id, "--json").error["type"] == "JobReserved"
     assert shell.everything() == before
+
+
+# --- cancel ----------------------------------------------------------------------------------------------
+
+
+def test_cancel_deletes_a_job_that_has_not_started_and_asks_the_worker_of_a_running_one(
+    shell: Shell, mail: Queue
+) -> None:
+    running, waiting = hold(mail), mail.enqueue(1)
+    done = shell("cancel", waiting.id)
+    assert (done.code, done.out) == (0, f"deleted job {waiting.id} of queue mail: it had not started\n")
+    asked = shell("cancel", running.id, "--grace", "1s", "--reason", "late", "--json").json
+    assert asked == {"queue": "mail", "id": running.id, "answer": "requested"}
+    assert mail.peek(running.id).state is State.RESERVED
+    missing = shell("cancel", waiting.id)
+    assert missing.code == 3
+
+
+@pytest.mark.parametrize(
+    ("lost", "statuses"),
+    [(0, ["lost", "held", "held"]), (1, ["unknown", "unknown", "held"]), (None, ["ended", "queued", "held"])],
+)
+def test_flows_show_does_not_show_a_lost_job_as_ended(shell: Shell, lost: int | None, statuses: list[str]) -> None:
+    # Given a chain of three jobs, of which the first one is done
+    task = shell.app.task(name="mail.reset", queue="mail")(lambda address: None)
+    flow = multiq.chain(task.s("ann"), task.s("bob"), task.s("cy")).enqueue()
+    jobs = list(flow.jobs())
+    if lost != 0:
+        multiq.Worker(shell.app, max_jobs=1).run()
+    # When the store loses one of the jobs
+    if lost is not None:
+        shell.app.backend.delete("mail", jobs[lost].id)
+    # Then it does not count as done, and is not shown as ended
+    shown = shell("flows", "show", flow.id, "--json").json
+    assert [job["status"] for job in shown["jobs"]] == statuses
+    assert shown["done"] == (0 if lost == 0 else 1)
+    text = shell("flows", "show", flow.id)
+    assert ("the store has lost it" in text.err) == (lost is not None)
+
+
+def test_flows_show_does_not_show_a_lost_member_of_a_batch_as_ended(shell: Shell) -> None:
+    # Given a batch of two jobs, of which one is lost, and one is done
+    task = shell.app.task(name="mail.reset", queue="mail")(lambda address: None)
+    flow = multiq.batch([task.s("ann"), task.s("bob")]).enqueue()
+    member = next(job for job, task_name in flow.tasks() if task_name == "mail.reset")
+    shell.app.backend.delete("mail", member.id)
+    multiq.Worker(shell.app, stop_when_empty=True).run()
+    # Then neither is shown as ended, because it is not known which one is lost
+    shown = shell("flows", "show", flow.id, "--json").json
+    assert [job["status"] for job in shown["jobs"] if job["task"] == "mail.reset"] == ["unknown", "unknown"]
+    assert (shown["done"], shown["total"]) == (1, 2)
+
+
+def test_flows_forget_deletes_a_record_that_cannot_be_read(shell: Shell) -> None:
+    # Given the record of a flow that has ended, and a record that cannot be read
+    shell.app.backend.carry_out([Put(HOME, "flow/f0", b"[]"), put("f1", FlowRecord("", "finished", 0.0, 60.0, []))])
+    refused = shell("flows", "list")
+    assert "multiq flows forget f0" in refused.err
+    # When it is forgotten, then the other commands work again
+    assert shell("flows", "forget", "f0").out == "flow f0 is forgotten\n"
+    assert [flow["id"] for flow in shell("flows", "list", "--json").json["flows"]] == ["f1"]
+    assert shell("flows", "forget", "f1", "--json").json == {"flow": "f1"}
+    assert shell("flows", "forget", "f1").code == 3
+
+
+def test_flows_sweep_drops_a_flow_whose_producer_has_died(shell: Shell) -> None:
+    # Given the record of a flow of which no job was enqueued
+    record = FlowRecord("import 7", "enqueuing", 0.0, 60.0, [], last=0, is_batch=True)
+    record.add("mail", "multiq.end")
+    shell.app.backend.carry_out([put("f1", record)])
+    # When the record is swept, then a dry run changes nothing
+    assert shell("flows", "sweep", "--dry-run").out == "f1  would be dropped  import 7\n"
+    assert shell("flows", "sweep", "--json").json == {
+        "flows": [{"id": "f1", "name": "import 7", "action": "dropped"}],
+        "dry_run": False,
+    }
+    assert shell.app.flows.get("f1").info().state == "cancelled"
+    assert shell("flows", "sweep").out == "no flow has been left half enqueued\n"

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from shell import Shell
 
-TABLES = ("multiq_jobs", "multiq_queues", "multiq_receipts", "multiq_schema")
+TABLES = (
+    "multiq_arrivals", "multiq_gates", "multiq_jobs", "multiq_leases", "multiq_limits", "multiq_lines", "multiq_notes",
+    "multiq_outcomes", "multiq_queues", "multiq_receipts", "multiq_schema", "multiq_unique",
+)  # fmt: skip
 NAMES = [f"{migration.version:04}_{migration.name}" for migration in schema.shipped()]
 
 

@@ -1,7 +1,8 @@
-"""Standard streams that are closed or full, a current folder that is gone, an early Ctrl-C, long listings."""
+"""Standard streams that are closed or full, a deleted current folder, an early Ctrl-C, and long listings."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -58,17 +59,18 @@ def run(shell: Shell, line: str) -> Done:
         ("multiq worker shop.tasks:app -q none --once >&- 2>&- <&-", 0, ""),
     ],
 )
-def test_streams_that_are_closed_or_full(shell: Shell, line: str, code: int, says: str) -> None:
+def test_closed_or_full_standard_streams_are_reported(shell: Shell, line: str, code: int, says: str) -> None:
     done = run(shell, line)
     assert done.code == code, done
     assert says in done.err
     assert "this should not happen" not in done.err
     assert "Traceback" not in done.err
-    assert shell.app.queue("mail").stats().ready == 3  # nothing was enqueued without input, or purged without an answer
+    # no job was enqueued without input, and none was purged without an answer
+    assert shell.app.queue("mail").stats().ready == 3
 
 
 @pytest.mark.parametrize("command", ["stats", "worker shop.tasks:app --once", "enqueue shop.tasks:app mail.reset"])
-def test_a_current_folder_that_is_gone(shell: Shell, command: str) -> None:
+def test_a_deleted_current_folder_is_reported(shell: Shell, command: str) -> None:
     gone = shell.folder / "gone"
     gone.mkdir()
     shell.environment["MULTIQ_URL"] = "sqlite:///here.db"
@@ -77,6 +79,39 @@ def test_a_current_folder_that_is_gone(shell: Shell, command: str) -> None:
     assert done.code == 1, done
     assert done.err.startswith("error: the current folder is not there any more")
     assert "Traceback" not in done.err
+
+
+def test_characters_that_the_locale_lacks_are_printed_as_escapes(shell: Shell) -> None:
+    # Given a body with characters that ISO-8859-1 lacks, and one that it has
+    shell.app.queue("raw").enqueue("ä\u2603\U0001f600")
+    # When standard output has this encoding
+    shell.environment["PYTHONIOENCODING"] = "latin-1"
+    done = subprocess.run(
+        [sys.executable, "-m", "multiq", "jobs", "raw"], env=shell.all_environment(), capture_output=True, check=True
+    )
+    # Then a listing has escapes for them, and JSON is the same document as elsewhere
+    assert 'ä\\u2603\\U0001f600"'.encode("latin-1") in done.stdout
+    raw = subprocess.run(
+        [sys.executable, "-m", "multiq", "jobs", "raw", "--json"],
+        env=shell.all_environment(), capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    assert "ä".encode("latin-1") in raw
+    assert json.loads(raw.decode("latin-1"))["jobs"][0]["body"] == "ä\u2603\U0001f600"
+
+
+def test_a_second_ctrl_c_ends_a_scheduler_whose_app_is_being_imported(tmp_path: Path) -> None:
+    # Given an app whose import takes long
+    (tmp_path / "slow.py").write_text("import pathlib, time; pathlib.Path('importing').touch(); time.sleep(600)")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "multiq", "scheduler", "slow:app"], cwd=tmp_path, stderr=subprocess.PIPE
+    )
+    until((tmp_path / "importing").exists, "it is imported")
+    # When it gets two signals
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    # Then it ends
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err.strip()) == (130, b"stopped")
 
 
 def test_ctrl_c_while_the_program_is_imported_ends_it_silently(tmp_path: Path) -> None:

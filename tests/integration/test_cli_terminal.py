@@ -25,7 +25,7 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
 class Terminal:
-    """A command on a terminal of its own, of so many columns and lines."""
+    """A command on a terminal of its own, with the given numbers of columns and lines."""
 
     def __init__(self, shell: Shell, *arguments: str, columns: int = 80, lines: int = 24, **environment: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -48,7 +48,7 @@ class Terminal:
         self.seen = ""
 
     def read_until(self, text: str) -> str:
-        """What was printed up to now, once *text* is in it."""
+        """Wait until *text* is printed. Returns all that was printed."""
         deadline = time.monotonic() + 30
         while text not in self.seen:
             assert time.monotonic() < deadline, f"{text!r} did not come: {self.seen!r}"
@@ -59,7 +59,7 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end: the exit code, and all that was printed."""
+        """Wait for the end. Returns the exit code, and all that was printed."""
         while self._read():
             pass
         code = self.process.wait(30)
@@ -125,7 +125,7 @@ def test_ids_are_whole_even_on_a_narrow_terminal(shell: Shell) -> None:
 def test_a_terminal_has_colours_unless_they_are_declined(shell: Shell) -> None:
     assert "\x1b[31m" in Terminal(shell, "stats").end()[1]  # a buried job is red
     assert "\x1b[31m" not in Terminal(shell, "stats", NO_COLOR="1").end()[1]
-    assert "\x1b[31m" in Terminal(shell, "stat").end()[1]  # and so is an error
+    assert "\x1b[31m" in Terminal(shell, "stat").end()[1]  # and an error is red, too
 
 
 def test_a_message_is_broken_between_words(shell: Shell) -> None:
@@ -137,24 +137,34 @@ def test_a_message_is_broken_between_words(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_a_pipe_has_none(shell: Shell) -> None:
+def test_output_to_a_pipe_has_no_colours(shell: Shell) -> None:
     for command in (["stats"], ["jobs", "mail"], ["peek", "gone"], ["backends"], ["stat"], ["top"]):
         done = shell.run(*command)
         assert "\x1b" not in done.out + done.err
 
 
-@pytest.mark.parametrize("key", ["q", "\x03"])
+@pytest.mark.parametrize("key", ["q", "xq", "\x1b", "\x03"])
 def test_top_draws_until_a_key_and_leaves_the_terminal_as_it_was(shell: Shell, key: str) -> None:
     terminal = Terminal(shell, "top", "-i", "100ms")
-    terminal.read_until("+/-")  # the second look
+    terminal.read_until("+/-")  # the second frame
     shell.app.queue("other").enqueue_many(range(7))
     terminal.read_until("+7")
     terminal.send(key)
     code, out = terminal.end()
-    assert code == (0 if key == "q" else 130)
-    assert out.count("\x1b[?1049h") == out.count("\x1b[?1049l") == 1  # the other screen was left
+    assert code == (130 if key == "\x03" else 0)
+    assert out.count("\x1b[?1049h") == out.count("\x1b[?1049l") == 1  # the alternate screen was left
     assert out.count("\x1b[?25l") == out.count("\x1b[?25h")  # the cursor is back
     assert "Traceback" not in out
+
+
+def test_an_arrow_does_not_end_top(shell: Shell) -> None:
+    terminal = Terminal(shell, "top", "-i", "100ms")
+    terminal.read_until("+/-")
+    terminal.send("\x1b[A")
+    shell.app.queue("other").enqueue_many(range(7))
+    terminal.read_until("+7")
+    terminal.send("q")
+    assert terminal.end()[0] == 0
 
 
 def test_top_shows_the_busiest_queues_and_how_many_more_there_are(shell: Shell) -> None:
@@ -171,7 +181,7 @@ def test_top_shows_the_busiest_queues_and_how_many_more_there_are(shell: Shell) 
     assert len(names) + int(shown[1]) == 41
 
 
-def test_purge_asks_on_the_terminal_and_takes_no_for_an_answer(shell: Shell) -> None:
+def test_purge_asks_on_the_terminal_and_an_answer_of_no_deletes_nothing(shell: Shell) -> None:
     before = shell.everything()
     terminal = Terminal(shell, "purge", "mail")
     terminal.read_until("[y/N]")
@@ -186,7 +196,7 @@ def test_ctrl_c_at_the_question_changes_nothing(shell: Shell) -> None:
     before = shell.everything()
     terminal = Terminal(shell, "purge", "mail")
     terminal.read_until("[y/N]")
-    time.sleep(0.3)  # a person's pause: a signal between Python's last look and its read() would wait for a key
+    time.sleep(0.3)  # Then Python waits in read(). A signal just before that would wait for a key.
     terminal.send("\x03")
     code, out = terminal.end()
     assert code == 130

@@ -29,7 +29,7 @@ def enqueue(shell: Shell, *addresses: str) -> None:
 
 
 def until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait for something, and fail with the process's output if it does not come."""
+    """Wait for a condition. If the condition does not hold in time, fail with the process's output."""
     deadline = time.monotonic() + 30
     while not true():
         if time.monotonic() > deadline or process.poll() is not None:
@@ -118,7 +118,7 @@ def test_a_line_for_each_job_is_logged_on_request_only(
 def test_no_log_has_the_arguments_of_a_job(shell: Shell) -> None:
     enqueue(shell, "ann@secret.example")
     done = shell.run("worker", "shop.tasks:app", "-q", "mail", "--stop-when-empty", "--log-level", "debug")
-    assert "ann@secret.example" in done.out  # the task itself prints it
+    assert "ann@secret.example" in done.out  # the task itself prints this line
     assert "ann@secret.example" not in done.err
 
 
@@ -163,3 +163,9 @@ def test_a_worker_of_an_unreachable_store_keeps_asking_until_it_is_told_to_stop(
     _, rest = process.communicate(timeout=30)
     assert "no/such/folder" in "".join(lines) + rest
     assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize("option", ["--threads", "--processes", "--prefetch"])
+def test_a_worker_that_does_not_fit_into_memory_is_refused(shell: Shell, option: str) -> None:
+    done = shell.run("worker", "shop.tasks:app", option, "2147483647", "--once")
+    assert (done.code, "a worker must fit into memory, got processes=" in done.err) == (2, True), done

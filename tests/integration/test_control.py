@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from processes import until, worker
+from servers.redis import RedisServer
+from shell import Shell
 from worker_app import app, quick, read_diary
 
 from multiq.control.flags import DOWN, RESTART, Control
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from shell import Shell
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ def test_down_keeps_all_workers_from_taking_jobs_and_up_ends_it(tmp_path: Path, 
         assert shell.run("down").out == "it was down already\n"
         until(lambda: first.log.count(" paused ") == 2 and second.log.count(" paused ") == 1)
         quick.enqueue(1)
-        # Then no worker takes a job, a new one neither, except one with force=True
+        # Then no worker takes a job, not even a new worker, except one with force=True
         (tmp_path / "b").mkdir()
         with worker(tmp_path / "b", url, "processes=1") as third:
             until(lambda: " paused " in third.log)
-            until(lambda: app.queue().stats().ready == 1)  # beanstalkd may hand it to a wait that was just given up
+            until(lambda: app.queue().stats().ready == 1)  # a worker on beanstalkd may first give the job back
             assert not any(read_diary(each.diary) for each in (first, second, third))
         (tmp_path / "c").mkdir()
         with worker(tmp_path / "c", url, "processes=1, force=True") as forced:
             until(lambda: [row[0] for row in read_diary(forced.diary)] == ["start", "end"])
         quick.enqueue(2)
         until(lambda: app.queue().stats().ready == 1)
-        # When it is brought up, then they go on
+        # When the connection is brought up, then the workers continue
         assert shell.run("up").out == "workers take jobs again\n"
         assert shell.run("up").out == "it was not down\n"
         until(lambda: app.queue().stats().ready == 0)
@@ -63,6 +63,24 @@ def test_restart_ends_running_workers_and_no_later_ones(tmp_path: Path, url: str
     with worker(tmp_path / "b", url, "processes=1, max_time=7") as later:
         assert later.wait() == 0
         assert "restart" not in later.log
+
+
+def test_a_restart_reaches_a_worker_whose_first_reads_of_the_flags_have_failed(tmp_path: Path) -> None:
+    # Given a worker that started before its server did, and reads the flags only every five seconds
+    shell = Shell(tmp_path)
+    with RedisServer() as server:
+        server.kill()
+        worker = shell.start("worker", "shop.tasks:app", "-p", "1", "-c", server.url)
+        with worker, shell.app:
+            log = worker.stderr
+            assert log is not None
+            until(lambda: " down " in log.readline())
+            # When the server starts, and a restart is requested at once
+            server.start()
+            shell.environment = {"MULTIQ_URL": server.url}
+            assert shell.run("restart").code == 0
+            # Then the worker ends
+            assert worker.wait(60) == 0
 
 
 @pytest.mark.long

@@ -70,7 +70,7 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     assert [target for target in targets if not (folder / target).exists()] == []
 
 
-def test_the_index_of_decisions_has_them_all() -> None:
+def test_the_index_of_decisions_has_all_decisions() -> None:
     index = (ROOT / "docs/decisions/README.md").read_text("utf-8")
     assert [path.name for path in sorted(ROOT.glob("docs/decisions/0*.md")) if f"({path.name})" not in index] == []
 

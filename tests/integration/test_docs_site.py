@@ -15,12 +15,12 @@ from multiq import backend, conformance, errors, events
 
 ROOT = Path(__file__).parents[2]
 
-#: what a page loads by itself, and not when a reader follows a link
+#: the files that a page loads by itself, and not when a reader follows a link
 _LOADED = re.compile(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="([^"]*)"|<link\b[^>]*\bhref="([^"]*)"')
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)  # half a minute of work, and others may have the processor
+@pytest.mark.timeout(600)  # half a minute of work, and longer on a busy machine
 def test_the_site_builds_without_a_warning_and_has_all_public_names(tmp_path: Path) -> None:
     site = tmp_path / "site"
 
@@ -51,14 +51,14 @@ def _loaded_by(page: Path) -> list[str]:
 
 
 def _documented_names(site: Path) -> set[str]:
-    """From the inventory: four lines of a head, then a line for each name, compressed."""
+    """Read the names from the site's inventory, which has four head lines and then a compressed line for each name."""
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     lines = (line.split() for line in zlib.decompress(packed).decode().splitlines())
     return {name.rpartition(".")[2] for name, kind, *_ in lines if kind.startswith("py:")}
 
 
 def _public_names() -> set[str]:
-    """The names that users and authors of drivers import, modules aside."""
+    """Return the public names for users and for authors of drivers, without modules."""
     of_modules = {
         name
         for module, root in ((errors, errors.MultiqError), (events, events.Event))

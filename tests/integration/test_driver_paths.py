@@ -1,4 +1,4 @@
-"""How many of a driver's own files one call passes: a reader who follows an enqueue or a reserve opens these, and no
+"""How many of a driver's files one call passes through. A reader of an enqueue or a reserve opens these files, and no
 more. Counted by a call trace on a real server, in a process that has enqueued and reserved before.
 """
 
@@ -25,7 +25,7 @@ def _jobs(*ids: str) -> Sequence[NewJob]:
 
 
 def _passed(package: str, call: Callable[[], object]) -> list[str]:
-    """The files of *package* in which a function was entered during *call*, in the order in which they were."""
+    """Return the files of *package* that have a function which *call* enters, in this order."""
     files: dict[str, None] = {}
 
     def note(frame: Any, event: str, _: object) -> None:

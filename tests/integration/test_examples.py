@@ -1,4 +1,4 @@
-"""The examples, run as their readers run them, and the demo's own judgement: it must see what is wrong."""
+"""The examples run as in the documentation, and the demo reports faults."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 SINGLE = [pytest.param(name, marks=pytest.mark.long) for name in ("reset_mail", "order_timeout", "alarm")]
 
 
-@pytest.mark.parametrize("name", ["demo", *SINGLE])  # the demo is all of them
-def test_an_example_runs_and_all_is_as_it_should_be(name: str) -> None:
+@pytest.mark.parametrize("name", ["demo", *SINGLE])  # the demo runs all of them
+def test_an_example_runs_and_its_checks_pass(name: str) -> None:
     done = run("-m", f"examples.{name}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is as it should be" in done.stdout
-    # -X dev has asyncio tell of each step that takes a tenth of a second, as some do on a busy machine
+    # With -X dev, asyncio logs each step that takes a tenth of a second, which happens on a busy machine.
     assert [line for line in done.stderr.splitlines() if not line.startswith("Executing <")] == []
     assert "\x1b" not in done.stdout  # readable when piped
 
@@ -49,7 +49,7 @@ MailServer.handle_DATA = take_twice
 sys.exit(run("reset_mail"))
 """
     done = run("-c", sabotage)
-    # Then the demo fails, and prints what is wrong
+    # Then the demo fails, and reports the fault
     assert done.returncode == 1
     assert "\u2717 reset_mail     everybody got exactly one mail" in done.stdout
     assert "not as it should be: reset_mail" in done.stdout

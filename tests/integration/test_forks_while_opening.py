@@ -1,4 +1,4 @@
-"""A fork while another thread opens a connection: the child keeps no copy, so the server sees the connection's end."""
+"""A process forks while another thread opens a connection: the child keeps no copy of the connection's socket."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_child_forked_during_a_login_keeps_no_copy_of_the_socket(url: str) -> No
         server, _ = listener.accept()
         stack.enter_context(server)
         server.settimeout(HANGS)
-        if not url.startswith("mysql"):  # whose server speaks first
+        if not url.startswith("mysql"):  # MySQL's server sends the first message
             assert server.recv(65536)
-        # When the process forks, and the parent gives the login up
+        # When the process forks, and the parent ends the login early
         child = fork(signal.pause)
         try:
             looker.join()

@@ -1,4 +1,4 @@
-"""Configuration files that a stranger has left behind in a folder: nothing of them is used."""
+"""Configuration files that another user has put into a folder: multiq does not use them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files
 
 
 class Listener:
-    """A stranger's server: keeps what it is sent, and answers nothing."""
+    """Another user's server. The server records what it receives, and sends nothing."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -143,7 +143,7 @@ def test_a_file_that_a_shared_group_may_write_is_refused_and_one_of_a_private_gr
     path = tmp_path / "multiq.toml"
     path.write_text('url = "memory://"')
     path.chmod(0o664)
-    assert load_settings(tmp_path, {}).url == "memory://"  # group root, of root alone
+    assert load_settings(tmp_path, {}).url == "memory://"  # group root has no other members
     os.chown(path, 0, STRANGER)
     assert "0664" in refusal(tmp_path)
 
@@ -184,6 +184,13 @@ def test_health_reads_whatever_a_file_holds(shell: Shell, content: bytes) -> Non
     done = shell("health", str(path))
     assert done.code == 1
     assert "should not happen" not in done.err
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[1]", b"3", b'{"worker": "a"}'])
+def test_a_fresh_file_that_no_worker_has_written_is_no_healthy_worker(shell: Shell, content: bytes) -> None:
+    (shell.folder / "health.json").write_bytes(content)
+    done = shell("health", "health.json")
+    assert (done.code, done.out) == (1, "no worker writes health.json\n")
 
 
 def test_health_waits_for_no_pipe(shell: Shell) -> None:

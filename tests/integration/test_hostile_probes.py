@@ -1,4 +1,4 @@
-"""The probe endpoint beside clients that mean it harm: a probe is answered all the same."""
+"""The probe endpoint answers probes although other clients attack it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIENTS = 100
 
 
 class WellStatus:
-    """A worker that is well."""
+    """The status of a healthy worker."""
 
     def report(self) -> Any:
         return WellReport()
@@ -61,7 +61,7 @@ def status(port: int, path: str = "/healthz", *, timeout: float = 20.0, **header
 
 
 class Drippers:
-    """Clients that send a request's headers a byte at a time, without an end, and come again when shown out."""
+    """Clients that send endless headers one byte at a time, and reconnect when they are disconnected."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -106,9 +106,7 @@ def test_probes_are_answered_beside_a_hundred_clients_that_drip(serve: Callable[
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nX: "])
-def test_a_connection_has_so_many_seconds_in_all(
-    serve: Callable[..., int], sent: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_has_a_time_limit(serve: Callable[..., int], sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTION_SECONDS", 0.5)
     port = serve()
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
@@ -129,7 +127,9 @@ def test_a_connection_has_so_many_seconds_in_all(
     assert status(port) == 200
 
 
-def test_a_reader_that_takes_nothing_is_shown_out(serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_is_disconnected(
+    serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTION_SECONDS", 0.5)
     port = serve(lambda: b"x" * 20_000_000)
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
@@ -181,7 +181,7 @@ def test_metrics_that_fail_are_an_error_of_one_request(serve: Callable[..., int]
     "host",
     ["localhost", "127.0.0.1:80", "[::1]:9000", "10.1.2.3", "worker", "shop.svc.cluster.local:9", "Own.Example.COM"],
 )
-def test_its_own_names_are_answered(serve: Callable[..., int], host: str) -> None:
+def test_requests_to_the_hosts_own_names_are_answered(serve: Callable[..., int], host: str) -> None:
     assert status(serve(lambda: b"", "own.example.com"), host=host) == 200
 
 
@@ -238,7 +238,7 @@ def test_a_process_that_may_open_few_files_answers_beside_many_clients(serve: Ca
     clients: list[socket.socket] = []
     room = 120
     try:
-        clients += [socket.socket() for _ in range(300)]  # before the limit: their side is in this process, too
+        clients += [socket.socket() for _ in range(300)]  # opened before the limit is set
         used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, hard))
         port = serve()
@@ -266,9 +266,10 @@ def test_a_process_that_may_open_few_files_answers_beside_many_clients(serve: Ca
 
 def test_connections_leave_files_for_the_rest_of_the_process(serve: Callable[..., int]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(80, len(list(Path("/proc/self/fd").iterdir())) + 40)  # earlier tests may have files open
     with contextlib.ExitStack() as clients:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             port = serve()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -278,11 +279,11 @@ def test_connections_leave_files_for_the_rest_of_the_process(serve: Callable[...
         theirs = [
             file for file in Path("/proc/self/net/tcp").read_text().splitlines() if file.split()[1:2] == [at(port)]
         ]
-        assert sum(line.split()[3] == "01" for line in theirs) <= 20  # established, as the server sees them
+        assert sum(line.split()[3] == "01" for line in theirs) <= limit // 4  # established, as the server sees them
 
 
 def at(port: int) -> str:
-    """This host's address as the kernel's table writes it."""
+    """This host's address in the notation of /proc/net/tcp."""
     return f"0100007F:{port:04X}"
 
 
@@ -290,7 +291,7 @@ def test_a_burst_of_connections_is_let_in_at_once() -> None:
     listener = listen(parse_address(":0"))
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
     with listener, contextlib.ExitStack() as clients:
-        for _ in range(min(1000, most)):  # no program accepts them
+        for _ in range(min(1000, most)):  # no program accepts these connections
             clients.enter_context(socket.create_connection(listener.getsockname(), timeout=0.9))
 
 
@@ -305,7 +306,7 @@ def test_a_connection_that_is_closed_for_a_new_one_is_answered_if_its_request_ha
         turn = threading.Event()
         accept = Server._accept
 
-        def accept_late(server: Server) -> None:  # between the first one's arrival and its request
+        def accept_late(server: Server) -> None:  # sent after the first connection, and before its request
             accept(server)
             turn.wait(20)
 
@@ -317,7 +318,7 @@ def test_a_connection_that_is_closed_for_a_new_one_is_answered_if_its_request_ha
         first.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
         for _ in range(20):
             clients.enter_context(socket.create_connection(address, timeout=20))
-        # the others come first in the turn: the listener was registered before the connection
+        # The listener was registered before the connection, so new connections are handled first.
         monkeypatch.setattr(Server, "_accept", accept)
         turn.set()
         assert first.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")

@@ -1,4 +1,4 @@
-"""What the soak's nemesis counts as a fault: what was seen to happen, on real processes, servers and connections."""
+"""The soak's nemesis counts a fault only if its effect was seen, on real processes, servers and connections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Crew:
-    """One process, in all the roles."""
+    """A crew with a single process that has all roles."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.workers = {"-p 1": process}
@@ -59,7 +59,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def struck(
     tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, list[str]]]:
-    """Have one fault tried, and tell what the history says of it."""
+    """Try one fault. Returns what the history has about the fault."""
     monkeypatch.setattr(module, "TTR", 0.1)
     monkeypatch.setattr(module, "_STALLS", (0.1, 0.1, 0.1))
     monkeypatch.setattr(module, "_SEEN_WITHIN", 0.5)
@@ -111,7 +111,8 @@ def test_a_fault_of_a_link_counts_if_something_went_through_it(
     struck: Callable[..., Any], name: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_used:
-        monkeypatch.setattr(module, "_STALLS", (1.0, 1.0, 1.0))  # long enough for the client on a busy machine
+        # so long that it is enough for the client on a busy machine
+        monkeypatch.setattr(module, "_STALLS", (1.0, 1.0, 1.0))
     with RedisServer() as server, Proxy(("127.0.0.1", server.port)) as proxy, contextlib.ExitStack() as stack:
         site = Site("redis", "", list, bool, proxy, acks=b"PING")
         if is_used:
@@ -144,7 +145,7 @@ def refuse() -> object:
 
 
 @pytest.mark.parametrize(
-    ("do", "why"), [(lambda: 3, ""), (lambda: 0, "did not say so"), (refuse, "ConnectionRefusedError: planted")]
+    ("do", "why"), [(lambda: 3, ""), (lambda: 0, "did not confirm it"), (refuse, "ConnectionRefusedError: planted")]
 )
 def test_a_fault_of_a_server_counts_if_it_says_so(
     struck: Callable[..., Any], do: Callable[[], object], why: str
@@ -168,7 +169,7 @@ def test_a_fault_of_a_server_counts_if_it_says_so(
 def test_a_process_that_ends_by_itself_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, is_told: bool
 ) -> None:
-    # Given a crew whose workers end in this way as soon as they are started
+    # Given a crew whose workers end right after their start, by a signal or with an exit code
     monkeypatch.setattr(crew_module, "WORKERS", ("-p 1",))
     monkeypatch.setattr(crew_module, "CLIENTS", ())
     (tmp_path / "planted_end.py").write_text(f"import sys\n{does}\n")
@@ -257,7 +258,7 @@ def test_a_process_that_was_being_started_is_killed_with_all_others(
     monkeypatch.syspath_prepend(tmp_path)
     load = Load(folder=str(tmp_path), seed=7, timeout=1.0)
     crew = crew_module.Crew(load, Site("redis", "memory://", list, bool), 1.0, plant="planted_end")
-    started = crew._client("consume", "3")  # and its process id is not recorded
+    started = crew._client("consume", "3")  # and the process id of this worker is not recorded
     crew.kill_all()
     assert has_ended(psutil.Process(started.pid)) if psutil.pid_exists(started.pid) else True
     started.wait()

@@ -1,4 +1,4 @@
-"""``multiq top`` and the workers: which work on a connection and what they run, on each backend."""
+"""``multiq top`` shows the workers of a connection and what they run, on each backend."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def shell(shell: Shell, url: str) -> Shell:
 
 
 def look(shell: Shell) -> dict[str, Any]:
-    """What one look of ``top`` says of the workers, by their pids."""
+    """Return what one frame of ``top`` shows about the workers, by their pids."""
     workers = shell.run("top", "--once", "--json", "--workers").json["workers"]
     return {worker["worker"].rpartition(":")[2]: worker for worker in workers}
 
 
 def heard(call: Viewer, pid: int) -> Answer | None:
-    """What the worker of this pid says."""
+    """Return the answer of the worker with this pid."""
     return next((answer for answer in call.read() if answer.worker.endswith(f":{pid}")), None)
 
 
@@ -67,7 +67,7 @@ def test_top_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str,
 
 
 @pytest.mark.long
-def test_its_states_are_those_of_the_worker(tmp_path: Path, url: str, shell: Shell) -> None:
+def test_states_in_top_are_those_of_the_worker(tmp_path: Path, url: str, shell: Shell) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
         call = Viewer(app.backend)
@@ -119,7 +119,7 @@ def test_a_killed_viewer_leaves_no_jobs_behind(tmp_path: Path, url: str, monkeyp
         until(lambda: not asked & set(app.backend.queues()))
         time.sleep(2.0)
         assert not asked & set(app.backend.queues())
-        call._consumer.close()  # as its death does
+        call._consumer.close()  # as the viewer's death does
         # And the worker works as before
         quick.enqueue(1)
         until(lambda: app.queue().stats().ready == 0)

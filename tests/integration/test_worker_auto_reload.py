@@ -37,7 +37,7 @@ COMMAND = ["-m", "multiq", "worker", "watched:app", "-p", "1", "--watch"]
 
 
 class Watched:
-    """A worker that watches a shop, whose code can be changed."""
+    """A worker with ``--watch``, and the app's code, which the test can change."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Watched:
         self.process: subprocess.Popen[bytes]
 
     def change(self, code: str) -> None:
-        """As editors save: the file is never half there."""
+        """Replace the file in one step, as editors do."""
         (self.folder / "new").write_text(code)
         (self.folder / "new").rename(self.folder / "watched.py")
 
@@ -66,7 +66,7 @@ class Watched:
         until(lambda: "reloads when" in self.log, what=lambda: self.log)
 
     def start_reloaded(self, *, meanwhile: str = "pass") -> None:
-        """As a reload re-executes the program; *meanwhile* is done while it takes no signals."""
+        """Start the program as a reload does. *meanwhile* is called while the program handles no signals yet."""
         reload = (
             "import os, signal, sys; from multiq.worker.processes.reload import reload_environment;"
             "from multiq.worker.processes.supervisor import HANDLED;"
@@ -81,7 +81,7 @@ class Watched:
         return (self.folder / "log").read_text()
 
     def serve(self) -> str:
-        """Have a job run. Returns the version of the code that did."""
+        """Run a job. Returns the version of the code that ran the job."""
         number = next(self._numbers)
         self.app.queue().enqueue({"multiq": 1, "task": "serve", "args": [number]})
         served = self.folder / "served"
@@ -109,17 +109,17 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 def test_auto_reload_takes_a_change_refuses_a_broken_one_and_takes_its_repair(watched: Watched) -> None:
     # Given a worker with auto-reload, at work
     watched.start_watching()
-    # When its code changes, then it goes on with the new code
+    # When its code changes, then it continues with the new code
     watched.change(SHOP.format(version="second"))
     watched.goes_on("second")
-    # When the code is broken, then the log reports it, and the old code goes on
+    # When the code is broken, then the log reports it, and the old code keeps running
     watched.change(BROKEN)
     until(lambda: "the new code does not start" in watched.log, what=lambda: watched.log)
     assert watched.serve() == "second"
-    # When it is repaired, then the repair is taken
+    # When the code is repaired, then the worker loads the repaired code
     watched.change(SHOP.format(version="third"))
     watched.goes_on("third")
-    # And all in one process, with one watcher, which ends with it
+    # And the worker is still one process with one watcher, which ends with it
     (watcher,) = _watchers(watched.process.pid)
     watched.process.send_signal(signal.SIGTERM)
     assert watched.process.wait(30) == 0, watched.log
@@ -128,11 +128,11 @@ def test_auto_reload_takes_a_change_refuses_a_broken_one_and_takes_its_repair(wa
 
 @pytest.mark.long
 def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> None:
-    # Given a worker that reloads with code whose trial takes its time, and fails
+    # Given a worker that reloads code whose check is slow and fails
     watched.start_watching()
     watched.change("import time\nopen('tried', 'w').close()\ntime.sleep(3)\n" + BROKEN.replace("(", ""))
     until((watched.folder / "tried").exists)
-    # When it is repaired meanwhile, then the repair is taken
+    # When the code is repaired meanwhile, then the worker loads the repaired code
     watched.change(SHOP.format(version="second"))
     watched.goes_on("second")
 
@@ -143,7 +143,7 @@ def test_auto_reload_waits_for_code_that_breaks_between_check_and_exec(watched: 
     watched.change(BROKEN)
     watched.start_reloaded()
     until(lambda: "the old processes keep running until the code is changed" in watched.log, what=lambda: watched.log)
-    # When the code changes, then it starts
+    # When the code changes, then the program starts
     watched.change(SHOP.format(version="second"))
     watched.process.send_signal(signal.SIGHUP)
     assert watched.serve() == "second"
@@ -180,10 +180,10 @@ def test_watch_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _watchers(supervisor: int) -> list[psutil.Process]:
-    """The processes that watch for this one."""
+    """Return the processes that watch files for this worker."""
     found = []
     for child in psutil.Process(supervisor).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # one of before the reload, which has just ended
+        with contextlib.suppress(psutil.NoSuchProcess):  # a process from before the reload has just ended
             if auto_reload.__name__ in child.cmdline():
                 found.append(child)
     return found

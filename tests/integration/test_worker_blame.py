@@ -1,4 +1,4 @@
-"""Overdue jobs: which events come, how often, and that neighbours are not blamed. In every mode, on SQLite."""
+"""Overdue jobs: their events, and that other jobs of the process are not blamed. In every mode, on SQLite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODES = ["-p 1", "-p 1 -t 2", "-p 1 --concurrency 3"]
-TOLD = ("JobOverdue", "JobTimedOut", "JobFailed", "JobRetried", "on_retry", "JobBuried", "on_failure")
+TOLD = ("JobOverdue", "JobTimedOut", "JobFailed", "JobRetried", "ended:retried", "JobBuried", "ended:buried")
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ class Blamed:
         return [number for said, number, _, _ in read_diary(self.diary) if said == word]
 
     def pids(self) -> set[int]:
-        """The processes that ran jobs of this worker."""
+        """Return the pids of the processes that ran jobs of this worker."""
         ours = {int(line.rsplit(":", 1)[1].split()[0]) for line in self.log.splitlines() if " working " in line}
         return ours & {pid for _, _, pid, _ in read_diary(self.diary)}
 
     def began(self) -> set[int]:
-        """The jobs that began in this worker."""
+        """Return the numbers of the jobs that began in this worker."""
         pids = self.pids()
         return {number for word, number, pid, _ in read_diary(self.diary) if word == "start" and pid in pids}
 
@@ -94,7 +94,7 @@ class Blamed:
 
 @contextlib.contextmanager
 def blamed(folder: Path, url: str, options: str, **environment: str) -> Iterator[Blamed]:
-    """A worker that is gone when the block ends."""
+    """A worker that is ended with the block."""
     worker = Blamed(folder, url, options, **environment)
     try:
         yield worker
@@ -115,17 +115,18 @@ def test_an_overdue_job_is_reported_once(tmp_path: Path, url: str, mode: str, is
     # Given a job that ignores its limit, or is stuck in a call that keeps the interpreter; it has two attempts
     handle = (ahang if is_coroutine else hang).enqueue(1, way)
     with blamed(tmp_path, url, f"{mode} --kill-after 0.2") as worker:
-        # When its process has to be ended because of it, twice
+        # When its process has to be ended because of this job, twice
         worker.until(lambda: handle.state() is State.BURIED)
-        worker.until(lambda: worker.words("on_failure"))
+        worker.until(lambda: worker.words("ended:buried"))
         worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(30) == 0
         # Then each subscriber and each hook was called once for each end
         told = Counter(word for word, _, _, _ in read_diary(worker.diary) if word in TOLD)
         overdue = told.pop("JobOverdue", 0)
-        assert told == Counter(JobTimedOut=2, JobFailed=2, JobRetried=1, on_retry=1, JobBuried=1, on_failure=1)
+        ended = {"ended:retried": 1, "ended:buried": 1}
+        assert told == Counter(JobTimedOut=2, JobFailed=2, JobRetried=1, JobBuried=1, **ended)
         assert overdue == 2 if way == "deaf" else overdue <= 2  # a stuck process cannot be reported as overdue
-        # And the process that could still be inspected has logged where the job hung
+        # And the process that could still be inspected has logged the line at which the job hung
         if way == "deaf":
             assert worker.words("stack-not-shown") == []
         assert handle.peek().reason == "the task ran longer than its timeout of 0.3 s"
@@ -150,7 +151,7 @@ def test_the_job_that_holds_the_loop_is_overdue_and_its_neighbours_are_not(tmp_p
     with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 1") as worker:
         worker.until(lambda: second.state() is State.BURIED)
         worker.until(lambda: first.state() in {State.GONE, State.BURIED})
-        # Then the one that held the loop is buried for its limit, and the other one ran again, to its end
+        # Then the job that blocked the loop is buried for its limit, and the other job has run again, to its end
         assert second.peek().reason == "the task ran longer than its timeout of 0.5 s"
         assert (worker.words("JobTimedOut"), worker.words("JobBuried")) == ([2], [2])
         assert (worker.words("start").count(1), worker.words("end").count(1)) == (2, 1)
@@ -171,15 +172,15 @@ def test_a_job_whose_callback_holds_the_loop_is_overdue_and_its_neighbours_are_n
 def test_a_loop_that_no_running_job_holds_ends_with_its_process_and_no_job_has_timed_out(
     tmp_path: Path, url: str
 ) -> None:
-    # Given a timer whose job has ended, which blocks the loop for jobs that have a limit
+    # Given a timer of an ended job that blocks the loop, and running jobs with a limit
     first, second = patient.enqueue(1), patient.enqueue(2)
     leave_timer.enqueue(3)
     with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
-        # When it has done so for longer than the limit of any of them, then they run again, to their end
+        # When the loop has been blocked for longer than any of these limits, then these jobs run again, to their end
         worker.until(lambda: first.state() is second.state() is State.GONE)
         assert sorted(worker.words("start")) == [1, 1, 2, 2, 3]
         assert worker.words("JobTimedOut") == worker.words("JobBuried") == []
-        # And the log says where the loop was
+        # And the log shows the code that blocked the loop
         assert "by a job that has ended" in worker.log
         assert "where_it_hangs" in worker.log
 
@@ -188,7 +189,7 @@ def test_all_jobs_count_a_crash_if_it_is_unknown_which_holds_the_loop(tmp_path: 
     # Given a job whose thread posts a callback that blocks the loop, and another job
     first, second = lenient.enqueue(1), hold_by_thread.enqueue(2)
     with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
-        # When that has lasted longer than both may run, then both have crashed, and run to their end
+        # When the loop has been blocked for longer than both limits, then both jobs count a crash, and run again
         worker.until(lambda: first.state() is second.state() is State.GONE)
         assert sorted(worker.words("start")) == [1, 1, 2, 2]
         assert worker.words("JobTimedOut") == worker.words("JobBuried") == []
@@ -201,12 +202,12 @@ def test_plain_jobs_beyond_the_pool_are_left_to_workers_with_room(tmp_path: Path
     handles = [rest.enqueue(number, 300) for number in range(45)]
     with blamed(tmp_path, url, "-p 1 --concurrency 50") as first:
         first.until(lambda: len(first.words("start")) == 32)
-        # When another worker comes, then it gets those that wait, at once
+        # When another worker starts, then it gets the waiting jobs at once
         with blamed(tmp_path, url, "-p 1 --concurrency 50") as second:
             second.until(lambda: len(set(first.words("start"))) == 45, timeout=20)
             begun = first.began()
             assert len(begun) == 32
-            # And when the first one's process is killed, then those are blamed that began in it
+            # And when the first worker's process is killed, then only the jobs that began in it are blamed
             (child,) = first.pids()
             os.kill(child, signal.SIGKILL)
             second.until(lambda: all(handles[number].peek().crashes for number in begun), timeout=20)
@@ -227,7 +228,7 @@ def test_plain_jobs_beyond_the_pool_do_not_begin_after_a_stop(tmp_path: Path, ur
 
 @pytest.fixture
 def server_url(tmp_path: Path) -> Iterator[str]:
-    """Redis: a process that is stopped in the middle of a transaction would keep an SQLite file to itself."""
+    """Redis, because a process that is stopped in a transaction would keep an SQLite file locked."""
     with STORES["redis"](tmp_path) as url:
         app.connect(url)
         yield url
@@ -238,7 +239,7 @@ def server_url(tmp_path: Path) -> Iterator[str]:
 def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
     server_url: str, tmp_path: Path, mode: str
 ) -> None:
-    # Given a child that has learnt that jobs are short, and holds some behind one in which it is stopped
+    # Given a child that has prefetched several jobs, and is stopped in the first one
     step.enqueue_many([(number,) for number in range(300)])
     with blamed(tmp_path, server_url, mode, BLAME_STOPS="1") as stopped:
         stopped.until(lambda: len(stopped.words("end")) == 300)
@@ -249,7 +250,7 @@ def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
         stopped.until(lambda: 1000 in stopped.words("start"))
         (child,) = stopped.pids()
         time.sleep(2.5)
-        # When their leases have ended, another worker has done them all, and it is continued
+        # When the jobs' leases have ended, another worker has done all of them, and the child is continued
         with blamed(tmp_path, server_url, "-p 1") as other:
 
             def is_idle() -> bool:
@@ -262,7 +263,8 @@ def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
             step.enqueue(2000)
             other.until(lambda: stopped.words("end").count(1000) == 2 and 2000 in other.words("end"))
             time.sleep(0.5)
-            # Then it begins none of them, but for one that its second thread was about to begin when it was stopped
+            # Then it begins none of these jobs, except one that its second thread was about to begin when the process
+            # was stopped
             later = [line for line in read_diary(stopped.diary) if line[2] == child and line[3] > continued_at]
             begun = {number for word, number, _, _ in later if word == "start"} - {2000}
             assert len(begun) <= ("-t" in mode)
@@ -274,14 +276,14 @@ def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
 @pytest.mark.parametrize("mode", ["-p 1", "-p 0"])
 @pytest.mark.parametrize("way", ["sleep", "socket"])
 def test_with_one_thread_a_call_that_blocks_is_interrupted(tmp_path: Path, url: str, mode: str, way: str) -> None:
-    # Given a worker that would wait for long before it ends a process
+    # Given a worker that waits for long before it ends an overdue job's process
     handle = wait_in.enqueue(1, way)
     with blamed(tmp_path, url, f"{mode} --kill-after 25") as worker:
-        # When the job's time is over, then it is interrupted in its call, and may tidy up
+        # When the job's time is over, then its call is interrupted, and it may clean up
         worker.until(lambda: handle.state() is State.BURIED, timeout=20)
         assert worker.words("tidied") == [1]
         assert handle.peek().reason == "the task ran longer than its timeout of 0.4 s"
-        # And its process works on
+        # And its process continues to work
         step.enqueue(2)
         worker.until(lambda: 2 in worker.words("end"))
         assert len(worker.pids()) == 1

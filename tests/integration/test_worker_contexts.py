@@ -1,4 +1,4 @@
-"""Every job runs in a fresh copy of the worker's context: its own ``current_job()``, and nothing that others left."""
+"""Every job runs in a fresh copy of the worker's context, with its own ``current_job()``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_a_job_sees_its_own_context_and_no_other_job_s(mode: str, tmp_path: Path
     # When a worker runs them
     with worker_of("context_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait() == 0
-    # Then each has seen its own id everywhere, what the program and a middleware had set, and nothing of other jobs
+    # Then each job has seen its own id everywhere, the values that the program and a middleware had set, and no values
+    # of other jobs
     seen = {(word, number) for word, number, _, _ in read_diary(process.diary)}
     hooks = {(f"hook:{job_id}:{job_id}", 0) for job_id in ids.values()}
     assert seen == hooks | {
@@ -52,7 +53,7 @@ def test_jobs_leave_nothing_in_the_program_s_own_context(options: dict[str, int]
     coroutine.enqueue(2)
     tone = context_app.tone.get()
     assert multiq.Worker(app, stop_when_empty=True, **options).run() == 0  # type: ignore[arg-type]
-    # Then it sees what it saw before
+    # Then the program sees the same values as before
     assert (left.get(), context_app.tone.get()) == (-1, tone)
     with pytest.raises(LookupError):
         multiq.current_job()
@@ -73,8 +74,8 @@ def test_an_async_subscriber_outlives_the_job_of_its_event(url: str) -> None:
         told.append(event.job.id)
 
     handle = work.enqueue(1)
-    # When they share the worker's event loop
+    # When both share the worker's event loop
     assert multiq.Worker(app, concurrency=2, stop_when_empty=True).run() == 0
     app.close()
-    # Then the job's end is not that of the subscriber
+    # Then the job ends before the subscriber returns
     assert told == [handle.id]

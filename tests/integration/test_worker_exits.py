@@ -1,4 +1,4 @@
-"""Exit codes: the table in ``docs/worker.md`` is walked through, row by row, in every mode of the command line."""
+"""A worker's exit codes: each row of the table in ``docs/worker.md``, in every mode of the command line."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Run:
 
 
 def _six(seconds: float) -> None:
-    """Of both kinds, in turn."""
+    """Enqueue six jobs, functions and coroutines in turn."""
     for number in range(0, 6, 2):
         nap.enqueue(number, seconds)
         anap.enqueue(number + 1, seconds)
@@ -177,7 +177,7 @@ THEN: dict[str, Callable[[Run], None]] = {
 
 
 def _left(run: Run) -> str:
-    """In the table's words."""
+    """Return which jobs are left, in the words of the table."""
     app.connect(run.url)
     stats = app.queue().stats()
     counts = {
@@ -185,7 +185,7 @@ def _left(run: Run) -> str:
     }
     if run.row.left == "the others ready":
         assert counts == {"ready": 6 - len(run.words("end"))}, run
-    if run.row.code == 130 or run.row.left == "the others ready":  # what was given back is no attempt
+    if run.row.code == 130 or run.row.left == "the others ready":  # a job that was given back has no attempt
         assert {info.attempt for info in app.queue().jobs("ready")} <= {0}, run
     if run.row.left == "the others ready":
         return run.row.left
@@ -220,7 +220,7 @@ def _cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("row", "modes"), list(_cases()))
-def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
+def test_a_worker_ends_with_the_documented_exit_code(tmp_path: Path, row: Row, modes: list[str]) -> None:
     runs = [Run(tmp_path, mode, row) for mode in modes]
     try:
         # Given a store and a worker for each mode
@@ -231,7 +231,7 @@ def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
         # When the event of the row happens to each of them
         for run in runs:
             THEN[row.then](run)
-        # Then each ends as the row describes
+        # Then each worker ends as the row describes
         for run in runs:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 run.process.wait(30)
@@ -251,13 +251,14 @@ def test_the_table_has_all_that_can_be_given_and_happen() -> None:
 @pytest.mark.parametrize("way", ["the end of the grace", "a second signal"])
 @pytest.mark.parametrize("mode", ALONE.values(), ids=ALONE.keys())
 def test_a_hook_that_hangs_does_not_outlast_the_end(tmp_path: Path, mode: str, way: str) -> None:
-    # Given a worker without a supervisor, whose before_fetch hook never returns
+    # Given a worker without a supervisor, with middleware whose before_fetch never returns
     code = (
         "import sys, time, multiq, worker_app\n"
-        "@worker_app.app.before_fetch\n"
-        "def hang(_):\n"
-        "    worker_app.note('hook', 0)\n"
-        "    time.sleep(300)\n"
+        "class Hang(multiq.Middleware):\n"
+        "    def before_fetch(self, worker):\n"
+        "        worker_app.note('hook', 0)\n"
+        "        time.sleep(300)\n"
+        "worker_app.app.middleware(Hang())\n"
         f"worker = multiq.Worker(worker_app.app, {mode}, grace={0.5 if 'grace' in way else 200})\n"
         "worker.owns_process = True; sys.exit(worker.run())"
     )

@@ -1,4 +1,4 @@
-"""What goes wrong with workers, on each backend, with real processes and real signals. W1 to W15 name the faults."""
+"""Faults of workers, on each backend, with real processes and real signals. W1 to W15 number the faults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def is_taken_over(taker: WorkerProcess, stopped: Sequence[psutil.Process]) -> No
     missed_at = time.monotonic() + 8
     until(lambda: words(taker, "start").count(1) == 2 or time.monotonic() > missed_at)
     if not app.backend.capabilities.portable_leases:
-        # beanstalkd may miss the end of a lease until its holder says a word: docs/durability.md
+        # beanstalkd may not notice the end of a lease until its holder sends something: docs/durability.md
         for process in stopped:
             process.resume()
     until(lambda: words(taker, "start").count(1) == 2)
@@ -78,7 +78,7 @@ def test_w1_the_job_of_a_killed_child_starts_again_at_once(tmp_path: Path, url: 
     long = nap.options(ttr=600).enqueue(0, 300)
     with worker(tmp_path, url, mode) as process:
         victim = pid_of(process, 0)
-        # When the one is killed
+        # When the child is killed
         os.kill(victim, signal.SIGKILL)
         # Then its job starts again, in another process, long before its lease would have ended
         until(lambda: words(process, "start").count(0) == 2)
@@ -91,18 +91,18 @@ def test_w1_the_job_of_a_killed_child_starts_again_at_once(tmp_path: Path, url: 
 
 
 def test_w1_jobs_that_finished_before_the_kill_are_not_run_again(tmp_path: Path, url: str) -> None:
-    # Given an inline child that has done short jobs, not yet settled, and is now in a job that kills it
+    # Given an inline child that has done short jobs and not yet settled them, and that now runs a job that kills it
     if not app.backend.capabilities.portable_leases:
         pytest.skip("its leases end with its connection: no other process can settle them")
     quick.enqueue_many([(number,) for number in range(200)])
     with worker(tmp_path, url, "processes=1") as process:
-        until(lambda: len(words(process, "end")) == 200)  # it has learnt that jobs are short
+        until(lambda: len(words(process, "end")) == 200)  # the prefetch has grown, because the jobs are short
         app.queue().pause(60)
         quick.enqueue_many([(number,) for number in range(1000, 1010)])
         suicide.enqueue(5000)
         app.queue().resume()
         until(lambda: words(process, "start").count(5000) == 3 and counts() == (0, 0, 0, 1))
-        # Then each of the short ones ran once
+        # Then each of the short jobs ran once
         assert sorted(words(process, "end")) == [*range(200), *range(1000, 1010)]
 
 
@@ -146,13 +146,13 @@ def test_w15_a_worker_process_whose_heartbeat_dies_ends_and_is_replaced(tmp_path
     # Given a job during which the heartbeat dies of an error
     kill_a_thread.enqueue(1)
     with worker(tmp_path, url, "processes=1") as process:
-        # Then its process does not go on as if it were healthy: the job runs again, in another process
+        # Then its process does not continue as if it were healthy: the job runs again, in another process
         until(lambda: 1 in words(process, "end"))
         assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 2
         assert "an unexpected error" in process.log
 
 
-# --- the hung and the stuck --------------------------------------------------------------------------------
+# --- hung and stuck processes ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -162,17 +162,17 @@ def test_w4_a_job_over_its_time_limit_ends_whatever_it_does_and_its_neighbours_a
 ) -> None:
     # Given a job that runs for minutes, and neighbours that take a second and have one attempt only
     late = endless.enqueue(1, way)
-    # jobs that a stuck process has asked for and cannot read any more are lost to all until their leases end
+    # Jobs in a reply that a stuck process cannot read any more stay reserved until their leases end.
     is_strict = way != "stuck" and bool(app.backend.capabilities.give_back)
     neighbour = nap.options(ttr=60, max_attempts=1) if is_strict else nap.options(ttr=5)
     neighbours = neighbour.enqueue_many([(number, 1.0) for number in range(10, 13)])
     with worker(tmp_path, url, f"{mode}, kill_after=0.3") as process:
-        # Then it is ended and tried again, as often as it may be, and buried
+        # Then the job is ended and retried until its attempts are used up, and buried
         until(lambda: late.state() is State.BURIED)
         assert words(process, "start").count(1) == 2
         if app.backend.capabilities.reasons:
             assert late.peek().reason == "the task ran longer than its timeout of 0.3 s"
-        # And the neighbours were all done, none with an attempt that was not its own
+        # And the other jobs were all done, none with an attempt that was not its own
         until(lambda: counts() == (0, 0, 0, 1))
         assert set(words(process, "end")) == {10, 11, 12}
         assert all(handle.state() is State.GONE for handle in neighbours)
@@ -208,12 +208,12 @@ def test_w5_a_worker_stopped_beyond_its_lease_cannot_settle_what_others_took_ove
         group = [psutil.Process(first.process.pid), *psutil.Process(first.process.pid).children()]
         for member in group:
             member.suspend()
-        # When another worker has got the job since, and the first one goes on
+        # When another worker has got the job since, and the first worker continues
         with worker(tmp_path, url, "processes=1") as second:
             is_taken_over(second, group)
             for member in group:
                 member.resume()
-            # Then the first one's verdict is refused, and the second one's counts
+            # Then the first worker's verdict is refused, and the second worker's counts
             until(lambda: "lost" in first.log)
             until(lambda: handle.state() is State.GONE)
             until(lambda: words(second, "end").count(1) == 2)
@@ -226,7 +226,7 @@ def test_a_stopped_child_s_job_is_not_kept_alive_by_the_sidecar(tmp_path: Path, 
     with worker(tmp_path, url, "processes=2") as process:
         victim = psutil.Process(pid_of(process, 1))
         victim.suspend()
-        # Then its job goes to another process, as it does not go on here
+        # Then its job goes to another worker, because no process of this worker can run it
         is_taken_over(process, [victim])
         victim.resume()
         until(lambda: words(process, "end").count(1) == 2)
@@ -242,7 +242,7 @@ def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connec
     with worker(tmp_path, url, mode) as process:
         until(lambda: handle.state() is State.BURIED)
         (sent,) = words(process, "sent")
-    # Then each enqueue that returned is there, once and in its order; the call that was cut may be there, too
+    # Then each enqueue that returned is stored once, in order. The interrupted call may be stored, too
     with app.backend.consumer(["flood"]) as consumer:
         bodies = []
         while leases := consumer.reserve(500, 0):
@@ -250,7 +250,7 @@ def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connec
             consumer.settle([Ack(lease) for lease in leases])
     expected = [[*range(sent), -1], [*range(sent + 1), -1]]
     if task is aflood:
-        expected.append([*range(sent), -1, sent])  # the thread of the cut call goes on beside the last call
+        expected.append([*range(sent), -1, sent])  # the thread of the interrupted call runs on during the last call
     assert bodies in expected, bodies[-3:]
 
 
@@ -283,7 +283,7 @@ def test_w11_whatever_a_job_raises_is_its_failure_and_not_the_worker_s(tmp_path:
     task = athrow if "concurrency" in mode else throw
     handles = {kind: task.enqueue(number, kind) for number, kind in enumerate(EXCEPTIONS)}
     with worker(tmp_path, url, f"processes=1, {mode}") as process:
-        # Then each is buried, its reason cut short, and one process has seen them all and works on
+        # Then each is buried with a shortened reason, and one process has run all of them and still works
         until(lambda: counts() == (0, 0, 0, len(EXCEPTIONS)))
         quick.enqueue(100)
         until(lambda: 100 in words(process, "end"))
@@ -317,11 +317,11 @@ def test_w6_the_first_signal_lets_jobs_end_and_the_second_one_gives_them_back(
     with worker(tmp_path, url, mode) as process:
         until(lambda: sorted(words(process, "start")) == [1, 2])
         quick.enqueue_many([(10,), (11,)])
-        # When it gets a stop signal, then the short job is finished, and no other is begun
+        # When it gets a stop signal, then the short job is finished, and no other job is started
         process.send(number)
         until(lambda: words(process, "end") == [1] and counts() == (2, 0, 1, 0))
         assert process.process.poll() is None
-        # When it gets a second one, then it ends at once, and all jobs that are left are ready for others
+        # When it gets a second signal, then it ends at once, and all remaining jobs are ready
         process.send(number)
         assert process.wait() == 130, process.log
     assert counts() == (3, 0, 0, 0)
@@ -332,7 +332,7 @@ def test_w6_the_first_signal_lets_jobs_end_and_the_second_one_gives_them_back(
 
 
 def test_w7_a_program_that_has_used_its_connections_can_start_workers(tmp_path: Path, url: str) -> None:
-    # Given a program that enqueues, and looks, before it starts a worker, and goes on after it
+    # Given a program that uses its connections before and after it starts a worker
     start = "[worker_app.quick.enqueue(n) for n in range(20)] and worker_app.app.queue().stats().ready and 2"
     with worker(tmp_path, url, f"processes={start}, stop_when_empty=True") as process:
         assert process.wait() == 0, process.log
@@ -341,15 +341,15 @@ def test_w7_a_program_that_has_used_its_connections_can_start_workers(tmp_path: 
 
 
 def test_when_the_supervisor_is_killed_nothing_is_left_of_it(tmp_path: Path, url: str) -> None:
-    # Given a supervisor with children at work
+    # Given a supervisor whose children run jobs
     nap.options(ttr=60).enqueue(1, 1.5)
     with worker(tmp_path, url, "processes=2") as process:
         pid_of(process, 1)
         family = psutil.Process(process.process.pid).children()
         assert len(family) == 3
-        # When it is killed
+        # When the supervisor is killed
         os.kill(process.process.pid, signal.SIGKILL)
-        # Then the children end what they have begun, and all processes end
+        # Then the children finish the jobs that they have begun, and all processes end
         until(lambda: not any(_lives(member) for member in family))
         assert words(process, "end") == [1]
     assert counts() == (0, 0, 0, 0)
@@ -372,7 +372,7 @@ def test_a_sidecar_that_is_killed_is_replaced_and_the_work_goes_on(tmp_path: Pat
 
 
 def test_a_service_manager_that_signals_the_whole_group_stops_it_gracefully(tmp_path: Path, url: str) -> None:
-    # Given a job that takes its time
+    # Given a job that runs for a while
     nap.enqueue(1, 1.0)
     with worker(tmp_path, url, "processes=2") as process:
         pid_of(process, 1)

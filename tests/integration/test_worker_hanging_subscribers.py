@@ -1,4 +1,4 @@
-"""A subscriber that never returns keeps no worker of the command line from ending, and no place from being filled."""
+"""A subscriber that never returns prevents neither the end of a ``multiq worker`` nor the replacement of a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from processes import WorkerProcess
 
-#: supervised modes have the supervisor's limit besides, so these are run with ``make test-long``
+#: In supervised modes, the supervisor also limits the time. These modes are run with ``make test-long``.
 in_all_modes = pytest.mark.parametrize(
     "modes",
     [pytest.param(ALONE, id="alone"), pytest.param(SUPERVISED, id="supervised", marks=pytest.mark.long)],
@@ -70,10 +70,11 @@ def test_the_end_of_the_grace_ends_a_worker_whose_subscriber_hangs(
     with workers(tmp_path, names, with_arguments(modes, "grace=0.5"), monkeypatch) as running:
         for process in running.values():
             process.wait_until_working()
-        # When they get one stop signal
+        # When the workers get one stop signal
         for process in running.values():
             process.send(signal.SIGTERM)
-        # Then they end, and log what they have not waited for; WorkerStopping alone does not cut the end short
+        # Then they end, and log the subscribers for which they have not waited; WorkerStopping alone does not cut the
+        # end short
         codes = {name: process.wait(20) for name, process in running.items()}
         assert codes == dict.fromkeys(running, 0 if names == "WorkerStopping" else 130)
         assert all(f"hangs:{names.split(maxsplit=1)[0]}" in words(process) for process in running.values())
@@ -92,7 +93,7 @@ def test_a_second_signal_ends_a_worker_whose_subscriber_hangs(
             process.send(signal.SIGTERM)
         for process in running.values():
             until_hanging(process)
-        # When they get a second one
+        # When the workers get a second stop signal
         for process in running.values():
             process.send(signal.SIGTERM)
         # Then they end
@@ -127,7 +128,7 @@ def test_the_place_of_a_process_that_hangs_in_a_subscriber_is_filled_again(
     with workers(tmp_path, "WorkerStopped", arguments, monkeypatch) as running:
         process = running["recycled"]
         app.connect(f"sqlite:///{tmp_path}/recycled/jobs.db")
-        # When there are jobs for several, then all are run
+        # When jobs for several such processes are enqueued, then all jobs are run
         for number in range(3):
             work.enqueue(number)
             until_started(process, number + 1)
@@ -166,7 +167,7 @@ def test_a_subscriber_of_overdue_jobs_that_hangs_costs_no_lease(
         until(lambda: "hangs:JobOverdue" in words(running["first"]))
         # When three times its ttr has passed
         time.sleep(3)
-        # Then its worker still has it
+        # Then its worker still has the job
         assert handle.state() == "reserved"
         assert words(running["first"]).count("start") == 1
         app.close()
@@ -185,7 +186,7 @@ def test_a_subscriber_of_overdue_jobs_that_hangs_costs_no_neighbour_a_crash(
         overdue = deaf.enqueue(1)
         # When the job is ended with its process
         until(lambda: overdue.state() == "buried")
-        # Then the other one is run again, and neither an attempt nor a crash was counted
+        # Then the coroutine's job is run again, and neither an attempt nor a crash was counted
         until_started(running["shared"], 3)
         assert (neighbour.peek().crashes, neighbour.peek().attempt) == (0, 1)
         app.close()

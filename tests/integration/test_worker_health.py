@@ -15,6 +15,7 @@ from worker_app import app, nap, quick
 
 import multiq
 from multiq.backend import Ack, Lease
+from multiq.settings.process_range import ProcessRange
 from multiq.worker.monitoring.health_file import HealthFile
 from multiq.worker.monitoring.status import HealthReport, Status
 from multiq.worker.processes.inflight import Held, InflightWriter
@@ -48,7 +49,7 @@ def test_a_worker_says_how_it_is_until_it_ends(tmp_path: Path, server: RedisServ
         quick.enqueue(1)
         nap.enqueue(2, 60)
         until(lambda: (read(file).get("jobs"), read(file).get("running")) == (1, 1))
-        # Then the file shows both, and the probe agrees
+        # Then the file shows both jobs, and the probe agrees
         document = read(file)
         assert (document["state"], document["is_well"], document["is_ready"]) == ("working", True, True)
         assert document["pid"] == process.process.pid
@@ -57,15 +58,16 @@ def test_a_worker_says_how_it_is_until_it_ends(tmp_path: Path, server: RedisServ
         assert file.stat().st_mode & 0o777 == 0o600
         done = shell.run("health", str(file))
         assert (done.code, done.out) == (0, f"{document['worker']} is working\n")
-        # When it is paused, it is still well, and the file shows what it waits for
+        # When the worker is paused, and a child dies, then it is still healthy, and the file shows both: the file is
+        # written every five seconds
         process.send(signal.SIGUSR2)
-        until(lambda: read(file)["waits_for"] == ["it is paused"])
+        until(lambda: "paused" in process.log)
+        os.kill(document["children"][0], signal.SIGKILL)
+        until(lambda: (read(file)["waits_for"], read(file)["crashed"]) == (["it is paused"], 1))
         assert "it waits: it is paused" in shell.run("health", str(file)).out
-        # When a child dies, it is counted
-        os.kill(read(file)["children"][0], signal.SIGKILL)
-        until(lambda: read(file)["crashed"] == 1)
-        # When it ends, then the file is gone
+        # When the worker ends, then the file is gone
         process.send(signal.SIGTERM)
+        until(lambda: "stopping" in process.log)  # the system merges two equal signals if the first is still pending
         process.send(signal.SIGTERM)
         process.wait()
         assert not file.exists()
@@ -96,12 +98,12 @@ def test_a_reload_keeps_the_health_file(tmp_path: Path, server: RedisServer) -> 
 
 
 def report(tmp_path: Path, shared_state: SharedState) -> HealthReport:
-    return Status(shared_state, ProcessSettings(queues=("q",))).report()
+    return Status(shared_state, ProcessSettings(queues=("q",)), ProcessRange(2, 2)).report()
 
 
 @pytest.fixture
 def shared_state() -> SharedState:
-    """Of a worker in good health, begun ten minutes ago."""
+    """The state of a healthy worker that was started ten minutes ago."""
     shared_state = SharedState(2, 4)
     shared_state.worker.started_at -= 600
     shared_state.worker.contact = shared_state.worker.supervisor_beat
@@ -124,10 +126,10 @@ def test_status_reports_faults_of_a_worker(tmp_path: Path, shared_state: SharedS
     assert wrong() == (["the backend has not answered for 61 s"], False, False)
     shared_state.worker.contact = start
     shared_state.children[1].beat -= 31
-    assert wrong() == (["process 10000001 has made no turn for 31 s"], False, False)
+    assert wrong() == (["process 10000001 has been stuck for 31 s"], False, False)
     shared_state.children[1].beat = start
     shared_state.worker.supervisor_beat -= 11
-    assert wrong() == (["the supervisor has made no round for 11 s"], False, False)
+    assert wrong() == (["the supervisor has been stuck for 11 s"], False, False)
     shared_state.worker.supervisor_beat = start
     shared_state.children[0].pid = shared_state.children[1].pid = 0
     assert wrong() == (["no process works: each died soon after its start and waits to be replaced"], False, False)

@@ -1,4 +1,4 @@
-"""Health and metrics over HTTP: asked of real workers, whatever their jobs do meanwhile."""
+"""Health and metrics over HTTP: real workers answer, whatever their jobs do meanwhile."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -26,7 +27,6 @@ from multiq.worker.monitoring.http import listen, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from processes import WorkerProcess
 
@@ -40,7 +40,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def port_of(process: WorkerProcess) -> int:
-    """The address of a worker that was started with port 0."""
+    """Return the port of a worker that was started with port 0."""
     until(lambda: "health and metrics are on" in process.log)
     found = re.search(r"on http://127\.0\.0\.1:(\d+)", process.log)
     assert found is not None
@@ -56,7 +56,7 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, bytes, http.cli
 
 
 def figures(port: int) -> dict[tuple[str, ...], float]:
-    """Every sample: its name and its labels' values -> its number."""
+    """Return every sample's value by its name and its labels."""
     status, page, _ = ask(port, "/metrics")
     assert status == 200
     return {
@@ -70,7 +70,7 @@ def test_the_figures_are_those_of_all_processes_the_dead_included(tmp_path: Path
     with worker(tmp_path, server.url, "processes=2, http=':0', kill_after=0.3") as process:
         port = port_of(process)
         jobs = "multiq_jobs_total"
-        # When jobs of every fate have come to their ends
+        # When jobs have ended in every possible way
         quick.options(queue="elsewhere").enqueue(1)
         quick.enqueue_many([(number,) for number in range(50)])
         until(lambda: figures(port)[jobs, "done", "quick"] == 50)
@@ -82,7 +82,7 @@ def test_the_figures_are_those_of_all_processes_the_dead_included(tmp_path: Path
         until(lambda: figures(port)[jobs, "buried", "endless"] == 1)
         quick.enqueue(50)
         until(lambda: figures(port)[jobs, "done", "quick"] == 51)
-        # Then they are counted, although the processes that ran them have ended
+        # Then the jobs are counted, although the processes that ran them have ended
         now = figures(port)
         assert (now[jobs, "retried", "fail"], now[jobs, "retried", "endless"]) == (2, 1)
         assert now["multiq_jobs_timed_out_total", "endless"] == 2
@@ -92,7 +92,23 @@ def test_the_figures_are_those_of_all_processes_the_dead_included(tmp_path: Path
         assert 0 < now["multiq_job_seconds_sum", "quick"] < 51
         assert now["multiq_processes",] == 2
         until(lambda: figures(port).get(("multiq_queue_jobs", "default", "buried")) == 3)
-        assert not any("elsewhere" in key for key in figures(port))  # not one of its queues
+        assert not any("elsewhere" in key for key in figures(port))  # a queue that this worker does not serve
+        assert now["multiq_job_wait_seconds_count", "quick"] == 51
+        assert now["multiq_job_wait_seconds_count", "fail"] == 1  # its later attempts do not count as waits
+        until(lambda: figures(port).get(("multiq_queue_oldest_age_seconds", "default")) == 0)
+        assert figures(port)["multiq_up",] == 1
+
+
+def test_the_page_has_as_many_series_as_the_documentation_says(tmp_path: Path, server: RedisServer) -> None:
+    with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
+        port = port_of(process)
+        until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
+        keys = figures(port)
+    assert sum("quick" in key for key in keys) == 41
+    assert sum("default" in key for key in keys) == 7
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert "For each task there are 41 series." in text
+    assert "For each queue there are at most 7 series." in text
 
 
 def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServer) -> None:
@@ -102,14 +118,14 @@ def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServe
         # Given the only child in a call that keeps the interpreter to itself
         clutch.enqueue(1, 30)
         until(lambda: figures(port)["multiq_jobs_running",] == 1)
-        # Then both probes report that all is well
+        # Then both probes report that the worker is healthy
         for path in ("/healthz", "/readyz"):
             status, body, headers = ask(port, path)
             assert (status, json.loads(body)["running"]) == (200, 1)
             assert headers["Content-Type"] == "application/json"
             assert headers["Cache-Control"] == "no-store"
             assert "Server" not in headers
-        # When it takes no more jobs, then it is well and not ready
+        # When the worker takes no more jobs, then it is healthy and not ready
         process.send(signal.SIGUSR2)
         until(lambda: ask(port, "/readyz")[0] == 503)
         assert ask(port, "/healthz")[0] == 200
@@ -124,11 +140,11 @@ def test_the_worker_reports_its_own_figures_while_the_backend_is_silent(tmp_path
         server.pause()
         try:
             until(lambda: ("multiq_queue_jobs", "default", "ready") not in figures(port))
-            # Then each page comes, without the queues
-            assert figures(port)["multiq_processes",] == 1
+            # Then each page is served, without the figures of queues, and says why
+            assert (figures(port)["multiq_processes",], figures(port)["multiq_up",]) == (1, 0)
         finally:
             server.go_on()
-        # And with them when it answers again
+        # And with these figures when the server answers again
         until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
 
 
@@ -156,7 +172,7 @@ def test_a_sidecar_that_dies_is_followed_by_one_that_answers(tmp_path: Path, ser
         (sidecar,) = {child.pid for child in psutil.Process(process.process.pid).children()} - set(children)
         os.kill(sidecar, signal.SIGKILL)
         until(lambda: "starting another one" in process.log)
-        # a request that comes meanwhile waits for the next sidecar, which goes on with the same counts
+        # A request that comes meanwhile waits for the next sidecar, which continues the same counters.
         assert figures(port)["multiq_jobs_total", "done", "quick"] == 1
 
 
@@ -167,13 +183,13 @@ def test_other_pages_are_not_found(tmp_path: Path, server: RedisServer) -> None:
         assert ask(port, "/")[0] == ask(port, "/metrics/../etc/passwd")[0] == 404
         assert ask(port, "/metrics", "POST")[0] == ask(port, "/healthz", "DELETE")[0] == 405
         assert ask(port, "/healthz", "HEAD")[:2] == (200, b"")
-        # And a malformed request does no harm
+        # And a malformed request does not affect later requests
         for rubbish in (b"\x00\xff\r\n\r\n", b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
                 connection.sendall(rubbish)
                 assert b" 200 " not in connection.recv(100)
         silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(150)]
-        assert ask(port, "/healthz")[0] == 200  # in its turn: silent connections are closed
+        assert ask(port, "/healthz")[0] == 200  # silent connections are closed, so this request is answered
         for connection in silent:
             connection.close()
 
@@ -187,7 +203,7 @@ def test_other_pages_are_not_found(tmp_path: Path, server: RedisServer) -> None:
         ("[::1]:9000", ("::1", 9000)),
     ],
 )
-def test_an_address(text: str, address: tuple[str, int]) -> None:
+def test_a_valid_address_is_parsed(text: str, address: tuple[str, int]) -> None:
     assert parse_address(text) == address
 
 

@@ -88,7 +88,7 @@ def test_a_traceback_has_the_frames_of_the_app_only(shell: Shell) -> None:
     assert names == ["check", "fail", "check", "check", "afail", "check", "no_json", "endless"]
     assert "The above exception was the direct cause" in done.err
     assert done.err.count("Traceback (most recent call last)") == 6
-    # at debug, multiq's own are there, too
+    # with the level debug, tracebacks also have multiq's own frames
     enqueue(shell, "fail")
     done = shell.run("worker", "shop.tasks:app", "-p", "0", "--stop-when-empty", "--log-level", "debug")
     assert re.search(r'File ".*/multiq/worker/execution/runner.py", line', done.err)

@@ -1,4 +1,4 @@
-"""What a job leaves behind is cancelled with it, and nothing that it leaves behind keeps a worker from ending."""
+"""Tasks and threads that a job leaves behind are cancelled, or do not keep a worker from ending."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     import multiq
 
-SECONDS = 20.0  # a hang's limit
+SECONDS = 20.0  # after which a call counts as hung
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_nothing_that_a_job_left_goes_on_after_it(mode: str, tmp_path: Path, url
         ticks = [at for word, said, _, at in diary if (word, said) == ("tick", number)]
         assert ticks
         assert max(ticks) < ended.get(number, min(ticks) + 10**9) + 10**8, f"what job {number} left went on"
-    assert {11, 12, 13} <= ended.keys()  # what is theirs was not cancelled with the others'
+    assert {11, 12, 13} <= ended.keys()  # the tasks of running jobs were not cancelled
     assert process.log.count("left") >= 3
     reasons = {job.value["task"]: job.reason for job in app.queue().jobs(State.BURIED)}
     limit = "the task ran longer than its timeout of 0.2 s"
@@ -100,7 +100,7 @@ def test_tasks_of_another_job_are_left_alone(tmp_path: Path, url: str) -> None:
         "loop_app", tmp_path, url, "processes=0, concurrency=6, stop_when_empty=True", owns_process=False
     ) as process:
         assert process.wait(SECONDS) == 0
-    # Then all end well
+    # Then all jobs succeed
     ended = sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end")
     assert ended == [1, 2, 3, 11, 12, 13]
 
@@ -109,18 +109,18 @@ def test_tasks_of_another_job_are_left_alone(tmp_path: Path, url: str) -> None:
 def test_a_job_has_threads_although_another_one_has_left_all_of_them_at_work(
     mode: str, tmp_path: Path, url: str
 ) -> None:
-    # Given a job that leaves threads behind, all that its loop's pool has, and others that need one
+    # Given a job that leaves busy all threads of its loop's pool, and other jobs that need a thread
     fill_pool.enqueue(1)
     for number in range(2, 6):
         use_pool.enqueue(number)
     # When a worker runs them
     with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True", owns_process=False) as process:
         assert process.wait(SECONDS) == 0
-    # Then they get a thread, also one that was waiting for it already, and the log explains it
+    # Then these jobs get a thread, also a job that was waiting for one already, and the log explains the shortage
     assert sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end") == [1, 2, 3, 4, 5]
     assert sum(word == "in-thread" for word, _, _, _ in read_diary(process.diary)) == 4
     if "threads" not in mode:
-        assert "threads that jobs have left behind" in process.log
+        assert "of ended jobs still run while other calls wait for a thread" in process.log
 
 
 # --- the end ----------------------------------------------------------------------------------------------
@@ -135,13 +135,13 @@ def test_a_job_has_threads_although_another_one_has_left_all_of_them_at_work(
 def test_the_end_does_not_wait_for_what_was_left(
     task: multiq.Task[..., Any], mode: str, tmp_path: Path, url: str
 ) -> None:
-    # Given a job that leaves something behind that cannot be cancelled
+    # Given a job that leaves a task or thread behind that cannot be cancelled
     task.enqueue(1)
     plain.enqueue(2)
-    # When a worker has run it, in a program of its own if there is no supervisor
+    # When a worker has run this job, in a program of its own if there is no supervisor
     with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True", owns_process=False) as process:
         assert process.wait(SECONDS) == 0
-    # Then the worker ends, long before what was left behind would
+    # Then the worker ends, long before that task or thread would
     assert sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end") == [1, 2]
     assert app.queue().stats().reserved == 0
 
@@ -170,7 +170,7 @@ def test_after_the_second_signal_nothing_goes_on(
             code = process.wait(8)
         finally:
             process.kill()
-    # Then it ends, and its job is given back and does not go on
+    # Then it ends, and its job is given back and does not continue
     lines = len(read_diary(diary))
     assert code == 130
     assert (handle.state(), handle.peek().attempt) == (State.READY, 0)
@@ -188,7 +188,7 @@ def test_in_a_program_a_coroutine_that_is_cut_short_is_cancelled(mode: str, tmp_
         process.send(signal.SIGTERM)
         time.sleep(0.2)
         process.send(signal.SIGTERM)
-        # Then the program goes on at once, and the job does not
+        # Then the program continues at once, and the job does not continue
         assert process.wait(8) == 130
     assert handle.state() == State.READY
     assert [line[0] for line in read_diary(process.diary)].count("end") == 0

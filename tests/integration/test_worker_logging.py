@@ -1,4 +1,4 @@
-"""The log of ``multiq worker`` beside an app's own logging: whose handlers, which levels, what each record carries."""
+"""The log of ``multiq worker`` beside an app's own logging: handlers, levels, and fields of the records."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_record_made_in_a_job_names_it(shell: Shell) -> None:
     assert record["message"] == "writing to ann"
     assert (record["task"], record["job_id"]) == ("mail.reset", job_id)
     assert (record["queue"], record["attempt"]) == ("default", 1)
-    assert "job_id" not in records[0]  # of the worker's start
+    assert "job_id" not in records[0]  # the record of the worker's start
 
 
 def test_lines_have_a_date(shell: Shell) -> None:
@@ -94,7 +94,7 @@ def test_an_app_s_own_logging_is_left_alone(shell: Shell) -> None:
     assert all(line.startswith("MINE ") for line in lines), lines
     assert [line for line in lines if f"MINE multiq.worker INFO {job_id} done" in line]
     assert [line for line in lines if line.startswith("MINE multiq.cli INFO - multiq ")]
-    assert not [line for line in lines if "writing to" in line]  # its root logger's level is a warning's
+    assert not [line for line in lines if "writing to" in line]  # the app's root logger has the level WARNING
 
 
 def test_log_format_with_an_app_s_own_logging_is_warned_of(shell: Shell) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import multiq
 
-SECONDS = 20.0  # a hang's limit
+SECONDS = 20.0  # after which a call counts as hung
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_loop_outlives_what_would_end_it(task: multiq.Task[..., Any], mode: st
     # When a worker runs them
     with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
-    # Then the others have run to their ends, once, and these have a verdict: all of it in one process
+    # Then the other jobs have run once, to their ends, and each of these jobs has a verdict, all in one process
     assert lines(process, "start") == [1, 2, 3, 8, 9]
     ended = lines(process, "end")
     assert ended == [1, *[number for number in (2, 3) if number in ended], 8, 9]
@@ -78,12 +78,12 @@ def test_a_loop_outlives_what_would_end_it(task: multiq.Task[..., Any], mode: st
 def test_a_job_that_cancels_its_own_task_has_failed(
     task: multiq.Task[..., Any], mode: str, tmp_path: Path, url: str
 ) -> None:
-    # Given a job with two attempts that cancels its own task, or all
+    # Given a job with two attempts that cancels its own task, or all tasks of the loop
     handle = task.enqueue(1)
     # When a worker runs it
     with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
-    # Then it has run twice, and is buried
+    # Then the job has run twice, and is buried
     assert lines(process, "start") == [1, 1]
     assert handle.state() == State.BURIED
     assert handle.peek().reason == "CancelledError"

@@ -1,4 +1,4 @@
-"""No job is lost, and none is blamed, when the process of another one ends: however it ends, in every mode."""
+"""A process that ends in any way loses none of its other jobs, and counts no attempt of theirs. In every mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from processes import WorkerProcess
 
 WAYS = ["exit 0", "exit 12", "exit 13", "exit 14", "exit 130", "exec", "exit of C"]
-"""Ends of a process that say nothing of the job: exit codes of workers that end well, and exits in foreign code."""
+"""Ends of a process that look orderly: exit codes of workers that end in order, and exits in other code."""
 MODES = ["processes=1", "processes=1, threads=2", "processes=1, concurrency=3"]
 
 
@@ -30,7 +30,7 @@ def words(process: WorkerProcess, word: str) -> list[int]:
 
 @pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The store that the test names; SQLite for one that names none."""
+    """The store that the test names; SQLite for a test that names no store."""
     name = getattr(request, "param", "sqlite")
     if name not in NAMES:
         pytest.skip(f"{name} is not installed")
@@ -49,9 +49,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     ],
     indirect=["url"],
 )
-def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_path: Path, url: str, mode: str) -> None:
-    # Given jobs that end their process, each among others whose leases would last for ten minutes. Beside threads, it
-    # may end in the middle of a reserve: jobs in the unread part of its reply are due when their leases end
+def test_a_job_that_ends_its_process_in_any_way_counts_a_crash_of_this_job_only(
+    tmp_path: Path, url: str, mode: str
+) -> None:
+    # Given jobs that end their process, each among others whose leases would last for ten minutes.
+    # With threads, the process may end during a reserve. Jobs in the unread reply are due when their leases end.
     innocent = quick.options(ttr=600, max_crashes=1) if mode == MODES[0] else quick.options(ttr=3, max_crashes=3)
     with worker(tmp_path, url, mode) as process:
         for at, way in enumerate(WAYS):
@@ -61,7 +63,7 @@ def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_pat
             guilty = leave.enqueue(first + 500, way)
             innocent.enqueue_many([(first + number,) for number in range(30, 60)])
             app.queue().resume()
-            # Then it is run once and buried, and all others run, at once
+            # Then each such job runs once and is buried, and all other jobs run at once
             expected = set(range(first, first + 60))
             until(
                 lambda expected=expected: expected <= set(words(process, "end")),  # type: ignore[misc]
@@ -77,13 +79,13 @@ def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_pat
 
 @pytest.mark.parametrize("url", NAMES, indirect=True)
 def test_a_job_that_was_only_given_back_is_run_however_often_that_was(tmp_path: Path, url: str) -> None:
-    # Given a job that workers have reserved and given back more often, because they were stopped, than it has attempts
+    # Given a job that stopped workers have given back more often than its number of attempts
     handle = quick.options(max_attempts=2).enqueue(7)
     with app.backend.consumer(["default"]) as consumer:
         for _ in range(4):
             (lease,) = consumer.reserve(1, 5)
             assert consumer.settle([GiveBack(lease)]) == [None]
-    # Then the next one runs it
+    # Then the next worker runs this job
     with worker(tmp_path, url, "processes=1, stop_when_empty=True") as process:
         assert process.wait(30) == 0, process.log
         assert words(process, "end") == [7], handle.peek()
@@ -113,7 +115,7 @@ def test_a_job_that_ends_its_process_over_and_over_is_slowed_down_whatever_the_e
     with worker(tmp_path, url, "processes=1") as process:
         until(lambda: words(process, "start"))
         time.sleep(3)
-        assert len(words(process, "start")) <= 8  # at 0, 0, 0.1, 0.3, 0.7, 1.5 and 2.5 s
+        assert len(words(process, "start")) <= 8  # starts at 0, 0, 0.1, 0.3, 0.7, 1.5 and 2.5 s
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
@@ -129,7 +131,7 @@ def test_jobs_that_wait_beside_one_that_kills_its_process_are_run(tmp_path: Path
             quick.enqueue_many([(number,) for number in range(first + 60, first + 100)])
             app.queue().resume()
             until(lambda first=first: first + 500 in words(process, "start"))  # type: ignore[misc]
-        # Then none of them is lost
+        # Then none of the jobs is lost
         expected = {1000 * at + number for at in range(10) for number in range(100)}
         until(
             lambda: expected <= set(words(process, "end")),
@@ -142,14 +144,14 @@ def test_jobs_that_wait_beside_one_that_kills_its_process_are_run(tmp_path: Path
 def test_a_task_without_a_time_limit_is_not_ended_for_that_of_a_job_that_has_ended(
     tmp_path: Path, url: str, mode: str
 ) -> None:
-    # Given jobs that have a limit and heed it
+    # Given jobs that have a time limit and end in time
     with worker(tmp_path, url, f"{mode}, kill_after=0.1") as process:
         for turn in range(2):
             brief.enqueue_many([(100 * turn + number,) for number in range(20)])
             until(lambda turn=turn: len(words(process, "end")) >= 20 * (turn + 1) + turn)  # type: ignore[misc]
-            # When one without a limit runs after them, for longer than they might have
+            # When a job without a limit runs after them, for longer than their limit
             nap.enqueue(1000 + turn, 2.0)
             until(lambda turn=turn: 1000 + turn in words(process, "end"))  # type: ignore[misc]
-        # Then it runs to its end, once
+        # Then the job without a limit runs to its end, once
         assert words(process, "start").count(1000) == words(process, "start").count(1001) == 1
         assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 1, process.log

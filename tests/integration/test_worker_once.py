@@ -1,4 +1,4 @@
-"""--once, in each mode: one job, or none if none is due; however that job behaves."""
+"""--once, in each mode: the worker runs one job, or none if none is due, whatever the job does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MODES = ["-p 0", "-p 0 -t 2", "-p 0 --concurrency 2", "-p 1", "-p 1 -t 2", "-p 1
 
 @pytest.fixture(autouse=True)
 def url(tmp_path: Path) -> str:
-    """A fresh SQLite file, and the test app's producer side on it."""
+    """A new SQLite file, to which the test app enqueues."""
     app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
 
 def run(folder: Path, mode: str, *options: str) -> int:
-    """``multiq worker --once``, to its end."""
+    """Run ``multiq worker --once`` to its end."""
     environment = {
         **os.environ,
         "MULTIQ_URL": f"sqlite:///{folder}/jobs.db",
@@ -51,10 +51,10 @@ def test_once_runs_one_job_of_many(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "-p 1" in mode])
 @pytest.mark.parametrize("way", ["deaf", "stuck"])
 def test_an_overdue_job_is_run_once(tmp_path: Path, mode: str, way: str) -> None:
-    # Given a job whose process has to be ended because of it, and which has two attempts
+    # Given a job with two attempts that ignores its time limit, so that the worker must kill its process
     endless.enqueue(1, way)
     quick.enqueue_many([(number,) for number in range(2, 4)])
-    # When one job is to be run
+    # When a worker runs one job
     assert run(tmp_path, mode, "--kill-after", "0.3") == 0
-    # Then it was run once, and no other one was
+    # Then this job has begun once, and no other job has begun
     assert [(word, number) for word, number, *_ in read_diary(tmp_path / "diary")] == [("start", 1)]

@@ -1,10 +1,11 @@
-"""What a worker says, and how long it waits, while its backend is away, and when it is back."""
+"""What a worker logs, and how long it waits, while its backend is unreachable, and afterwards."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -17,10 +18,12 @@ from shell import Shell
 
 import multiq
 from multiq import events
+from multiq.backend import Arrive, NewJob, Terms
+from multiq.backend.paired.backend import Paired
+from multiq.settings.url import with_store
 from multiq.worker.processes import process
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -33,10 +36,10 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 class Told:
-    """The outages that a worker tells of, and when."""
+    """The outages that a worker reports, with their times."""
 
     def __init__(self, app: multiq.App) -> None:
-        self.downs: list[tuple[float, float]] = []  # when, and the pause that was told
+        self.downs: list[tuple[float, float]] = []  # the time, and the pause that was reported
         self.ups: list[float] = []
         app.on(events.BackendDown)(lambda event: self.downs.append((time.monotonic(), event.retry_in)))
         app.on(events.BackendUp)(lambda event: self.ups.append(time.monotonic()))
@@ -44,8 +47,8 @@ class Told:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_retry_in_is_the_pause_that_is_waited(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a worker with a job that runs when its server dies, and one that ends meanwhile
-    monkeypatch.setattr(process, "_IDLE", 600.0)  # an "up" that waits for a job to come would never be told
+    # Given a worker with a job that runs when the server dies, and a job that ends during the outage
+    monkeypatch.setattr(process, "_IDLE", 600.0)  # so that a later wait does not report "up"
     with BeanstalkServer() as server:
         app = multiq.App(server.url)
         told, running = Told(app), threading.Event()
@@ -74,13 +77,13 @@ def test_retry_in_is_the_pause_that_is_waited(threads: int, monkeypatch: pytest.
     pairs = list(zip(told.downs, told.downs[1:], strict=False))
     late = [later - (at + pause) for (at, pause), (later, _) in pairs]
     assert min(late) > -0.02, late
-    assert sorted(late)[2] < 0.15, late  # a busy machine makes most of them late, a wrong pause all
+    assert sorted(late)[2] < 0.15, late  # most pauses may end late on a busy machine, but not all
     assert len(told.ups) == 1
 
 
 @contextlib.contextmanager
 def listening(process: subprocess.Popen[str]) -> Iterator[list[str]]:
-    """The lines of its log as they come; all of them once the block is left."""
+    """The lines of the worker's log as they come. After the block, the list has all lines."""
     lines: list[str] = []
 
     def read() -> None:
@@ -151,7 +154,7 @@ def test_unsettled_jobs_of_a_dead_child_are_logged_once(shell: Shell) -> None:
 
 @pytest.mark.long
 def test_a_process_that_waits_for_the_backend_is_not_called_stuck(shell: Shell) -> None:
-    # Given a worker process that runs a job, and goes on doing so
+    # Given a worker process that runs a long job
     (shell.folder / "shop" / "tasks.py").write_text(
         "import time, multiq\napp = multiq.App()\n@app.task\ndef nap():\n"
         "    print('running', flush=True)\n    time.sleep(300)\n"
@@ -164,9 +167,36 @@ def test_a_process_that_waits_for_the_backend_is_not_called_stuck(shell: Shell) 
         with listening(process) as lines:
             assert process.stdout is not None
             process.stdout.readline()
-            # When the backend answers neither it nor the sidecar
+            # When the backend answers neither that process nor the sidecar
             server.pause()
-            until(lambda: having("cannot be touched", lines), "the sidecar tells that it cannot touch leases either")
+            until(lambda: having("cannot renew them", lines), "the sidecar tells that it cannot touch leases either")
             server.go_on()
-        # Then the log does not report the job as stuck, which is unknown
+        # Then the log does not report the job as stuck, because this is unknown
         assert not having("stuck", lines), lines
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_a_worker_does_not_end_as_empty_while_the_store_of_its_pair_is_down(shell: Shell, processes: str) -> None:
+    # Given a job that the store has released, and a store that does not run
+    with (
+        BeanstalkServer(binlog=True) as server,
+        RedisServer(appendonly="yes", appendfsync="always") as store,
+        multiq.App(with_store(server.url, store.url)) as app,
+    ):
+        assert isinstance(app.backend, Paired)
+        body = b'{"multiq":1,"task":"mail.reset","args":["ann"],"keep":600}'
+        app.backend.enqueue("mail", [NewJob(body, "held", terms=Terms(1))])
+        assert app.backend.store.carry_out([Arrive("+mail", "held", "someone")])
+        store.kill()
+        # When a worker runs that ends when no job is due
+        command = ("worker", "shop.tasks:app", "-p", processes, "--stop-when-empty", "-c", str(app.url))
+        process = shell.start(*command)
+        with listening(process) as lines:
+            # Then it logs the outage, and does not end
+            until(lambda: having("are tried again", lines), "the worker has logged the outage")
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1)
+            # When the store is back, then the worker runs the job, and ends
+            store.start()
+            assert process.wait(60) == 0, lines
+        assert app.job("mail", "held").result(0) is None

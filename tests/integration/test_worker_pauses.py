@@ -1,4 +1,4 @@
-"""A worker that is paused or down: ending the one does not end the other, and replaced processes keep both."""
+"""A worker that is paused, down, or both: ending one state does not end the other, and new processes keep both."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 SUPERVISED = ["processes=1", "processes=1, threads=2", "processes=1, concurrency=2"]
 ALONE = ["", "threads=2", "concurrency=2"]
-LOOKED = 7.0  # seconds: a worker looks every five whether it is down
+LOOKED = 7.0  # seconds: a worker reads the flag ``down`` every five seconds
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A fresh SQLite file, and the test app's producer side on it."""
+    """A new SQLite file, to which the test app enqueues."""
     app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
@@ -39,7 +39,7 @@ def words(process: WorkerProcess, word: str) -> list[int]:
 
 
 def child_of(process: WorkerProcess) -> int:
-    """The pid of the first child."""
+    """Return the pid of the first child."""
     names = [line.split(" working ")[1].split()[0] for line in process.log.splitlines() if " working " in line]
     return int(names[0].rpartition(":")[2])
 
@@ -56,7 +56,7 @@ def test_a_worker_that_is_down_takes_no_jobs_because_of_a_sigcont(tmp_path: Path
         time.sleep(1.5)
         # Then it stays paused
         assert words(process, "start") == []
-        # And goes on when the connection is up
+        # And it takes jobs again when the connection is up
         Control(app.backend).bring_up()
         until(lambda: words(process, "end") == [1], timeout=30)
         process.send(signal.SIGTERM)
@@ -86,14 +86,14 @@ def test_a_child_that_starts_while_its_connection_is_down_works_when_it_is_up(
     # Given a worker that does not know yet that its connection is down
     with worker(tmp_path, url, mode) as process:
         process.wait_until_working()
-        time.sleep(0.3)  # its sidecar has just looked
+        time.sleep(0.3)  # the worker's sidecar has just read the flag
         Control(app.backend).take_down()
         # When a child is replaced, and the connection comes up before the sidecar has checked again
         os.kill(child_of(process), signal.SIGKILL)
         until(lambda: process.log.count(" working ") == 2)
         time.sleep(0.3)
         Control(app.backend).bring_up()
-        # Then that child works
+        # Then the new child works
         quick.enqueue(1)
         until(lambda: words(process, "end") == [1], timeout=20)
 
@@ -155,7 +155,7 @@ def test_a_reload_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) ->
         quick.enqueue(1)
         time.sleep(1.0)
         assert read_diary(tmp_path / "diary") == []
-        # And go on when they get the signal to; the next reload keeps that state, too
+        # And they continue after SIGCONT. The next reload keeps that state, too
         process.send_signal(signal.SIGCONT)
         until(lambda: len(read_diary(tmp_path / "diary")) == 2)
         process.send_signal(signal.SIGHUP)
@@ -172,7 +172,7 @@ def test_sighup_while_the_interpreter_is_replaced_ends_no_process(tmp_path: Path
     with reloading_worker(tmp_path, url, "-p", "1") as process:
         until(lambda: " working " in log(tmp_path))
         for turn in range(1, 4):
-            # When it reloads, and gets SIGHUP again all the time, until the new program works
+            # When the worker reloads, and gets more SIGHUPs until the new program works
             process.send_signal(signal.SIGHUP)
             until(lambda turn=turn: log(tmp_path).count("reloading:") >= turn)  # type: ignore[misc]  # bound at once
             rolled_at = len(log(tmp_path))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A fresh SQLite file, and the test app's producer side on it."""
+    """A new SQLite file, to which the test app enqueues."""
     app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
@@ -41,7 +41,7 @@ def test_every_job_is_done_once_and_the_worker_ends_with_zero(tmp_path: Path, ur
     # When a worker drains the queue
     with worker(tmp_path, url, f"stop_when_empty=True, {mode}") as process:
         assert process.wait() == 0, process.log
-        # Then each ran once and nothing is left
+        # Then each job ran once, and none is left
         assert sorted(words(process.diary, "end")) == list(range(320))
     assert app.backend.queues() == []
 
@@ -57,7 +57,7 @@ def test_a_signal_lets_running_jobs_finish_and_gives_back_the_rest(
         until(lambda: words(process.diary, "start"))
         # When it gets a stop signal
         process.send(number)
-        # Then what had begun was finished, and the rest is ready, without a counted attempt
+        # Then the jobs that had begun are finished, and the other jobs are ready, without a counted attempt
         assert process.wait() == 0, process.log
         started, ended = words(process.diary, "start"), words(process.diary, "end")
     assert sorted(started) == sorted(ended)
@@ -72,7 +72,7 @@ def test_a_second_signal_ends_the_worker_now_and_gives_back_what_runs(tmp_path: 
     anap.enqueue_many([(number, 300) for number in range(4)])
     with worker(tmp_path, url, mode) as process:
         until(lambda: words(process.diary, "start"))
-        # When it gets two signals
+        # When the worker gets two signals
         process.send(signal.SIGTERM)
         until(lambda: "stopping" in process.log)
         process.send(signal.SIGTERM)
@@ -96,10 +96,10 @@ def test_a_long_inline_job_keeps_its_lease_and_delays_no_other_job(tmp_path: Pat
     nap.enqueue(1000, 6.5)  # its ttr is 2
     quick.enqueue_many([(number,) for number in range(100, 200)])
     with worker(tmp_path, url) as first, worker(tmp_path, url) as second:
-        # Then the short ones are all done while the long one still runs
+        # Then the short jobs are all done while the long job still runs
         until(lambda: len(words(first.diary, "end")) == 200)
         assert 1000 not in words(first.diary, "end")
-        # And the long one runs once, to its end
+        # And the long job runs once, to its end
         until(lambda: 1000 in words(first.diary, "end"))
         until(lambda: app.queue().stats().reserved == 0)
         assert words(first.diary, "start").count(1000) == 1
@@ -133,14 +133,14 @@ def test_a_poison_job_is_buried_after_its_crashes_and_the_workers_live_on(tmp_pa
     # Given a job that kills its process each time, under a supervisor
     handle = suicide.enqueue(1)
     with worker(tmp_path, url, "processes=2") as process:
-        # Then it is buried after three runs
+        # Then the job is buried after three runs
         until(lambda: handle.state() is State.BURIED, timeout=60)
         assert words(process.diary, "start") == [1, 1, 1]
         assert "poison" in str(handle.peek().reason)
         # And the workers still work
         quick.enqueue(2)
         until(lambda: 2 in words(process.diary, "end"))
-        # When it is kicked, then it gets one more attempt, not none and not three
+        # When the job is kicked, then it gets exactly one more attempt
         app.queue().kick()
         until(lambda: handle.state() is State.BURIED and words(process.diary, "start").count(1) == 4, timeout=60)
         process.send(signal.SIGTERM)
@@ -190,7 +190,7 @@ def test_failed_jobs_are_retried_and_then_buried_with_their_reason(tmp_path: Pat
 
 
 def test_earlier_queues_come_first_strictly(tmp_path: Path, url: str) -> None:
-    # Given urgent jobs in the later queue and lax ones in the earlier
+    # Given urgent jobs in the second queue, and less urgent jobs in the first queue
     for number in range(30):
         quick.options(queue="low", priority=0).enqueue(number)
         quick.options(queue="high", priority=5000).enqueue(100 + number)
@@ -232,7 +232,7 @@ def test_a_signal_while_children_start_reaches_them_and_ends_all_with_zero(
 ) -> None:
     nap.enqueue_many([(number, 0.01) for number in range(2000)])
     with worker(tmp_path, url, "processes=3") as process:
-        # the log of the first child tells that the supervisor has begun to fork
+        # A log line of the first child shows that the supervisor has begun to fork.
         until(lambda: "working" in process.log)
         time.sleep(0.004 * offset)
         process.send(signal.SIGTERM)

@@ -15,7 +15,7 @@ from multiq.settings.model import Settings, WorkerSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOBS = 2000  # that run, of as many in each queue
+JOBS = 2000  # jobs that run; each queue has as many
 
 
 def ran(app: multiq.App, queues: Any, policy: str | None, jobs: int = JOBS, **options: Any) -> Counter[str]:
@@ -73,7 +73,7 @@ def test_the_command_line_takes_weights_and_a_policy(tmp_path: Path) -> None:
     # When a hundred jobs are run by weight
     weighted = ["-q", "high=3,low=1", "--policy", "weighted", "--prefetch", "1"]
     done = shell.run("worker", "shop.tasks:app", *weighted, "--max-jobs", "100")
-    # Then three in four are of the queue of weight 3
+    # Then three of four jobs are from the queue of weight 3
     assert done.code == 0
     assert abs(done.out.count("sent to high") - 75) <= 2
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +14,6 @@ import multiq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 TASKS = """
 import multiq
@@ -86,8 +88,57 @@ def test_an_app_in_the_settings_is_enough(shell: Shell, folder: str) -> None:
     assert shell.run("worker", "--stop-when-empty", MULTIQ_APP="shop.nothing:app").code == 2
 
 
-def test_without_any_app_it_says_how_to_name_one(shell: Shell) -> None:
+def test_without_an_app_the_error_says_how_to_name_one(shell: Shell) -> None:
     done = shell.run("worker")
     assert (done.code, done.out) == (2, "")
     assert "missing argument 'APP'" in done.err
-    assert "set app in multiq.toml" in done.err
+    assert "set app or include in multiq.toml" in done.err
+
+
+def test_modules_with_tasks_in_the_settings_need_no_app(shell: Shell) -> None:
+    (shell.folder / "multiq.toml").write_text('include = ["notes"]\n')
+    (shell.folder / "notes.py").write_text(
+        "import multiq\n\ntasks = multiq.Tasks(prefix='notes')\n\n\n"
+        "@tasks.task(queue='notes')\ndef take(text):\n    print('noted', text)\n"
+    )
+    body = '{"multiq": 1, "task": "notes.take", "args": ["it"]}'
+    assert shell.run("enqueue", "-q", "notes", "--body", body).code == 0
+    done = shell.run("worker", "--stop-when-empty")
+    assert done.code == 0, done
+    assert "noted it" in done.out
+    assert shell.run("worker", "--check", MULTIQ_INCLUDE="missing_module").code == 2
+
+
+def test_commands_find_the_modules_of_the_settings_from_any_folder_below(shell: Shell) -> None:
+    # given settings that name a module with a task and its schedule, and a folder below
+    (shell.folder / "multiq.toml").write_text('include = ["notes"]\n')
+    (shell.folder / "notes.py").write_text(
+        "import multiq\n\ntasks = multiq.Tasks(prefix='notes')\n\n\n"
+        "@tasks.schedule('0 7 * * *')\n@tasks.task(queue='notes')\ndef take(text='it'):\n    print('noted', text)\n"
+    )
+    below = shell.folder / "below"
+    below.mkdir()
+
+    # when the installed command runs, for which Python does not search the current folder
+    environment = shell.all_environment()
+    environment.pop("PYTHONPATH", None)
+
+    def printed(*arguments: str, folder: Path) -> str:
+        command = [str(Path(sys.executable).with_name("multiq")), *arguments]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True, text=True).stdout
+
+    printed("enqueue", "notes.take", "--args", '["more"]', folder=below)
+
+    # then it finds the module
+    assert "noted more" in printed("worker", "--stop-when-empty", folder=below)
+    assert "made" in printed("tick", folder=below)
+    assert "notes.take" in printed("schedules", "list", folder=below)
+    assert "notes.take" in printed("schedules", "list", folder=shell.folder)
+
+
+def test_an_enqueue_without_an_app_needs_settings_that_name_one(shell: Shell) -> None:
+    done = shell("enqueue", "send", "--args", "[7]")
+    assert done.code == 2
+    assert "say what to enqueue: APP TASK" in done.err
+    assert shell.run("enqueue", "send", "--args", "[7]", MULTIQ_APP="shop.tasks:app").code == 0
+    assert shell("enqueue", "shop.tasks:app", MULTIQ_APP="shop.tasks:app").code == 2

@@ -1,4 +1,4 @@
-"""A process that is replaced, or ends by itself, does so between jobs: none is cut short for it."""
+"""A process is replaced, or ends by itself, between two jobs, and interrupts none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUPERVISED = ["processes=1", "processes=1, threads=2", "processes=1, concurrency
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A fresh SQLite file, and the test app's producer side on it."""
+    """A new SQLite file, to which the test app enqueues."""
     app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
@@ -37,13 +37,13 @@ def words(folder: Path, word: str) -> list[int]:
 def test_a_replacement_waits_for_a_job_that_is_longer_than_the_grace(
     tmp_path: Path, url: str, mode: str, limit: str
 ) -> None:
-    # Given a job that runs longer than the grace, and others beside it that make the process one to be replaced
+    # Given a job that runs longer than the grace, and other jobs because of which the process is to be replaced
     nap_through.enqueue(1, 3.0)
     with worker(tmp_path, url, code=program(f"grace=0.3, {limit}, {mode}")) as process:
         until(lambda: words(tmp_path, "start") == [1])
         for number in range(2, 12):
             quick.enqueue(number)
-        # Then it runs to its end, once
+        # Then the long job runs to its end, once
         until(lambda: 1 in words(tmp_path, "end"))
         until(lambda: len(words(tmp_path, "end")) == 11)
         assert words(tmp_path, "start").count(1) == 1
@@ -70,14 +70,14 @@ def test_a_signal_while_a_worker_ends_by_itself_begins_the_grace(
     tmp_path: Path, url: str, mode: str, limit: str
 ) -> None:
     # Given a worker that waits for its last job
-    handle = (anap if mode.startswith("concurrency") else nap_through).enqueue(1, 60.0)  # a pool's thread is waited for
+    handle = (anap if mode.startswith("concurrency") else nap_through).enqueue(1, 60.0)  # this job waits for a thread
     with worker(tmp_path, url, code=program(f"grace=0.5, {limit}, {mode}")) as process:
         until(lambda: words(tmp_path, "start") == [1])
         quick.enqueue_many([(number,) for number in range(2, 12)])
         until(lambda: len(words(tmp_path, "end")) == 3 if "jobs" in limit else " stopping " in process.log)
-        time.sleep(1.0)  # longer than the grace, which has not begun: no signal has come
+        time.sleep(1.0)  # longer than the grace period, which has not begun, because no signal has come
         assert process.process.poll() is None
-        # When it gets a stop signal, then it ends after the grace, and the job is given back
+        # When the worker gets a stop signal, then it ends after the grace, and the job is given back
         process.send(signal.SIGTERM)
         assert process.wait(20) == EXIT_CUT_SHORT, process.log
     assert 1 not in words(tmp_path, "end")
@@ -90,7 +90,7 @@ def test_max_jobs_counts_over_replacements(tmp_path: Path, url: str, mode: str) 
     # Given a process that is replaced after about four jobs, and ends after ten
     quick.enqueue_many([(number,) for number in range(30)])
     with worker(tmp_path, url, f"max_jobs=10, recycle_jobs=4, prefetch=1, {mode}") as process:
-        # Then it does end, after ten
+        # Then the process ends after ten jobs
         assert process.wait() == 0, process.log
     assert len(words(tmp_path, "end")) == 10
     assert app.queue().stats().ready == 20
@@ -104,7 +104,7 @@ def test_a_process_with_too_little_memory_works_slowly_and_says_so(tmp_path: Pat
         time.sleep(1.5)
         # Then the log reports it, and the process is kept as long as there are no jobs
         assert process.log.count("before its first job") == process.log.count(" working ") == 1
-        # And if there are jobs, they are run
+        # And if there are jobs, the process runs them
         quick.enqueue_many([(number,) for number in range(4)])
         until(lambda: len(words(tmp_path, "end")) == 4)
         assert sorted(words(tmp_path, "start")) == list(range(4))
@@ -118,14 +118,14 @@ def test_processes_with_too_little_memory_do_not_follow_one_another_at_once(tmp_
     with worker(tmp_path, url, "memory=1, prefetch=1, processes=1") as process:
         until(lambda: words(tmp_path, "end"))
         time.sleep(3.0)
-        # without a brake it would be about fifty a second
+        # Without the pause between starts, there would be about fifty a second.
         assert process.log.count(" working ") < 15
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [*ALONE, *SUPERVISED])
-def test_memory_is_looked_at_between_jobs(tmp_path: Path, url: str, mode: str) -> None:
-    # Given short jobs, fetched in one batch, each of which keeps more memory than there may be
+def test_memory_is_measured_between_jobs(tmp_path: Path, url: str, mode: str) -> None:
+    # Given short jobs, fetched in one batch, each of which allocates more memory than its process may use
     quick.enqueue_many([(number,) for number in range(100, 130)])  # so that the batches are large
     grow.options(delay=1.5).enqueue_many([(number, 100) for number in range(12)])
     with worker(tmp_path, url, code=program(f"memory=110, {mode}")) as process:
@@ -138,7 +138,7 @@ def test_memory_is_looked_at_between_jobs(tmp_path: Path, url: str, mode: str) -
             assert process.wait() == 0, process.log
             most = 1 if mode == "processes=1" else 8
     ran = Counter(pid for word, number, pid, _ in read_diary(tmp_path / "diary") if word == "end" and number < 100)
-    # then no process runs more than those that it has begun when it is over
+    # A process that is over the limit runs only the jobs that it has begun.
     assert max(ran.values()) <= most, ran
 
 
@@ -186,7 +186,7 @@ threading.Thread(target=stop).start()
     code = PROGRAM_GOES_ON.format(arguments=f"grace=0.3, {mode}", before=before, after="")
     # When the grace ends, or the worker gets a second signal
     with worker(tmp_path, url, code=code) as process:
-        # Then the program goes on, with the exit code of the worker
+        # Then the program continues, and has the exit code of the worker
         assert process.wait() == 0, process.log
         assert f"ran: {EXIT_CUT_SHORT}" in process.log
         assert "the program goes on" in process.log

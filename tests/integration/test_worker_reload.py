@@ -1,4 +1,4 @@
-"""A worker reloads with new code, shows what it does, and is recycled: with real processes, on each backend."""
+"""Reloads with new code, SIGQUIT, and recycling: with real processes, on each backend."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def serve(number):
 
 @pytest.fixture
 def shop(tmp_path: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``multiq worker shop:app -p 2``, as from a service manager: no terminal, a group of its own."""
+    """``multiq worker shop:app -p 2``, as a service manager starts it: no terminal, and its own process group."""
     (tmp_path / "shop.py").write_text(SHOP)
-    # compiled code counts as current if the source has its length and second: a version that is one character else may
+    # Python would use old compiled code if the new source had the same length and time. So no code is compiled ahead.
     environment = {**os.environ, "MULTIQ_URL": url, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "multiq", "worker", "shop:app", "-p", "2", "--log-jobs"]
     with (tmp_path / "log").open("wb") as log:
@@ -86,13 +86,13 @@ def test_a_reload_under_load_switches_to_the_new_code_and_runs_every_job_once(
     def is_rolled() -> bool:
         nonlocal count
         rows = served(tmp_path)
-        if len(rows) > count - 300:  # there is always more to do, however long the new code takes to start
+        if len(rows) > count - 300:  # jobs remain, however long the new code takes to start
             enqueue(range(count, count + 300))
             count += 300
         return any(version == 2 for version, _, _ in rows)
 
     until(is_rolled)
-    # Then all jobs are done, each once, the later ones by the new code, in the same process to its service manager
+    # Then each job is done once, later jobs by the new code, and the worker's pid is the same
     until(lambda: len(served(tmp_path)) == count)
     rows = served(tmp_path)
     assert sorted(number for _, number, _ in rows) == list(range(count))
@@ -111,7 +111,7 @@ def test_a_worker_reloaded_twice_waits_for_the_jobs_of_its_first_children(
     # Given a worker that reloads twice while a job runs
     (tmp_path / "shop.py").write_text(SHOP.replace("time.sleep(0.005)", "time.sleep(number)"))
     until(lambda: log(tmp_path).count(" working ") == 2)
-    os.kill(shop.pid, signal.SIGHUP)  # so that the code above is there, whichever it began with
+    os.kill(shop.pid, signal.SIGHUP)  # so that the worker certainly runs the new code
     until(lambda: log(tmp_path).count(" working ") == 4)
     enqueue(range(6, 7))
     until(lambda: len(served(tmp_path)) == 1)
@@ -134,7 +134,7 @@ def test_five_workers_replaced_one_after_the_other_under_load_run_every_job_once
         diary = team[0].diary
         for member in team:
             member.wait_until_working()
-        # When each one is stopped and another one takes its place, while jobs come in
+        # When each worker is stopped and replaced while jobs are enqueued
         for turn, leaver in enumerate(team):
             quick.enqueue_many([(number,) for number in range(200 * turn, 200 * (turn + 1))])
             leaver.send(signal.SIGTERM)
@@ -183,10 +183,10 @@ def test_a_process_started_at_import_in_a_reload_ends_by_sigterm(tmp_path: Path,
     # Given an app that starts processes when it is imported, and ends them by SIGTERM
     until(lambda: log(tmp_path).count(" working ") == 2)
     (tmp_path / "shop.py").write_text(SHOP + AT_IMPORT)
-    # When a worker reloads with it
+    # When a worker reloads this app
     os.kill(shop.pid, signal.SIGHUP)
     until(lambda: log(tmp_path).count(" working ") == 4)
-    # Then they end, in the trial and in the new program
+    # Then these processes end, both after the check of the code and in the new program
     assert (tmp_path / "ended").read_text().splitlines() == ["-15 -15"] * 2
     os.kill(shop.pid, signal.SIGTERM)
     assert shop.wait(30) == 0, log(tmp_path)
@@ -200,15 +200,15 @@ def test_a_process_started_at_import_in_a_reload_ends_by_sigterm(tmp_path: Path,
 def test_a_signal_during_the_import_of_new_code_is_handled_afterwards(
     tmp_path: Path, shop: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
-    # Given a worker that reloads with code that takes a while to import, but not in its trial
+    # Given a worker that reloads, and code that imports slowly after the check of the code
     until(lambda: log(tmp_path).count(" working ") == 2)
     slow = "if 'MULTIQ_RELOADED' in os.environ:\n    open('importing', 'a').close()\n    time.sleep(1)\n"
     (tmp_path / "shop.py").write_text(SHOP + slow)
     os.kill(shop.pid, signal.SIGHUP)
     until((tmp_path / "importing").exists)
-    # When a signal comes meanwhile
+    # When a signal comes during this import
     os.kill(shop.pid, number)
-    # Then it takes effect when the new program works
+    # Then the signal takes effect when the new program works
     if number == signal.SIGUSR2:
         until(lambda: log(tmp_path).count(" paused") == 2)
         os.kill(shop.pid, signal.SIGTERM)
@@ -309,7 +309,7 @@ def test_a_reload_to_a_worker_without_a_supervisor_ends_the_old_children(tmp_pat
         if not is_cut:
             until(lambda: not Path("/proc", str(old)).exists())
             assert [word for word, number, _, _ in read_diary(process.diary) if number == 1] == ["start", "end"]
-        # And the worker ends as any other
+        # And the worker ends like any other worker
         process.send(signal.SIGTERM)
         if is_cut:
             until(lambda: process.log.count(" stopping ") == 2)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SECONDS = 20.0  # a hang's limit
+SECONDS = 20.0  # after which a call counts as hung
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def run(mode: str, tmp_path: Path, url: str) -> list[int]:
-    """The jobs that a worker has begun, each as often as it was; all in one process that has ended well."""
+    """Run a worker. Returns how often it has begun each job. One process must run all of them and exit with 0."""
     with worker_of("rude_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     diary = read_diary(process.diary)
@@ -36,7 +36,7 @@ def run(mode: str, tmp_path: Path, url: str) -> list[int]:
 
 
 @in_each_mode
-def test_a_task_s_own_hooks(mode: str, tmp_path: Path, url: str) -> None:
+def test_base_exceptions_of_a_task_s_own_hooks_change_no_outcome(mode: str, tmp_path: Path, url: str) -> None:
     # Given jobs that succeed, fail and are retried, each with a hook that raises every kind of error
     each = len(KINDS)
     good = [task.enqueue(number) for task in succeeds for number in range(each)]
@@ -45,7 +45,7 @@ def test_a_task_s_own_hooks(mode: str, tmp_path: Path, url: str) -> None:
     late = [task.enqueue(300 + number) for task in backs_off for number in range(each)]
     # When a worker runs them
     begun = run(mode, tmp_path, url)
-    # Then each has run as often as without, and has the verdict that it would have without
+    # Then each job has run as often, and has the same verdict, as without the hooks
     assert [number for number in begun if number < 300] == sorted(
         base + number for base, times in ((0, 2), (100, 2), (200, 4)) for number in [*range(each)] * times
     )
@@ -55,7 +55,7 @@ def test_a_task_s_own_hooks(mode: str, tmp_path: Path, url: str) -> None:
         f"ValueError: {base + number}" for base in (100, 200) for number in range(each)
     }
     assert {number for number in begun if number >= 300} == {300 + number for number in range(each)}
-    assert {handle.state() for handle in late} <= {State.DELAYED, State.READY}  # for the default, which has jitter
+    assert {handle.state() for handle in late} <= {State.DELAYED, State.READY}  # the default backoff has jitter
 
 
 @in_each_mode
@@ -76,7 +76,7 @@ def test_base_exceptions_of_middleware_are_job_failures(
 
 @in_each_mode
 @pytest.mark.parametrize("role", ["subscriber", "coroutine subscriber", "before_fetch"])
-def test_subscribers_and_before_fetch(
+def test_base_exceptions_of_subscribers_and_before_fetch_change_no_outcome(
     role: str, mode: str, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given an app whose subscribers, or before_fetch hooks, raise every kind of error whenever they are called
@@ -85,7 +85,7 @@ def test_subscribers_and_before_fetch(
     bad = [task.enqueue(100 + number) for task in retries for number in range(4)]
     # When a worker runs its jobs
     begun = run(mode, tmp_path, url)
-    # Then they run as often as without
+    # Then the jobs run as often as without them
     assert begun == sorted([*range(4)] * 2 + [*range(100, 104)] * 4)
     assert {handle.state() for handle in good} == {State.GONE}
     assert {handle.state() for handle in bad} == {State.BURIED}

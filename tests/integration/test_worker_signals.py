@@ -1,16 +1,19 @@
-"""A worker gets its signals whatever its jobs do to them, and suspending all its processes counts no crash."""
+"""A worker gets its signals even if its jobs change the signal handlers, and suspending all its processes counts no
+crash."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pty
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from processes import until, worker
+from processes import HERE, until, worker
 from rough_app import (
     await_to_be_told,
     give_signals_up,
@@ -23,14 +26,14 @@ from rough_app import (
 )
 from worker_app import app, quick, read_diary
 
-INLINE = ["", "processes=1"]  # elsewhere jobs are not in the main thread, and Python lets them take no signals
+INLINE = ["", "processes=1"]  # modes in which jobs run in the main thread, where Python allows signal handlers
 SUPERVISED = ["processes=1", "processes=1, threads=2", "processes=1, concurrency=2"]
 MODES = ["", "threads=2", "concurrency=2", *SUPERVISED]
 
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A fresh SQLite file, and the test app's producer side on it."""
+    """A new SQLite file, to which the test app enqueues."""
     app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
@@ -45,7 +48,7 @@ def words(folder: Path, word: str) -> list[int]:
 def test_a_worker_stops_by_signal_after_a_job_has_taken_signals(
     tmp_path: Path, url: str, mode: str, way: str, idle: bool
 ) -> None:
-    # Given a job that has taken signals for itself
+    # Given a job that has installed its own signal handlers
     if way == "loop":
         take_signals_in_a_loop.enqueue(1)
     elif way == "real-time":
@@ -56,13 +59,13 @@ def test_a_worker_stops_by_signal_after_a_job_has_taken_signals(
         until(lambda: words(tmp_path, "end") == [1])
         if way != "loop":
             assert words(tmp_path, "heard") == [1]
-        until(lambda: " done " in process.log)  # until then the signals are as the job has left them
+        until(lambda: " done " in process.log)  # the worker restores its signals before it logs this
         if not idle:
             nap_through.enqueue(2, 1.0)
             until(lambda: words(tmp_path, "start") == [2])
         # When the worker gets a stop signal
         process.send(signal.SIGTERM)
-        # Then it finishes the job that it runs, if there is one, and exits with 0
+        # Then it finishes its running job, if there is one, and exits with 0
         assert process.wait(30) == 0, process.log
         assert "died" not in process.log
         assert "SIGTERM" not in process.log
@@ -75,9 +78,9 @@ def test_a_stop_that_kills_a_job_without_handlers_counts_no_crash(tmp_path: Path
     handle = give_signals_up.enqueue(1)
     with worker(tmp_path, url, code=program(mode)) as process:
         until(lambda: words(tmp_path, "start") == [1])
-        # When its worker gets a stop signal, which ends its process
+        # When its worker gets a stop signal, which ends the job's process
         process.send(signal.SIGTERM)
-        # Then it is given back as a job that was cut short
+        # Then the job is given back, like any job that was interrupted
         assert process.wait(30) == 130, process.log
         assert "crashed" not in process.log
     record = app.queue().peek(handle.id)
@@ -90,7 +93,10 @@ def test_a_stop_that_kills_a_job_without_handlers_counts_no_crash(tmp_path: Path
 def test_a_slow_hook_costs_no_running_job_its_lease(tmp_path: Path, url: str, mode: str, what: str) -> None:
     # Given a worker with a hook that takes longer than a lease
     make = {
-        "before_fetch": "rough_app.app.before_fetch(lambda _: time.sleep(4.0))",
+        "before_fetch": (
+            "slow = type('Slow', (multiq.Middleware,), {'before_fetch': lambda *_: time.sleep(4.0)}); "
+            "rough_app.app.middleware(slow())"
+        ),
         "subscriber": "rough_app.app.on(multiq.events.WorkerLooping)(lambda _: time.sleep(4.0))",
     }
     before = f"import multiq, rough_app, time; {make[what]}"
@@ -99,7 +105,7 @@ def test_a_slow_hook_costs_no_running_job_its_lease(tmp_path: Path, url: str, mo
         until(lambda: words(tmp_path, "start") == [1])
         # When another worker waits for jobs
         with worker(tmp_path, url, code=program(mode)) as other:
-            # Then it never gets this one
+            # Then it never gets the first worker's job
             until(lambda: words(tmp_path, "end"))
             assert words(tmp_path, "start") == [1]
             assert "done" not in other.log
@@ -111,14 +117,14 @@ def test_a_slow_hook_costs_no_running_job_its_lease(tmp_path: Path, url: str, mo
 def test_a_job_whose_worker_was_suspended_beyond_its_timeout_is_notified_on_resume(
     tmp_path: Path, url: str, mode: str, kind: str
 ) -> None:
-    # Given a job that runs, and a worker all of whose processes are stopped for longer than the job may take
+    # Given a running job, whose worker's processes are all stopped for longer than the job's time limit
     task = wait_to_be_told if kind == "plain" else await_to_be_told
     handle = task.enqueue(1)
     with worker(tmp_path, url, code=program(mode)) as process:
         until(lambda: words(tmp_path, "start") == [1])
         os.killpg(process.process.pid, signal.SIGSTOP)
         time.sleep(5.0)
-        # When they go on
+        # When they continue
         os.killpg(process.process.pid, signal.SIGCONT)
         # Then the job gets its timeout, and its process lives
         until(lambda: words(tmp_path, "told") == [1])
@@ -137,7 +143,7 @@ def test_the_sidecar_ends_without_an_error_when_children_die_at_the_end(tmp_path
         until(lambda: len(words(tmp_path, "start")) == 4)
         process.send(signal.SIGTERM)
         time.sleep(0.1 * moment)
-        with contextlib.suppress(ProcessLookupError):  # on a busy machine it has ended by itself
+        with contextlib.suppress(ProcessLookupError):  # on a busy machine the process may have ended by itself
             os.kill(read_diary(tmp_path / "diary")[0][2], signal.SIGKILL)
         process.wait()
         assert "Traceback" not in process.log
@@ -146,7 +152,7 @@ def test_the_sidecar_ends_without_an_error_when_children_die_at_the_end(tmp_path
 
 
 def test_no_file_says_what_a_worker_holds(tmp_path: Path, url: str) -> None:
-    # a full /dev/shm is no matter, and no worker in another PID namespace that shares it can delete what it holds
+    # So a full /dev/shm does no harm, and a worker in another container that shares it cannot delete the tables.
     def files() -> set[Path]:
         return {path for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("multiq-*")}  # noqa: S108
 
@@ -155,3 +161,49 @@ def test_no_file_says_what_a_worker_holds(tmp_path: Path, url: str) -> None:
         quick.enqueue(1)
         until(lambda: words(tmp_path, "end") == [1])
         assert not {path for path in files() - before if str(process.process.pid) in path.name}
+
+
+def start_with_nohup(folder: Path, url: str, *options: str) -> tuple[int, int]:
+    """``nohup multiq worker`` in a terminal of its own. Returns the pid, and the descriptor that holds the terminal."""
+    (folder / "shop.py").write_text("from worker_app import app\n")
+    words = [sys.executable, "-m", "multiq", "worker", "shop:app", *options]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            os.chdir(folder)
+            log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            more = {"MULTIQ_URL": url, "WORKER_TEST_DIARY": str(folder / "diary"), "PYTHONPATH": str(HERE)}
+            os.execvpe("nohup", ["nohup", *words], {**os.environ, **more})  # noqa: S606 - ourselves
+        finally:
+            os._exit(99)
+    return pid, terminal
+
+
+@pytest.mark.parametrize("processes", ["1", "0"])
+def test_a_worker_that_nohup_has_started_continues_when_its_terminal_closes(
+    tmp_path: Path, url: str, processes: str
+) -> None:
+    # Given a worker that was started with nohup, and that has reloaded if it has a supervisor
+    pid, terminal = start_with_nohup(tmp_path, url, "-p", processes)
+    log = tmp_path / "log"
+    generations = 1
+    try:
+        until(lambda: log.exists() and " working " in log.read_text(), what=log.read_text)
+        if processes == "1":
+            os.kill(pid, signal.SIGHUP)
+            until(lambda: log.read_text().count(" working ") == 2, what=log.read_text)
+            generations = 3
+        # When its terminal closes, which sends a SIGHUP
+        os.close(terminal)
+        until(lambda: log.read_text().count(" working ") == generations, what=log.read_text)
+        # Then the worker still runs jobs
+        quick.enqueue(1)
+        until(lambda: words(tmp_path, "end") == [1], what=log.read_text)
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, log.read_text()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        raise

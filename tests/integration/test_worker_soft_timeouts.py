@@ -1,4 +1,4 @@
-"""Plain functions over their time limit: interrupted in their own code alone, or asked to listen."""
+"""Plain functions over their time limit: they are interrupted only in their own code, or must poll."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from processes import WorkerProcess
 
-SECONDS = 40.0  # a hang's limit
+SECONDS = 40.0  # after which a call counts as hung
 
 
 @pytest.fixture
@@ -54,11 +54,12 @@ def test_no_lock_stays_locked_when_jobs_that_use_it_time_out(mode: str, tmp_path
         for use in USES:
             count += 1
             hammer.enqueue(count, use, not is_inline)
-    # When a worker runs them, and one that looks at the locks after them
+    # When a worker runs them, and then a job that checks the locks
     probe.options(queue="last").enqueue(0)
     with worker_of("limit_app", tmp_path, url, f"['default', 'last'], {mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
-    # Then the timeout was raised in each job, in one and the same process, and nothing is locked or left half done
+    # Then the timeout was raised in each job, in one and the same process, and no lock is held, and no step is left
+    # half done
     diary = read_diary(process.diary)
     assert [entry[:2] for entry in diary if entry[0] != "start"] == [("end", 0)]
     assert lines(process, "start") == list(range(1, count + 1))
@@ -67,13 +68,13 @@ def test_no_lock_stays_locked_when_jobs_that_use_it_time_out(mode: str, tmp_path
 
 
 @in_each_mode
-def test_a_limit_that_ends_with_its_job_harms_nothing_that_comes_after(mode: str, tmp_path: Path, url: str) -> None:
+def test_a_timeout_at_the_end_of_its_job_harms_no_later_job(mode: str, tmp_path: Path, url: str) -> None:
     # Given jobs that end just when their time is over
     handles = [brief.enqueue(number) for number in range(40)]
     # When a worker has run them
     with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
-    # Then each has ended one way, in one process
+    # Then each job is either done or buried, all in one process
     assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 1
     buried = [handle for handle in handles if handle.state() == State.BURIED]
     assert reasons() == told(0.02, len(buried))
@@ -89,10 +90,10 @@ def test_a_job_can_ask_whether_its_time_is_over(mode: str, tmp_path: Path, url: 
     listen.enqueue(1)
     alisten.enqueue(2)
     unlimited.enqueue(3)
-    # When a worker runs them
+    # When a worker runs these jobs
     with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
-    # Then the first two have gone on within their limit and end when it is over, in one process
+    # Then the first two run until their limit is over, in one process
     assert (lines(process, "went-on"), lines(process, "end")) == ([1, 2], [3])
     assert not lines(process, "early")
     if "threads" in mode:
@@ -103,13 +104,13 @@ def test_a_job_can_ask_whether_its_time_is_over(mode: str, tmp_path: Path, url: 
 
 @pytest.mark.parametrize("mode", [SUPERVISED["threads-supervised"], SUPERVISED["coroutines-supervised"]])
 def test_the_process_of_a_job_that_does_not_ask_ends(mode: str, tmp_path: Path, url: str) -> None:
-    # Given a job on a thread that does not check its limit, and a neighbour that has one attempt
+    # Given a job on a thread that does not check its limit, and another job, which has one attempt
     deaf.enqueue(1, 300)
     neighbour.enqueue(2, 1.5)
-    # When its time is over, and the extra time after it
+    # When the job's time and the extra time are over
     with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3") as process:
         assert process.wait(SECONDS) == 0
-    # Then its process has ended; the neighbour has run again, uncounted
+    # Then its process has ended, and the other job has run again without a further attempt
     assert reasons() == told(0.3)
     assert (lines(process, "start"), lines(process, "end")) == ([1, 2, 2], [2])
     assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 2
@@ -124,7 +125,7 @@ def test_without_a_supervisor_a_job_that_does_not_ask_runs_on(mode: str, tmp_pat
     # When a worker without a supervisor runs them
     with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3") as process:
         assert process.wait(SECONDS) == 0
-    # Then the log reports it as overdue, and all run to their ends, once
+    # Then the log reports the first job as overdue, and all jobs run to their ends, once
     assert "overdue" in process.log
     assert lines(process, "start") == lines(process, "end") == [1, 2, 3, 4]
 
@@ -137,14 +138,14 @@ def test_inline_a_sleep_is_interrupted(mode: str, tmp_path: Path, url: str) -> N
     # When a worker runs them inline
     with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
-    # Then the first has ended at its limit, and its process has gone on
+    # Then the first job has ended at its limit, and its process has continued
     assert reasons() == told(0.3)
     assert lines(process, "end") == [2]
     assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 1
 
 
 def test_outside_of_the_main_thread_nothing_is_interrupted() -> None:
-    # Given a worker in a thread of a program, with a job that checks its limit, one that does not, and one after them
+    # Given a worker in a thread of a program, with a job that checks its limit, one that does not, and a job after them
     app = multiq.App("memory://")
     ended = []
 
@@ -165,12 +166,12 @@ def test_outside_of_the_main_thread_nothing_is_interrupted() -> None:
             multiq.current_job().check()
 
     asking, waiting, after = ask.enqueue(1), wait.enqueue(2), wait.options(timeout=60).enqueue(3)
-    # When it has run them
+    # When the worker has run these jobs
     thread = threading.Thread(target=multiq.Worker(app, stop_when_empty=True).run, daemon=True)
     thread.start()
     thread.join(SECONDS)
     assert not thread.is_alive()
-    # Then the timeout is raised in the job that checks, and not in the other one
+    # Then the timeout is raised in the job that checks, and not in the job that does not
     assert ended == [2, 3]
     assert asking.peek().reason == told(0.2)[0]
     assert (waiting.state(), after.state()) == (State.GONE, State.GONE)

@@ -1,4 +1,4 @@
-"""A worker that starts: stopped meanwhile, or in an environment that lacks something."""
+"""Workers that are stopped while they start, or that start in an environment that lacks something."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ time.sleep(20)
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A fresh SQLite file, and the test app's producer side on it."""
+    """A new SQLite file, to which the test app enqueues."""
     app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
@@ -71,6 +71,27 @@ def test_a_worker_stopped_while_it_starts_ends_with_zero(
         process.communicate()
 
 
+@pytest.mark.parametrize("options", ["", "processes=1", "threads=2"])
+def test_a_second_signal_ends_a_worker_whose_first_call_hangs(tmp_path: Path, url: str, options: str) -> None:
+    # Given a worker whose backend does not answer the question whether the connection is down
+    code = (
+        "import sys, time, multiq, worker_app, multiq.worker.worker as module\n"
+        "def hang(app):\n"
+        "    worker_app.note('asked', 0)\n"
+        "    time.sleep(600)\n"
+        "module._is_down = hang\n"
+        f"worker = multiq.Worker(worker_app.app, {options}); worker.owns_process = True; sys.exit(worker.run())"
+    )
+    with worker(tmp_path, url, code=code) as process:
+        until(lambda: read_diary(process.diary))
+        # When it gets two signals
+        process.send(signal.SIGTERM)
+        time.sleep(0.2)
+        process.send(signal.SIGTERM)
+        # Then it ends
+        assert process.wait(60) == 130, process.log
+
+
 def test_a_check_that_is_ended_does_not_say_that_the_worker_would_start(tmp_path: Path, url: str) -> None:
     (tmp_path / "shop.py").write_text(SLOW_SHOP)
     command = [sys.executable, "-m", "multiq", "worker", "shop:app", "--check"]
@@ -93,9 +114,9 @@ def test_a_worker_whose_standard_streams_are_closed_works(tmp_path: Path, url: s
     before = f"import os; [os.close(number) for number in {numbers}]; " + "".join(
         f"sys.{name} = None; " for name in closed.split(", ")
     )
-    # When it works
+    # When it runs a worker
     with worker(tmp_path, url, code=program(f"stop_when_empty=True, {mode}", before)) as process:
-        # Then all is done
+        # Then all jobs are done
         assert process.wait() == 0, process.log
     assert ended(tmp_path) == [0, 1, 2]
 
@@ -137,7 +158,7 @@ def test_a_worker_with_more_than_a_thousand_open_files_handles_signals(tmp_path:
     with worker(tmp_path, url, code=program(mode, before)) as process:
         quick.enqueue(1)
         until(lambda: ended(tmp_path) == [1])
-        # When it gets signals to pause and to stop, then it does both
+        # When the worker gets signals to pause and to stop, then it pauses and stops
         process.send(signal.SIGUSR2)
         until(lambda: "paused" in process.log)
         process.send(signal.SIGTERM)
@@ -147,7 +168,7 @@ def test_a_worker_with_more_than_a_thousand_open_files_handles_signals(tmp_path:
 
 
 def test_a_fork_that_fails_is_tried_again(tmp_path: Path, url: str) -> None:
-    # Given a system that refuses a fork now and then: the first three, and later when a child is to be replaced
+    # Given a system that refuses some forks: the first three, and later that for a replacement
     before = """
 import errno, os
 fork, turns = os.fork, iter([1, 1, 1, 0, 0, 1, 1])
@@ -159,9 +180,9 @@ os.fork = refuse
 """
     quick.enqueue_many([(number,) for number in range(10)])
     with worker(tmp_path, url, code=program("processes=1, max_time=60", before)) as process:
-        # Then it works
+        # Then the worker starts
         until(lambda: len(ended(tmp_path)) == 10)
-        # And replaces a child that dies
+        # And it replaces a child that dies
         os.kill(read_diary(tmp_path / "diary")[0][2], signal.SIGKILL)
         quick.enqueue(10)
         until(lambda: len(ended(tmp_path)) == 11)
@@ -205,7 +226,7 @@ def count(number):
         app.queue().enqueue({"multiq": 1, "task": "count", "args": [1]})
         until((tmp_path / "zombies").exists)
         until(lambda: (tmp_path / "zombies").read_text().endswith("\n"))
-        # Then there are none
+        # Then there are no zombies
         assert int((tmp_path / "zombies").read_text()) == 0
     finally:
         process.kill()
@@ -227,11 +248,11 @@ async def cell():
     return multiq.Worker(rough_app.app, stop_when_empty=True, {mode}).run()
 sys.exit(asyncio.run(cell()))
 """
-    # When a worker runs in one
+    # When a worker runs in one of these cells
     with worker(tmp_path, url, code=code) as process:
         assert process.wait() == 0, process.log
         assert "failed" not in process.log
-    # Then jobs run, and none loses an attempt
+    # Then jobs run, and no job loses an attempt
     assert ended(tmp_path) == [1, 2]
     rows = read_diary(tmp_path / "diary")
     assert sum(word == "start" for word, *_ in rows) == 2

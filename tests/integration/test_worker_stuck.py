@@ -1,4 +1,4 @@
-"""Batches in whose middle a job holds the interpreter, and reloads that take long."""
+"""Batches in which a job holds the interpreter's lock, and reloads that take long."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from worker_app import app, clutch, nap, quick, read_diary, suicide
 import multiq
 from multiq import State
 from multiq.worker.execution.daemon_threads import DaemonThreads
+from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.supervisor import Supervisor
 
@@ -38,7 +39,7 @@ def at(process: WorkerProcess, word: str, number: int) -> int:
 def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Path, url: str) -> None:
     if not app.backend.capabilities.portable_leases:
         pytest.skip("only its own connection can touch or give back a lease: docs/worker.md says so")
-    # Given a worker that has learnt that jobs are short, and fetches a batch with a long one in its middle
+    # Given a worker that prefetches many jobs, and a long job in the middle of its batch
     quick.enqueue_many([(number,) for number in range(200)])
     with worker(tmp_path, url, "processes=1") as process:
         until(lambda: len(starts(process)) == 200)
@@ -52,9 +53,9 @@ def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Pat
         # When another worker runs
         with worker(tmp_path, url, "processes=1"):
             until(lambda: len(starts(process)) == 221 and app.queue().stats().reserved == 0)
-            # Then jobs that had ended before are not run again
+            # Then jobs that had ended before the stuck job are not run again
             assert all(starts(process)[number] == 1 for number in [*range(1000, 1010), 5000])
-            # And jobs that had not begun have run elsewhere, long before the stuck one ended
+            # And jobs that had not begun have run in the other worker, long before the stuck job ended
             assert all(starts(process)[number] == 1 for number in range(2000, 2010))
             assert all(at(process, "start", number) < at(process, "end", 5000) for number in range(2000, 2010))
 
@@ -74,7 +75,7 @@ def test_a_reload_that_takes_long_to_start_kills_no_job(tmp_path: Path) -> None:
         until(lambda: 1 in starts(process))
         # When it reloads
         process.send(signal.SIGHUP)
-        # Then the job runs on until the new program works, and has its grace then
+        # Then the job runs on until the new program works, and its grace begins then
         until(lambda: process.log.count("working") == 2, timeout=30)
         until(lambda: any(word == "end" for word, *_ in read_diary(process.diary)), timeout=30)
         assert starts(process) == {1: 1}
@@ -82,7 +83,7 @@ def test_a_reload_that_takes_long_to_start_kills_no_job(tmp_path: Path) -> None:
 
 
 def test_a_reload_whose_check_cannot_start_keeps_the_old_program(tmp_path: Path) -> None:
-    # Given a worker whose interpreter is not there at the moment: a deployment is replacing it
+    # Given a worker whose interpreter is missing for a moment, because a deployment replaces it
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     code = (
@@ -95,7 +96,7 @@ def test_a_reload_whose_check_cannot_start_keeps_the_old_program(tmp_path: Path)
         # When it reloads
         process.send(signal.SIGHUP)
         until(lambda: "the new code cannot be checked" in process.log)
-        # Then it goes on
+        # Then the worker continues
         quick.enqueue(1)
         until(lambda: 1 in starts(process))
         process.send(signal.SIGTERM)
@@ -115,7 +116,7 @@ def test_a_second_signal_reaches_the_children_of_before_a_reload(tmp_path: Path)
         process.send(signal.SIGTERM)
         until(lambda: process.log.count("stopping") == 2)
         process.send(signal.SIGTERM)
-        # Then it ends, logs that a job was cut short, and the job is ready
+        # Then the worker ends, logs that a job was interrupted, and the job is ready
         assert process.wait() == 130
         until(lambda: app.queue().stats().ready == 1)
 
@@ -124,7 +125,7 @@ def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
     # Given a trial of new code that takes long
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
-        pass  # its sockets are closed
+        pass  # the sockets of this block are closed
     supervisor._check = [sys.executable, "-c", "import time; time.sleep(300)"]
     supervisor._begin_reload()
     trial = supervisor._checking
@@ -137,18 +138,34 @@ def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
         os.kill(trial.pid, 0)
 
 
+def test_a_third_signal_does_not_postpone_the_end() -> None:
+    # Given a supervisor that has got two signals
+    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
+    supervisor._previous = PreviousGeneration(set(), set())
+    with supervisor._inbox:
+        pass  # the sockets of this block are closed
+    supervisor._handle(signal.SIGTERM)
+    supervisor._handle(signal.SIGTERM)
+    kill_at = supervisor._kill_at
+    # When it gets another signal
+    supervisor._handle(signal.SIGTERM)
+    # Then it kills children that do not end at the same time as before
+    assert supervisor._kill_at == kill_at
+
+
 @pytest.mark.parametrize("mode", ["processes=1", "processes=1, threads=2"])
 def test_ended_jobs_do_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> None:
-    # Given a hook that takes longer than a lease lasts, each time after the first, and a worker beside it
+    # Given a hook that takes longer than a lease lasts, except the first time, and a second worker
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     code = (
         "import sys, time, multiq, worker_app\n"
         "calls = []\n"
-        "@worker_app.app.before_fetch\n"
-        "def wait(_):\n"
-        "    calls.append(1)\n"
-        "    time.sleep(4 if len(calls) > 1 else 0)\n"
+        "class Wait(multiq.Middleware):\n"
+        "    def before_fetch(self, worker):\n"
+        "        calls.append(1)\n"
+        "        time.sleep(4 if len(calls) > 1 else 0)\n"
+        "worker_app.app.middleware(Wait())\n"
         f"sys.exit(multiq.Worker(worker_app.app, {mode}).run())"
     )
     quick.options(ttr=1).enqueue(1)
@@ -164,7 +181,7 @@ def test_ended_jobs_do_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> No
 
 @pytest.mark.parametrize("moment", ["stop", "reload"])
 def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, moment: str) -> None:
-    # Given a job longer than the grace and the supervisor's margin after it, in a process that gets no signals
+    # Given a job that is longer than the grace and the supervisor's extra time, in a process that handles no signals
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     handle = nap.options(ttr=600).enqueue(1, 60)
@@ -178,16 +195,16 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
         until(lambda: 1 in starts(process))
         os.kill(next(pid for _, _, pid, _ in read_diary(process.diary)), signal.SIGSTOP)
         if moment == "reload":
-            app.queue().pause(60)  # no process takes the job there
+            app.queue().pause(60)  # no other process takes the job
             process.send(signal.SIGHUP)
             until(lambda: handle.peek().state is State.READY)
             process.send(signal.SIGTERM)
             process.wait()
         else:
             process.send(signal.SIGTERM)
-            # Then the worker's exit code shows that it was cut short
+            # Then the worker's exit code shows that the job was interrupted
             assert process.wait() == 130
-        # And the job is as it was
+        # And the job is ready, without a counted attempt
         info = handle.peek()
         assert (info.state, info.crashes, info.attempt) == (State.READY, 0, 0)
 
@@ -229,7 +246,7 @@ def test_a_pool_without_room_for_a_thread_keeps_nothing_that_it_refused(monkeypa
     assert threading.Thread.start is start
     pool.submit(ran.append, 2).result(10)
     assert ran == [2]
-    # With a thread there, one that is refused is of no consequence
+    # If a thread exists, a refused thread does no harm
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         for number in (3, 4):
@@ -252,7 +269,7 @@ def test_a_worker_runs_again_after_a_stop_that_came_too_late() -> None:
 
 @pytest.mark.long
 def test_a_subscriber_that_hangs_in_the_sidecar_stops_no_worker(tmp_path: Path) -> None:
-    # Given a subscriber that never returns, called where dead children's jobs are given back
+    # Given a subscriber that never returns, and that the sidecar calls when it settles dead children's jobs
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     code = (
@@ -264,10 +281,10 @@ def test_a_subscriber_that_hangs_in_the_sidecar_stops_no_worker(tmp_path: Path) 
     suicide.options(max_crashes=1).enqueue_many([(number,) for number in range(6)])
     quick.enqueue_many([(number,) for number in range(100, 120)])
     with worker(tmp_path, url, code=code) as process:
-        # Then the jobs go on nevertheless, and the log explains why they waited
+        # Then these jobs run again nevertheless, and the log explains why they waited
         until(lambda: _unfinished() == 0 and app.queue().stats().buried == 6, timeout=90)
         assert all(starts(process)[number] == 1 for number in range(100, 120))
-        assert "the sidecar has made no round" in process.log
+        assert "the sidecar has been stuck" in process.log
 
 
 def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_process(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What jobs start has signals as if there were no worker: programs, forked processes, clones of the worker itself."""
+"""Programs and forks that jobs start have the signal handling that they would have without a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODES = ["", "threads=2", "concurrency=2", *SUPERVISED]
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A fresh SQLite file, and the test app's producer side on it."""
+    """A new SQLite file, to which the test app enqueues."""
     app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
@@ -60,7 +60,7 @@ def test_processes_that_a_job_forks_die_of_signals_and_the_worker_gets_none(
         died = [number for word, number in said(tmp_path) if word == "died"]
         kinds = [signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT]
         assert died == kinds, said(tmp_path)
-        # And the worker has received none of them: it runs the next job
+        # And the worker has received none of these signals: it runs the next job
         quick.enqueue(2)
         until(lambda: ("end", 2) in said(tmp_path))
         assert "paused" not in process.log

@@ -1,4 +1,4 @@
-"""Async subscribers in a worker's own processes: they get the events of all ends, violent ones included."""
+"""Async subscribers in a worker's processes get the events of all ends of jobs, crashes included."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_end_of_a_job_is_emitted(task: str, heard: str, mode: list[str], t
         app.queue().enqueue({"multiq": 1, "task": task})
     # When a worker with a supervisor has run it
     done = shell.run("worker", "ends:app", "-p", "1", "--kill-after", "0.2", "--stop-when-empty", *mode)
-    # Then the subscriber was called for it, in whatever process, and for the worker's end
+    # Then the subscriber was called for that end, in some process, and for the worker's end
     assert done.code == 0, done.err
     told = (tmp_path / "told").read_text().split()
     assert told.count(heard) == 1

@@ -1,4 +1,4 @@
-"""The app that the worker's tests run in processes of their own. What a job does goes to a file, not to the queue.
+"""The app that the worker's tests run in processes of their own. Each job notes what it does in a file, the *diary*.
 
 Lines are written with one ``write`` each to a file opened for appending, so they survive a ``kill -9``.
 """
@@ -60,14 +60,14 @@ async def aquick(number: int) -> None:
 
 @app.task(timeout=0.8)
 def brief(number: int) -> None:
-    """Has a time limit, and is done long before it."""
+    """Has a time limit, and ends long before that."""
     note("start", number)
     note("end", number)
 
 
 @app.task(ttr=600, max_crashes=1, max_attempts=0, loosen=True)
 def leave(number: int, way: str) -> None:
-    """Ends its process, and not by an error."""
+    """Ends its process, by other means than an exception."""
     note("start", number)
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -86,6 +86,15 @@ def nap(number: int, seconds: float) -> None:
     note("end", number)
 
 
+@app.task(max_attempts=1)
+def wait_for_a_file(number: int) -> None:
+    """Runs until the file ``go-NUMBER`` is beside the diary."""
+    note("start", number)
+    while not (Path(_diary or "").parent / f"go-{number}").exists():
+        time.sleep(0.01)
+    note("end", number)
+
+
 @app.task(ttr=2)
 async def anap(number: int, seconds: float) -> None:
     note("start", number)
@@ -101,7 +110,7 @@ def suicide(number: int) -> None:
 
 @app.task(ttr=2)
 def hold_the_gil(number: int, seconds: float) -> None:
-    """Calls into C, each of which keeps the interpreter to itself for some hundredths of a second."""
+    """Calls into C, each of which holds the interpreter's lock for some hundredths of a second."""
     note("start", number)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -117,7 +126,7 @@ def fail(number: int) -> None:
 
 @app.task(ttr=1, max_attempts=2, backoff=0.05)
 def clutch(number: int, seconds: int) -> None:
-    """One call into C that keeps the interpreter to itself: ``PyDLL`` does not let go of the lock."""
+    """One call into C that holds the interpreter's lock: ``PyDLL`` does not release it."""
     note("start", number)
     ctypes.PyDLL(None).sleep(seconds)
     note("end", number)
@@ -125,7 +134,7 @@ def clutch(number: int, seconds: int) -> None:
 
 @app.task(timeout=0.3, max_attempts=2, backoff=0.05)
 def endless(number: int, way: str) -> None:
-    """Runs for minutes, in one of the ways in which a job can be deaf to its time limit, or not."""
+    """Runs for minutes, in a way that a time limit can or cannot interrupt."""
     note("start", number)
     if way == "told":
         while True:
@@ -148,7 +157,7 @@ async def aendless(number: int, way: str) -> None:
     if way == "told":
         await asyncio.sleep(300)
     elif way == "asleep":
-        time.sleep(300)  # noqa: ASYNC251 - the mistake that it is
+        time.sleep(300)  # noqa: ASYNC251 - blocks the loop on purpose
     elif way == "deaf":
         while True:
             with contextlib.suppress(BaseException):
@@ -159,7 +168,7 @@ async def aendless(number: int, way: str) -> None:
 
 @app.task(timeout=0.5, max_attempts=1)
 def flood(number: int) -> None:
-    """Enqueues for as long as it may, so that its time is over in the middle of a driver's call."""
+    """Enqueues as long as its time limit allows, so that the limit ends in the middle of a driver's call."""
     note("start", number)
     sent = 0
     try:
@@ -174,7 +183,7 @@ def flood(number: int) -> None:
 
 @app.task(timeout=0.5, max_attempts=1)
 async def aflood(number: int) -> None:
-    """The same, cancelled in the middle of a call."""
+    """The same, with the task cancelled in the middle of a call."""
     note("start", number)
     sent = 0
     try:
@@ -200,7 +209,7 @@ def greedy(number: int) -> None:
 
 
 class EndlessText(Exception):
-    """Its text is an endless recursion."""
+    """An exception whose text is an endless recursion."""
 
     def __str__(self) -> str:
         return repr(self)
@@ -209,7 +218,7 @@ class EndlessText(Exception):
         return str(self)
 
 
-#: what a job may raise that is no ordinary error
+#: exceptions that a job may raise and that are not ordinary errors
 EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
     "SystemExit": lambda: SystemExit(3),
     "KeyboardInterrupt": KeyboardInterrupt,
@@ -237,7 +246,7 @@ async def athrow(number: int, kind: str) -> None:
 
 @app.task
 def bulky(number: int) -> bytes:
-    """Its result is larger than any store takes, and the caller does not want one."""
+    """Its result is larger than any store takes, and is not kept."""
     note("start", number)
     result = bytes(200_000_000)
     note("end", number)
@@ -246,7 +255,7 @@ def bulky(number: int) -> bytes:
 
 @app.task(ttr=2, max_crashes=0)
 def kill_a_thread(number: int) -> None:
-    """The thread that watches over this job dies of an error of its own, once."""
+    """The thread that monitors this job ends with an error of its own, once."""
     note("start", number)
     if _diary is not None and len(read_diary(Path(_diary))) > 1:
         note("end", number)

@@ -79,7 +79,7 @@ class BeanstalkServer(Server):
 
     @property
     def connections(self) -> int:
-        """How many connections are open, not counting the one that asks."""
+        """How many connections are open, not counting this one."""
         with self.client() as client:
             return int(client.stats()["current-connections"]) - 1
 
@@ -93,7 +93,7 @@ class BeanstalkServer(Server):
 
     @contextlib.contextmanager
     def client(self) -> Iterator[BareClient]:
-        """A plain connection, behind multiq's back."""
+        """A plain connection, without multiq."""
         with contextlib.closing(BareClient(self.address)) as made:
             yield made
 

@@ -93,7 +93,7 @@ class MysqlDatabases:
         return f"mysql://{who}@{self.host}:{port or self.port}/{database}" + (f"?{options}" if options else "")
 
     def connect(self, database: str | None = None, **options: Any) -> Connection[Any]:
-        """A plain connection behind multiq's back; it commits automatically unless *options* say otherwise."""
+        """A plain connection, without multiq. It commits automatically unless *options* say otherwise."""
         place: dict[str, Any] = {"host": self.host, "port": self.port}
         if self.socket is not None:
             place["unix_socket"] = str(self.socket)
@@ -224,7 +224,7 @@ def running() -> MysqlDatabases | None:
 
 @contextlib.contextmanager
 def any_server() -> Iterator[MysqlDatabases]:
-    """The server that is already running, or else a new one; for tests that leave it as they found it."""
+    """The server that is already running, or else a new one; for tests that do not change it."""
     named = running()
     if named is not None:
         yield named

@@ -75,7 +75,7 @@ class RedisServer(Server):
 
     @property
     def listens(self) -> bool:
-        """Whether its socket takes connections. Where it may not, look first: redis-py 5 leaves its own open then."""
+        """Whether the server's socket accepts connections. If not, redis-py 5 would leave its own socket open."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(self.socket))
             return True
@@ -83,7 +83,7 @@ class RedisServer(Server):
 
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[redis.Redis]:
-        """A plain client on the UNIX socket, behind multiq's back."""
+        """A plain client on the UNIX socket, without multiq."""
         made = redis.Redis(
             unix_socket_path=str(self.socket),
             password=self.password or None,

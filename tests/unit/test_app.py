@@ -1,16 +1,20 @@
-"""Apps: what can be registered as a task, what is refused, and what an app shows of itself."""
+"""Apps: registration of tasks, errors, connections, and the repr."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import gc
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import multiq
 from multiq import ArgumentsInvalid, NameInvalid, OptionInvalid, SettingsInvalid, UrlInvalid, events
+from multiq.backend.memory import MemoryBackend
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendNotInstalled, TaskExists, TaskNotFound
 
@@ -70,8 +74,8 @@ def test_options_are_kept(app: multiq.App) -> None:
         ({"backoff": "exponential"}, OptionInvalid),
         ({"backoff": []}, OptionInvalid),
         ({"backoff": None}, OptionInvalid),
-        ({"on_success": "log"}, OptionInvalid),
-        ({"on_failure": 3}, OptionInvalid),
+        ({"middleware": "log"}, OptionInvalid),
+        ({"middleware": [3]}, ArgumentsInvalid),
         ({"unknown": 1}, multiq.OptionInvalid),
     ],
 )
@@ -89,8 +93,8 @@ def test_the_same_function_again_is_the_same_task(app: multiq.App) -> None:
 
 def test_two_functions_of_one_name_are_refused_with_both_their_places(app: multiq.App) -> None:
     first = app.task(name="work")(work)
-    places = r".*test_app\.work, and .*test_app\.pytest_raises is another"
-    with pytest.raises(TaskExists, match=rf"task 'work' is registered already by {places}"):
+    places = r".*test_app\.work, and the new task, for .*test_app\.pytest_raises, has another"
+    with pytest.raises(TaskExists, match=rf"task 'work' is already registered for {places}"):
         app.task(name="work")(pytest_raises)
     assert app.tasks == {"work": first}
 
@@ -100,7 +104,7 @@ def pytest_raises() -> None: ...
 
 def test_one_function_with_two_sets_of_options_needs_two_names(app: multiq.App) -> None:
     app.task(queue="a")(work)
-    with pytest.raises(TaskExists, match="other options: give one of them another name="):
+    with pytest.raises(TaskExists, match="other options: give one of the two tasks another name="):
         app.task(queue="b")(work)
     app.task(queue="b", name="work.b")(work)
     assert sorted(app.tasks) == ["work", "work.b"]
@@ -156,17 +160,14 @@ def test_a_function_that_would_only_seem_to_run_is_refused(app: multiq.App, func
     assert app.tasks == {}
 
 
-async def hook(_job: object, _what: object) -> None: ...
-
-
 @pytest.mark.parametrize("name", ["on_success", "on_retry", "on_failure"])
-def test_a_hook_that_would_have_to_be_awaited_is_refused(app: multiq.App, name: str) -> None:
-    options: Any = {name: hook}
-    with pytest.raises(OptionInvalid, match=f"{name} must be a plain function, as it is called and not awaited"):
+def test_a_hook_of_other_libraries_is_refused_with_what_replaces_it(app: multiq.App, name: str) -> None:
+    options: Any = {name: print}
+    with pytest.raises(OptionInvalid, match=rf"unknown task option {name}=.*: did you mean middleware=\[...\]"):
         app.task(**options)(work)
 
 
-def test_an_unknown_task_is_refused_with_those_there_are(app: multiq.App) -> None:
+def test_an_unknown_task_is_refused_with_a_list_of_the_known_ones(app: multiq.App) -> None:
     with pytest.raises(TaskNotFound, match="there is no task 'wrok' in this app; registered: none"):
         app.find_task("wrok")
     app.task(work)
@@ -225,6 +226,49 @@ def test_queues_are_made_once(app: multiq.App) -> None:
     assert repr(app.queue("a")) == "Queue('a')"
 
 
+def test_an_app_with_very_many_queue_names_keeps_only_the_queues_that_reserve(app: multiq.App) -> None:
+    reserving = app.queue("reserving")
+    reserving.enqueue(1)
+    (job,) = reserving.reserve_many(1, timeout=0)
+    late = app.queue("late")
+    one_of_many = weakref.ref(app.queue("customer"))
+    for number in range(3000):
+        app.queue(f"customer-{number}").enqueue(number)
+    gc.collect()
+    assert one_of_many() is None
+    assert app.queue("reserving") is reserving
+    job.ack()
+    assert late.reserve_many(1, timeout=0) == []
+    assert app.queue("late") is late  # its connection is closed with the app
+
+
+def reserved(queue: multiq.Queue, *, is_async: bool) -> list[Any]:
+    if is_async:
+        return [job.body for job in asyncio.run(queue.areserve_many(9))]
+    return [job.body for job in queue.reserve_many(9)]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["a thread", "a coroutine"])
+def test_a_queue_reserves_where_it_enqueues_although_the_app_was_connected_elsewhere(
+    tmp_path: Path, *, is_async: bool
+) -> None:
+    with multiq.App(f"sqlite:///{tmp_path}/one.db") as app:
+        # Given a queue on which jobs were reserved
+        queue = app.queue()
+        queue.enqueue("first")
+        assert reserved(queue, is_async=is_async) == ["first"]
+        queue.enqueue("kept")
+        # When the app uses another backend for a while, or another connection from then on
+        with app.using(MemoryBackend()):
+            queue.enqueue("in a test")
+            # Then the queue uses the same one
+            assert reserved(queue, is_async=is_async) == ["in a test"]
+        assert reserved(queue, is_async=is_async) == ["kept"]
+        app.connect(f"sqlite:///{tmp_path}/two.db")
+        queue.enqueue("second")
+        assert reserved(queue, is_async=is_async) == ["second"]
+
+
 def test_threads_that_use_an_app_first_at_once_share_one_backend() -> None:
     app = multiq.App("memory://")
     start, seen = threading.Barrier(8), []
@@ -266,7 +310,7 @@ def test_subscribing_leaves_the_function_as_it_is(app: multiq.App) -> None:
     assert app.events.listeners[events.JobLost]
 
 
-# --- a backend of one's own ---
+# --- a backend instead of a connection ---
 
 
 def test_an_app_takes_a_backend_instead_of_a_connection() -> None:
@@ -280,7 +324,7 @@ def test_an_app_takes_a_backend_instead_of_a_connection() -> None:
         assert app.backend is not backend
 
 
-def test_what_is_no_backend_is_refused_without_showing_it() -> None:
+def test_a_value_that_is_not_a_backend_is_refused_without_showing_it() -> None:
     wrong: Any = "redis://:S3CR3T@host"
     with pytest.raises(OptionInvalid, match=r"backend must be a Backend.*got a str") as caught:
         multiq.App(backend=wrong)

@@ -1,4 +1,4 @@
-"""Subscribers that are coroutines: where they run, that a job does not wait for them, and what becomes of them."""
+"""Subscribers that are coroutine functions: where they run, that jobs do not wait for them, and how they end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def drain(app: multiq.App, **options: Any) -> int:
 
 @pytest.mark.parametrize("mode", MODES)
 class TestInEachMode:
-    """Wherever jobs run."""
+    """In each mode in which jobs run."""
 
     def test_each_event_reaches_async_subscribers_before_the_worker_ends(
         self, app: multiq.App, mode: dict[str, Any]
     ) -> None:
-        # Given a subscriber that takes its time
+        # Given a slow async subscriber
         heard: list[str] = []
 
         @app.on(events.JobDone)
@@ -44,7 +44,7 @@ class TestInEachMode:
         handles = app.task(name="work")(lambda: None).enqueue_many([()] * 20)
         # When a worker runs to its end
         assert drain(app, **mode) == 0
-        # Then it has been told of all, to its own end
+        # Then the subscriber got all events, and its last call ran to its end
         assert sorted(heard) == sorted(handle.id for handle in handles)
 
     def test_the_last_event_reaches_async_subscribers(self, app: multiq.App, mode: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class TestInEachMode:
         drain(app, **mode)
         assert [type(event) for event in heard] == [events.WorkerStarted, events.WorkerStopped]
 
-    def test_its_error_is_logged_and_changes_nothing(
+    def test_an_async_subscriber_s_error_is_logged_and_changes_nothing(
         self, app: multiq.App, mode: dict[str, Any], caplog: pytest.LogCaptureFixture
     ) -> None:
         # Given subscribers that fail
@@ -73,7 +73,7 @@ class TestInEachMode:
             raise SystemExit(3)
 
         handle = app.task(name="work")(lambda: None).enqueue()
-        # When the job runs, then it is done, and both are told
+        # When the job runs, then it is done, and both subscribers were called
         assert drain(app, **mode) == 0
         assert handle.state() == State.GONE
         told = [message for message in caplog.messages if "subscriber" in message]
@@ -82,7 +82,7 @@ class TestInEachMode:
             "a subscriber of JobStarted failed; the job's fate is not affected",
         ]
 
-    def test_one_that_does_not_end_is_cancelled_at_the_worker_s_end(
+    def test_a_subscriber_that_does_not_end_is_cancelled_at_the_worker_s_end(
         self, app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         # Given a subscriber that waits for ever
@@ -98,19 +98,19 @@ class TestInEachMode:
                 raise
 
         app.task(name="work")(lambda: None).enqueue()
-        # When the worker ends, then it does end, and says so
+        # When the worker is stopped, then it ends, and logs that it cancelled the subscriber
         assert drain(app, **mode) == 0
         assert cancelled == [True]
         assert any("1 subscribers took longer than 0.1 s" in message for message in caplog.messages)
 
-    def test_all_run_on_one_loop(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_all_async_subscribers_run_on_one_loop(self, app: multiq.App, mode: dict[str, Any]) -> None:
         # Given subscribers of several kinds of events
-        loops: set[int] = set()
+        loops: set[asyncio.AbstractEventLoop] = set()
         told: list[events.JobEvent] = []
 
         async def tell(event: events.JobEvent) -> None:
             await asyncio.sleep(0)
-            loops.add(id(asyncio.get_running_loop()))
+            loops.add(asyncio.get_running_loop())
             told.append(event)
 
         app.on(events.JobStarted)(tell)
@@ -118,12 +118,12 @@ class TestInEachMode:
         app.task(name="work")(lambda: None).enqueue_many([()] * 10)
         # When jobs run
         drain(app, **mode)
-        # Then all were told on one loop
+        # Then all subscribers were called on one loop
         assert len(told) == 20
         assert len(loops) == 1
 
 
-def test_with_concurrency_it_runs_on_the_loop_of_the_jobs(app: multiq.App) -> None:
+def test_with_concurrency_a_subscriber_runs_on_the_loop_of_the_jobs(app: multiq.App) -> None:
     loops: list[asyncio.AbstractEventLoop] = []
 
     @app.task
@@ -141,7 +141,7 @@ def test_with_concurrency_it_runs_on_the_loop_of_the_jobs(app: multiq.App) -> No
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
-def test_without_it_runs_in_a_thread_of_its_own_that_ends_with_the_worker(
+def test_without_concurrency_subscribers_run_in_a_thread_that_ends_with_the_worker(
     app: multiq.App, mode: dict[str, Any]
 ) -> None:
     names: list[str] = []
@@ -156,8 +156,8 @@ def test_without_it_runs_in_a_thread_of_its_own_that_ends_with_the_worker(
     assert "multiq-events" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_a_job_does_not_wait_for_it(app: multiq.App) -> None:
-    # Given a subscriber that only goes on when the job after it has run
+def test_a_job_does_not_wait_for_an_async_subscriber(app: multiq.App) -> None:
+    # Given a subscriber that waits until the next job has run
     ran, heard = threading.Event(), list[bool]()
 
     @app.on(events.JobDone)
@@ -166,12 +166,12 @@ def test_a_job_does_not_wait_for_it(app: multiq.App) -> None:
 
     app.task(name="first")(lambda: None).enqueue()
     app.task(name="second")(ran.set).enqueue()
-    # Then no call waits for another one
+    # Then no call of the subscriber waits for another call
     drain(app)
     assert heard == [True, True]
 
 
-def test_everything_that_is_a_coroutine_function_counts_as_one(app: multiq.App) -> None:
+def test_every_kind_of_coroutine_function_is_an_async_subscriber(app: multiq.App) -> None:
     heard: list[str] = []
 
     class Teller:
@@ -190,10 +190,10 @@ def test_everything_that_is_a_coroutine_function_counts_as_one(app: multiq.App) 
     assert sorted(heard) == ["method", "object", "partial"]
 
 
-def test_one_that_is_slower_than_the_jobs_does_not_fill_the_memory(
+def test_a_subscriber_that_is_slower_than_the_jobs_does_not_fill_the_memory(
     app: multiq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Given room for three, and a subscriber that is stuck until the end
+    # Given room for three events, and a subscriber that does not return until the end
     monkeypatch.setattr(async_subscribers, "MAX_PENDING", 3)
     monkeypatch.setattr("multiq.worker.processes.process._LAST_EVENTS", 0.1)
     heard: list[str] = []
@@ -204,14 +204,14 @@ def test_one_that_is_slower_than_the_jobs_does_not_fill_the_memory(
         await asyncio.Event().wait()
 
     app.task(name="work")(lambda: None).enqueue_many([()] * 50)
-    # When many jobs run, then it is told of three, and that there are others is told once
+    # When many jobs run, then the subscriber gets three events, and the log reports once that others were dropped
     drain(app)
     assert len(heard) == 3
-    assert sum("one is too slow" in message for message in caplog.messages) == 1
+    assert sum("a subscriber is too slow" in message for message in caplog.messages) == 1
 
 
 def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:
-    # Given events that were told on a loop of this process
+    # Given an event whose subscriber ran on a loop of this process
     told, heard = events.Events(), list[int]()
 
     async def tell(event: events.Event) -> None:
@@ -219,7 +219,7 @@ def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:
 
     told.subscribe(events.JobLost, tell)
     told.emit(events.JobLost(queue="q", job_id="1"))
-    # When a forked child has one, too, then it is told there
+    # When a forked child emits an event, then the subscriber runs in the child
     pid = os.fork()
     if pid == 0:
         heard.clear()
@@ -227,7 +227,7 @@ def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:
         told.finish(5)
         os._exit(0 if heard == [os.getpid()] else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    # And ours still works
+    # And the loop of this process still works
     told.emit(events.JobLost(queue="q", job_id="3"))
     told.finish(5)
     assert heard == [os.getpid()] * 2

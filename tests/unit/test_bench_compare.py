@@ -1,4 +1,4 @@
-"""Comparing two runs: what is called a regression, and what is not."""
+"""The comparison of two runs: which changes are reported as regressions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multiq.bench.compare import Comparison, ReportsDiffer, Row, Verdict, compar
 from multiq.bench.report import Report, Violation
 
 replaced = msgspec.structs.replace
-report = partial(made, targets=TARGETS[::3])  # redis and sqlite: half the work of judging all four
+report = partial(made, targets=TARGETS[::3])  # redis and sqlite are half the work of judging all four
 
 
 def verdicts(comparison: Comparison, workload: str, metric: str) -> set[Verdict]:
@@ -22,7 +22,7 @@ def verdicts(comparison: Comparison, workload: str, metric: str) -> set[Verdict]
 
 
 def alone(seed: int, noise: float = 1.0) -> Report:
-    """A run of one backend: much quicker to judge."""
+    """Return a run of one backend, which takes less time to compare."""
     return report(seed=seed, noise=noise, targets=TARGETS[:1])
 
 
@@ -42,7 +42,7 @@ def test_two_runs_of_one_build_show_no_difference(noise: float) -> None:
         found = compare(alone(seed, noise), alone(seed + 1, noise))
         alarms += found.regressed
         assert found.regressed or found.summary().startswith(("no difference", "cannot tell")) or found.count("better")
-    assert alarms <= 1  # one in twenty is what is promised; with these seeds it is always the same
+    assert alarms <= 1  # One false alarm in twenty is allowed. The seeds are fixed.
 
 
 @pytest.mark.long
@@ -87,7 +87,7 @@ def test_one_repeat_allows_no_verdict_on_a_measured_figure() -> None:
     assert row.ratio < 0.3
 
 
-def test_repeats_that_spread_cannot_tell() -> None:
+def test_repeats_with_a_large_spread_allow_no_verdict() -> None:
     found = compare(report(seed=1, noise=12, repeats=3), report(seed=2, noise=12, repeats=3))
     assert row_of(found, "latency", "pickup p99").verdict == "cannot tell"
     assert row_of(found, "latency", "pickup p99").why == "its repeats spread too far"
@@ -117,7 +117,7 @@ def test_informative_and_unknown_figures_are_not_judged() -> None:
 
 
 @pytest.mark.long
-def test_one_wild_repeat_proves_nothing() -> None:
+def test_one_outlying_repeat_is_not_a_regression() -> None:
     after = report(seed=2)
     once = iter([1.9])
     after = with_figure(after, "drain", "client CPU", lambda value: value and value * next(once, 1.0))
@@ -143,7 +143,7 @@ def with_figure(old: Report, workload: str, metric: str, change: Any) -> Report:
 # --- uncertain figures -----------------------------------------------------------------------------------
 
 
-def test_a_drain_that_is_four_times_slower_in_two_repeats_is_not_no_difference() -> None:
+def test_a_drain_that_is_four_times_slower_in_two_repeats_is_not_reported_as_no_difference() -> None:
     quarter = report(seed=2, repeats=2, noise=3, factors={("drain", "drained"): 0.25})
     found = compare(report(seed=1, repeats=2, noise=3), quarter)
     assert {"worse", "cannot tell"} >= verdicts(found, "drain", "drained")
@@ -155,7 +155,7 @@ def test_a_drain_that_is_four_times_slower_in_two_repeats_is_not_no_difference()
     assert ("drain", "drained") in looks_worse
 
 
-def test_everything_a_tenth_slower_in_five_repeats_is_not_no_difference() -> None:
+def test_everything_a_tenth_slower_in_five_repeats_is_not_reported_as_no_difference() -> None:
     old = report(seed=1)
     slower = {
         (workload.name, metric.name): 1 / 1.1 if metric.better == "higher" else 1.1
@@ -169,7 +169,7 @@ def test_everything_a_tenth_slower_in_five_repeats_is_not_no_difference() -> Non
     assert not [caveat for caveat in found.caveats if "repeats" in caveat]
 
 
-def test_no_difference_is_said_of_all_figures_or_not_at_all() -> None:
+def test_no_difference_is_reported_for_all_figures_or_for_none() -> None:
     old, new = only(report(seed=1), "settle"), only(report(seed=2), "settle")
     found = compare(old, new, threshold=0.5)
     assert (found.is_unsure, found.count("cannot tell")) == (False, 0)
@@ -185,7 +185,7 @@ def test_no_difference_is_said_of_all_figures_or_not_at_all() -> None:
 def test_figures_that_look_worse_are_shown_though_uncertain() -> None:
     found = compare(report(seed=1, repeats=1), report(seed=2, repeats=1, factors={("drain", "drained"): 0.2}))
     suspects = [(row.workload, row.metric.name) for row in found.suspects()]
-    assert suspects[0] == ("drain", "drained")  # the worst
+    assert suspects[0] == ("drain", "drained")  # the worst figure comes first
     assert len(suspects) < found.count("cannot tell")
     assert found.changes() == []
 
@@ -228,7 +228,7 @@ def test_other_parameters_and_other_durability_are_refused() -> None:
     )
 
 
-def test_nothing_in_common_is_refused_even_then() -> None:
+def test_runs_without_a_common_figure_are_never_compared() -> None:
     with pytest.raises(ReportsDiffer, match="no figure in common"):
         compare(report(targets=TARGETS[:1]), report(targets=TARGETS[1:]), anyway=True)
 
@@ -270,7 +270,7 @@ def test_a_slower_machine_does_not_explain_more_commands() -> None:
 @pytest.mark.long
 def test_false_alarms_are_as_rare_as_promised_where_nothing_changed() -> None:
     found = [compare(alone(seed), alone(seed + 1), threshold=0.0) for seed in range(100, 140, 2)]
-    assert sum(comparison.regressed for comparison in found) <= 2  # of 20, with no threshold to help
+    assert sum(comparison.regressed for comparison in found) <= 2  # at most 2 of 20 comparisons may be false alarms
 
 
 @pytest.mark.long
@@ -280,15 +280,15 @@ def test_a_comparison_is_a_document() -> None:
 
 
 @pytest.mark.long
-def test_a_figure_that_the_new_run_does_not_have_is_not_no_difference() -> None:
-    # Given two runs that are all alike, but that one has no figure of a workload that it ran
+def test_a_figure_that_the_new_run_does_not_have_is_not_reported_as_no_difference() -> None:
+    # Given two equal runs, of which one lacks a figure of a workload
     old, new = report(noise=0.05), report(noise=0.05)
     assert not compare(old, new).is_unsure
     for result in new.results:
         if (result.workload, result.target) == ("drain", "redis"):
             for sample in result.samples:
                 sample.metrics["drained"] = None
-    # When they are compared, then that is said, and not that there is no difference
+    # When they are compared, then the missing figure is reported, and not "no difference"
     comparison = compare(old, new)
     assert comparison.is_unsure
     assert comparison.missing == ["redis drain: drained, jobs/s"]

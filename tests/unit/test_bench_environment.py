@@ -1,4 +1,4 @@
-"""The machine that a run was on, and how calm it was."""
+"""The report's data on the machine, and on how busy it was during a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Machine:
-    """What the meter sees of a machine: how long its work takes, what is stolen, its load."""
+    """A simulated machine: how long work takes on it, its stolen time, and its load."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.004
@@ -28,7 +28,7 @@ class Machine:
         monkeypatch.setattr(psutil, "cpu_times", self._times)
 
     def run(self, meter: Meter, *slowness: float) -> list[float]:
-        """Repeats, each on a machine as many times slower than at its best."""
+        """Run repeats, each of them slower than the fastest one by this factor."""
         calms = []
         for times in slowness:
             before = meter.read()
@@ -43,7 +43,7 @@ class Machine:
 
 
 class Times(NamedTuple):
-    """Of all cores since the start, as far as is looked at."""
+    """Part of the result of ``psutil.cpu_times``."""
 
     others: float
     steal: float

@@ -1,4 +1,4 @@
-"""The page of a run: whole, on its own, and safe whatever a server or a URL is called."""
+"""The HTML page of a run: complete, without external files, and safe for any name of a server or URL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VIOLATIONS = {
 
 
 class Page(HTMLParser):
-    """What a browser would make of it. Complains of a tag that is never closed, or never opened."""
+    """Parses a page as a browser does. Fails if a tag is not closed or not opened."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def test_a_run_without_results_is_a_page_too() -> None:
 
 
 @pytest.mark.long
-def test_more_contestants_than_colours_still_have_one() -> None:
+def test_more_targets_than_colours_still_have_one() -> None:
     many = [Target(replaced(TARGETS[0].target, name=f"redis {number}"), 1.0) for number in range(COLOURS + 2)]
     text = page(report(targets=many, repeats=1, has_histograms=True))
     assert f"redis {COLOURS + 1}" in Page(text).text

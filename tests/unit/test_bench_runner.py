@@ -1,4 +1,4 @@
-"""The order of a run, its estimate, and what becomes of work that cannot be done."""
+"""The bench's runner: the order of a run, its estimated time, and workloads that fail or cannot run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def options(*workloads: Workload, repeats: int = 2) -> runner.Options:
 def go(
     folder: Path, *workloads: Workload, names: tuple[str, ...] = ("memory",)
 ) -> tuple[Report, list[tuple[str, str]]]:
-    """A run, and what it told meanwhile."""
+    """Make a run. Returns the report and the reported progress."""
     told: list[tuple[str, str]] = []
     servers, run_logs = folder / "servers", folder / "run_logs"
     servers.mkdir()
@@ -85,7 +85,7 @@ def go(
 # --- the order -------------------------------------------------------------------------------------------
 
 
-def test_the_second_repeat_of_anything_comes_after_the_first_of_everything() -> None:
+def test_the_second_repeat_of_a_workload_comes_after_the_first_repeat_of_all_workloads() -> None:
     steps = [(step.workload.name, step.variant.name) for step in runner.steps(options(Tiny(), Twice()))]
     assert steps == [
         ("tiny", "a"), ("tiny", "b"), ("twice", "a"), ("twice", "a"), ("twice", "b"), ("twice", "b"),
@@ -93,7 +93,7 @@ def test_the_second_repeat_of_anything_comes_after_the_first_of_everything() -> 
     ]  # fmt: skip
 
 
-def test_contestants_take_turns_in_being_first(tmp_path: Path) -> None:
+def test_targets_take_turns_in_being_first(tmp_path: Path) -> None:
     report, told = go(tmp_path, Tiny(), names=("memory", "memory"))
     work = [(what, who) for what, who in told if what.startswith("Tiny")]
     assert work == [
@@ -108,7 +108,7 @@ def test_contestants_take_turns_in_being_first(tmp_path: Path) -> None:
     assert [sample.metrics for sample in report.results[0].samples] == [{"done": 3.0}] * 2
 
 
-def test_an_estimate_counts_repeats_and_contestants() -> None:
+def test_an_estimate_counts_repeats_and_targets() -> None:
     one = runner.estimate(options(Tiny()), 1)
     assert one == 1.0 + 2 * 1.0 + 10.0
     assert runner.estimate(options(Tiny()), 3) == 3 * one
@@ -136,7 +136,7 @@ def test_work_that_fails_is_a_violation_and_the_run_goes_on(tmp_path: Path) -> N
     report, _ = go(tmp_path, Broken(), Twice())
     broken = {violation.kind: violation for result, violation in report.violations if result.workload == "tiny"}
     assert broken["failed"].example == "ArgumentsInvalid: no such thing"
-    assert "lost" not in broken  # its jobs were still in the store
+    assert "lost" not in broken  # the jobs of this workload were still in the store
     assert [len(result.samples) for result in report.results if result.workload == "twice"] == [4, 2]
 
 
@@ -168,10 +168,10 @@ def sleeps(_app: BenchApp, go: Callable[[], None]) -> None:
     [
         (fails, "ArgumentsInvalid: not like this"),
         (dies, "ended before it sent its result"),
-        (sleeps, "sent no result within 1 s"),
+        (sleeps, "must answer within 1 s, got no answer"),
     ],
 )
-def test_a_hand_that_cannot_do_its_work_says_why(
+def test_a_process_that_cannot_do_its_work_reports_why(
     tmp_path: Path, function: Callable[[BenchApp, Callable[[], None]], None], last_words: str
 ) -> None:
     with RunProcesses(f"sqlite:///{tmp_path}/jobs.db", are_processes=True) as processes:

@@ -1,4 +1,4 @@
-"""A run, and two compared, as text on a terminal."""
+"""The tables of a run, and of two compared runs, on a terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def renamed(name: str) -> list[Target]:
         (41003.4, "41,003"),
     ],
 )
-def test_a_number_has_about_three_digits_that_count(value: float, text: str) -> None:
+def test_a_number_has_about_three_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
@@ -106,7 +106,7 @@ def test_a_noisy_machine_is_reported() -> None:
 
 
 @pytest.mark.long
-def test_nothing_that_a_terminal_would_act_on_comes_through() -> None:
+def test_no_terminal_code_comes_through() -> None:
     evil = report(targets=renamed("re\x1b[31mdis\u202e"))
     for renderable in (render(evil), render_comparison(compare(evil, evil))):
         text = "".join(lines(renderable))

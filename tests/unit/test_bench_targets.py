@@ -1,4 +1,4 @@
-"""Who may run: names, URLs, backends without a bench, and what cannot be had."""
+"""The bench's targets: names, URLs, backends without a bench, and targets that are missing."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def test_a_url_that_cannot_be_used_is_reported_before_anything_starts(tmp_path: 
         pytest.fail("it began")
 
 
-def test_nothing_durable_is_measured_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_durable_store_is_measured_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "is_volatile", lambda _: True)
     with pytest.raises(FolderVolatile, match="TMPDIR=/var/tmp"), open_targets(["sqlite"], "durable", tmp_path):
         pytest.fail("it began")
     with open_targets([f"sqlite:///{tmp_path}/theirs.db"], "durable", tmp_path):
-        pass  # as it is set, which is theirs to know
+        pass  # opens the backend with the user's own settings
     with open_targets(["sqlite"], "fast", tmp_path):
         pass
 

@@ -1,4 +1,4 @@
-"""The bench's verification: every kind of violation, from a run log written by hand, and runs without one."""
+"""The bench's verification: every kind of violation, and correct runs, from run logs written by hand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_job_that_is_handed_out_when_the_queue_is_emptied_is_not_lost() -> Non
     assert (result.enqueued, result.finished, result.runs) == (3, 3, 1)
 
 
-def test_half_lost_and_the_others_doubled_are_both() -> None:
+def test_lost_jobs_are_reported_although_others_are_doubled() -> None:
     emptied = array("q", [0, 2, 4, 0, 2, 4])
     wrong = found(Evidence(sent=[Sent(0, 4, 0, 1), Sent(4, 2, 0, 1)], runs=[], emptied=emptied))
     assert (wrong["lost"].count, wrong["doubled"].count) == (3, 3)
@@ -195,7 +195,7 @@ def test_work_that_could_not_be_done_has_failed() -> None:
 # --- the run log -----------------------------------------------------------------------------------------
 
 
-def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
+def test_a_run_log_is_read_while_it_is_written(tmp_path: Path) -> None:
     run_logs = RunLogs(tmp_path)
     assert run_logs.look() == []
     run_log = RunLog(tmp_path, capacity=10)
@@ -215,7 +215,7 @@ def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
     run_logs.close()
 
 
-def test_a_journal_that_is_full_says_so(tmp_path: Path) -> None:
+def test_a_full_run_log_is_reported(tmp_path: Path) -> None:
     run_log = RunLog(tmp_path, capacity=1)
     run_log.begin(1, 1)
     with pytest.raises(RunLogFull, match="at most 1 runs were expected, but job 2 begins one more"):

@@ -1,4 +1,4 @@
-"""A process is signalled only if its number is surely still its own."""
+"""A process is signalled only if its pid certainly belongs to it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 from multiq.worker.processes.reload import is_child
 
 
-def test_a_child_is_one_until_it_was_waited_for() -> None:
+def test_a_process_counts_as_a_child_until_it_is_reaped() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert is_child(process.pid)
     process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert is_child(process.pid)  # dead, and its number is no other's
+    assert is_child(process.pid)  # it is dead, but its pid is not reused yet
     process.communicate()
     assert not is_child(process.pid)
 

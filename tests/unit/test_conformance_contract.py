@@ -1,4 +1,4 @@
-"""The suite and the contract: each names all of the other."""
+"""The suite has a test for each paragraph of the contract, and each test names a paragraph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC_FILES = Path(__file__, "../../../multiq/conformance/topics").resolve()
 
 
 def all_tests() -> Iterator[tuple[str, object]]:
-    """Each test of the suite, with its name."""
+    """Return each test of the suite, with its name."""
     for topic in TOPICS:
         for name, value in vars(topic).items():
             if name.startswith("test_"):

@@ -1,4 +1,4 @@
-"""The suite against an honest backend with all the gaps that a store can have: nothing is asked of it but honesty."""
+"""The suite accepts a backend that has all possible gaps and declares them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from multiq.backend import Abandon, GiveBack, Page, Release, State
 from multiq.backend.capabilities import Capabilities, Gap
-from multiq.backend.memory import MemoryBackend, MemoryConsumer
+from multiq.backend.memory import MemoryConsumer, MemoryJobs
 from multiq.conformance import ManualHarness, Report
 from multiq.conformance.runner import run_harness
 from multiq.errors import LeaseLost, PayloadTooLarge
@@ -26,7 +26,8 @@ MIN_TTR = 3.0
 
 
 class PoorConsumer(MemoryConsumer):
-    """Its leases end with it, it keeps no reasons, and cannot take a reservation back."""
+    """A consumer whose leases end when it is closed, that stores no reasons, and that cannot give a reservation
+    back."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -57,8 +58,8 @@ class PoorConsumer(MemoryConsumer):
             self._store.changed.notify_all()
 
 
-class PoorBackend(MemoryBackend):
-    """As little as a store can offer: whole seconds, short bodies, ids of its own, a look at the head of a queue."""
+class PoorBackend(MemoryJobs):
+    """A backend with few capabilities: whole seconds, short bodies, its own ids, and a view of the first job only."""
 
     declared: ClassVar[Capabilities] = Capabilities(
         backend="poor",
@@ -79,6 +80,8 @@ class PoorBackend(MemoryBackend):
         stable_ids=Gap("never", "the store gives a rescheduled job a new number"),
         portable_leases=Gap("never", "a lease is its connection's own"),
         fenced_late=Gap("cannot today", "the driver looks at its own clock"),
+        memos=Gap("never", "the store keeps a job as it was put"),
+        outcomes=Gap("never", "the store forgets a job that is done"),
     )
     numbers: ClassVar[itertools.count[int]] = itertools.count(1)
 
@@ -121,7 +124,7 @@ class PoorHarness(ManualHarness):
 
 
 def poorly(verdict: Verdict) -> Verdict:
-    """A verdict as such a store understands it."""
+    """Return a verdict with what such a store supports."""
     match verdict:
         case GiveBack(lease=lease, delay=delay):
             return Release(lease, math.ceil(delay))
@@ -167,7 +170,7 @@ def test_where_a_power_is_missing_its_counterpart_is_tried(report: Report) -> No
 
 
 class LyingBackend(PoorBackend):
-    """Has the same gaps, and does not say so."""
+    """Has the same gaps, and does not declare these."""
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         return Page([], None)
@@ -180,4 +183,4 @@ class LyingHarness(PoorHarness):
 
 def test_an_empty_list_in_place_of_a_refusal_is_found_out() -> None:
     report = run_harness(LyingHarness, select=["that_cannot_be_listed"])
-    assert [row.outcome for row in report.rows] == ["failed"] * 4
+    assert [row.outcome for row in report.rows] == ["failed"] * 4 + ["refused"]  # no held jobs

@@ -1,4 +1,4 @@
-"""The suite against an honest backend whose queues have no one order: nothing but order is refused."""
+"""The suite accepts a backend without ``total_order`` that declares this gap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiq.backend import State
     from multiq.backend.memory import Job
 
-SEEDS = range(2)  # an order that is right by chance is not right twice
+SEEDS = range(2)  # with two seeds, the order is not right by chance
 
 
 class ShuffledQueue(JobQueue):
@@ -26,11 +26,11 @@ class ShuffledQueue(JobQueue):
 
     chance: ClassVar[random.Random]
 
-    def take(self, now: int, token: str) -> Job | None:
+    def take(self, now: int, token: str, *, with_gates: bool = True) -> Job | None:
         live = [entry for entry in self._ready if entry[3].stamp == entry[2]]
         self.chance.shuffle(live)
         self._ready = [] if self.paused_until > now else live[:1]
-        job = super().take(now, token)
+        job = super().take(now, token, with_gates=with_gates)
         self._ready = live if job is None else live[1:]
         heapq.heapify(self._ready)
         return job

@@ -1,4 +1,4 @@
-"""The suite as a driver's author meets it: a test file somewhere else, run by a pytest of their own."""
+"""The suite as a driver's author uses it: in a test file outside of this repository, run by a separate pytest."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestCapabilities(CapabilitiesTests):
 
 
 def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A pytest that is as strict as it can be, in a folder with one test file."""
+    """Run pytest with its strictest options, in a folder with one test file."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers --strict-config\nfilterwarnings = error\n")
     (folder / "test_acme.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
@@ -66,7 +66,7 @@ def test_a_refused_test_is_skipped_with_the_kind_of_gap_and_its_reason(tmp_path:
 def test_a_topic_that_was_left_out_leaves_a_claim_unproved(tmp_path: Path) -> None:
     # Given a driver's test file that has two topics only
     done = run_pytest(tmp_path, BY_HAND)
-    # Then what it has passes, but for the test that misses the rest
+    # Then its tests pass, except the one that reports the missing topics
     assert done.returncode == 1
     assert "1 failed" in done.stdout
     assert "test_every_claimed_power_has_its_tests_in_this_run" in done.stdout

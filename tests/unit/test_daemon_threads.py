@@ -1,4 +1,4 @@
-"""Threads that the system refuses (a limit of processes): jobs wait for them, and are not lost."""
+"""The system refuses to start threads, as at a process limit: jobs wait for a thread, and are not lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from multiq.worker.execution.daemon_threads import DaemonThreads
 
 
 class Refusals:
-    """How many threads of pools the system still refuses."""
+    """The number of threads that the simulated system still refuses to a pool."""
 
     left = 0
 
@@ -31,7 +31,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
             super().start()
 
     class Module:
-        """As ``threading``, for the pools alone."""
+        """The module ``threading``, as the pools see it."""
 
         Lock = threading.Lock
 
@@ -93,7 +93,7 @@ def test_a_refusal_is_tried_again_once_a_second_however_many_jobs_wait(refusals:
 
     @app.task
     async def coroutine() -> None:
-        """Its end makes room, and so has the jobs that wait tried."""
+        """When this job ends, the waiting jobs are tried again."""
 
     plain.enqueue_many([(number,) for number in range(20)])
     coroutine.enqueue_many([()] * 20)
@@ -131,13 +131,13 @@ def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> N
     waiting = [pool.submit(int) for _ in range(3)]
     begun.wait(10)  # both threads make calls of the job
     assert not any(each.done() for each in waiting)
-    # When it has ended
+    # When the job has ended
     job.is_over = True
     pool.write_off()
-    # Then those of others are made, and its own that had not begun are not
+    # Then the calls of other jobs are made, and its own calls that had not begun are not
     assert [each.result(10) for each in waiting] == [0, 0, 0]
     assert [each.cancelled() for each in left] == [False, False, True, True]
-    # And when those that ran have ended, their threads end, too, and the pool has as many as before
+    # And when its running calls have ended, their threads end, too, and the pool has as many threads as before
     go.set()
     assert [each.result(10) for each in left[:2]] == [True, True]
     barrier = threading.Barrier(2)
@@ -146,7 +146,7 @@ def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> N
 
 
 def test_a_thread_that_has_just_taken_an_ended_job_s_call_delays_no_other_call() -> None:
-    # Given, time and again, a job that ends while threads are about to make its calls
+    # Given many jobs, each of which ends while threads are about to make its calls
     for _ in range(300):
         pool, go = DaemonThreads(2, "pool"), threading.Event()
         job = JobTasks()

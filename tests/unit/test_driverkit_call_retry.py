@@ -1,4 +1,4 @@
-"""The policy by which drivers repeat failed calls: what follows each failure, on a clock of its own."""
+"""The policy by which drivers repeat failed calls, on a simulated clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 
 def pauses_until_the_end(attempts: Attempts, clock: Clock, failure: Failure) -> list[float]:
-    """All pauses of a call of which each attempt fails like this, and takes no time."""
+    """Return all pauses of a call whose attempts take no time and all fail in this way."""
     pauses = []
     while (pause := attempts.next_pause(failure)) is not None:
         clock.now += pause
@@ -89,7 +89,7 @@ def test_pauses_double_up_to_the_longest_and_are_randomised(clock: Clock, failur
     assert bounds[-1] == longest
     for bound, pauses in zip(bounds, zip(*calls, strict=True), strict=True):
         assert all(0.2 * bound <= pause <= bound for pause in pauses)
-        assert len(set(pauses)) > 1  # clients that failed together come back one after the other
+        assert len(set(pauses)) > 1  # so that clients that failed at the same time do not retry at the same time
         assert max(pauses) > 0.8 * bound
         assert min(pauses) < 0.4 * bound
 
@@ -109,7 +109,7 @@ def test_no_pause_passes_the_deadline(clock: Clock, failure: Failure, seed: int)
     pauses = pauses_until_the_end(Attempts(deadline, has_failover=True, clock=clock), clock, failure)
     assert pauses
     assert clock.now < deadline
-    assert deadline - clock.now <= 0.25  # and the last attempt is no earlier than the longest pause before it
+    assert deadline - clock.now <= 0.25  # the last attempt is at most the longest pause before the deadline
 
 
 @pytest.mark.parametrize("failure", Failure)

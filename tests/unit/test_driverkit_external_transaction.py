@@ -11,7 +11,7 @@ from multiq.errors import BackendTimeout, JobNotFound, MultiqError, OptionInvali
 
 
 class _Wrapped(Exception):
-    """As SQLAlchemy's: the driver's error is its ``orig``."""
+    """An error like SQLAlchemy's, which has the driver's error as ``orig``."""
 
     def __init__(self, orig: Exception) -> None:
         super().__init__("wrapped")

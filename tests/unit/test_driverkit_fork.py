@@ -1,4 +1,4 @@
-"""Forks: how objects find out that they are in a child, and what the hooks promise them there."""
+"""Forks: objects notice that they are in a child, and hooks run in the parent or the child as registered."""
 
 from __future__ import annotations
 
@@ -131,11 +131,46 @@ def test_hooks_run_on_the_right_side_of_the_fork() -> None:
     assert calls == ["before", "in parent"]
 
 
+def test_a_fork_waits_for_an_import_and_runs_the_hooks_that_it_registers() -> None:
+    calls: list[str] = []
+    is_held, fork_has_begun = threading.Event(), threading.Event()
+
+    # given a thread that imports a driver
+    def import_driver() -> None:
+        with forks.opening:
+            is_held.set()
+            fork_has_begun.wait()
+            forks.register(
+                before=lambda: calls.append("before"),
+                in_parent=lambda: calls.append("in parent"),
+                in_child=lambda: calls.append("in child"),
+            )
+
+    thread = threading.Thread(target=import_driver)
+    thread.start()
+    is_held.wait()
+    os.register_at_fork(before=fork_has_begun.set)  # noqa: TID251 - runs as the first hook, before the wait
+
+    # when the process forks
+    def in_child() -> None:
+        assert calls == ["before", "in child"]
+        with forks.opening:
+            pass
+
+    assert ended_well(fork(in_child))
+
+    # then each hook has run once
+    thread.join()
+    assert calls == ["before", "in parent"]
+    assert ended_well(fork(lambda: None))
+    assert calls == ["before", "in parent"] * 2
+
+
 # --- PerProcess ---
 
 
 class Shared:
-    """What all users of one store share in a process."""
+    """An object that all users of one store share in a process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -165,5 +200,5 @@ def test_child_has_a_shared_object_of_its_own() -> None:
         assert shared.of("place") is not ours
         assert not shared.of("place").lock.locked()
 
-    with ours.lock:  # as if another thread had it at the fork
+    with ours.lock:  # as if another thread had the lock at the fork
         assert ended_well(fork(look))

@@ -61,7 +61,7 @@ def test_notification_releases_each_listener_once() -> None:
     one, two = _held_lock(), _held_lock()
     with notifier.listening(one), notifier.listening(two):
         notifier.notify()
-        notifier.notify()  # would release an unlocked lock, which is an error
+        notifier.notify()  # a second release of the listener's lock would raise an error
         assert one.acquire(timeout=_GUARD)
         assert two.acquire(timeout=_GUARD)
     assert notifier.notifications == 2
@@ -85,7 +85,7 @@ def _poller(pause: float = 0.001) -> SharedPoller:
 
 def _asleep(poller: SharedPoller, queues: Sequence[str], poll: Callable[[Sequence[str]], Found]) -> threading.Thread:
     """A consumer that waits for *queues* in a thread of its own, until it is woken."""
-    until = time.monotonic() + 2 * _GUARD  # its end by time would be taken for a wake-up, if it came before the guard's
+    until = time.monotonic() + 2 * _GUARD  # later than the guard, so that the timeout does not look like a wake-up
     thread = threading.Thread(target=poller.sleep, args=(queues, poller.notifications, until, poll), daemon=True)
     before = poller.waiting
     thread.start()
@@ -112,7 +112,7 @@ def test_one_poll_is_for_the_queues_of_all_waiting_consumers() -> None:
     one = _asleep(poller, ["a"], poll)
     two = _asleep(poller, ["b", "c"], never)
     _until(lambda: ["a", "b", "c"] in polled)
-    # work in a queue of the other consumer wakes that one, and the first goes on
+    # A job in the other consumer's queue wakes that consumer. The first consumer continues to wait.
     has_work.set()
     two.join(_GUARD)
     assert not two.is_alive()
@@ -140,7 +140,7 @@ def test_another_consumer_takes_over_when_the_polling_one_leaves() -> None:
     other = _asleep(poller, ["b"], _nothing)
     leave.set()
     thread.join(_GUARD)
-    other.join(_GUARD)  # it returns, so that its caller sleeps again, and polls
+    other.join(_GUARD)  # The wait returns, so its caller waits again, and polls.
     assert not other.is_alive()
     polls = iter([Found((), 0.0), Found({"b"}, 0.0)])
     poller.sleep(["b"], 0, time.monotonic() + _GUARD, lambda _: next(polls))
@@ -168,7 +168,7 @@ def test_wait_ends_in_time() -> None:
 
 def test_poll_is_made_when_time_may_have_brought_a_job() -> None:
     poller = _poller(pause=_GUARD)
-    poller.pause.first = 0.001  # the first poll comes at once, and says that a job is due in a moment
+    poller.pause.first = 0.001  # the first poll comes at once, and returns that a job is due soon
     polls = iter([Found((), 0.001), Found({"q"}, _GUARD)])
 
     def poll(_queues: Sequence[str]) -> Found:

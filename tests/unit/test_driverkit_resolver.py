@@ -1,4 +1,4 @@
-"""Names that are resolved late or never: a call ends at its deadline, on each backend with servers.
+"""Host names that are resolved late or never: a call ends at its deadline, on each backend with servers.
 
 The system's resolver cannot be slowed down for a test, so ``socket.getaddrinfo`` is replaced by one that can.
 """
@@ -54,7 +54,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowResolver]:
     slow.go.set()
 
 
-# each test has ports of its own: an answer to the question of the test before would do for it, too
+# Each test has ports of its own. Otherwise it could get the answer to the query of the test before.
 
 
 @pytest.mark.parametrize(("port", "url"), list(enumerate(URLS, 10)))
@@ -68,15 +68,15 @@ def test_slow_name_is_a_timeout(slow: SlowResolver, url: str, port: int) -> None
 
 @pytest.mark.parametrize(("port", "url"), list(enumerate(URLS, 20)))
 def test_slow_name_is_resolved_once_for_all_waiting_calls(slow: SlowResolver, url: str, port: int) -> None:
-    # Given calls that did not wait long enough
+    # Given calls that have timed out before the name is resolved
     url = url.format(f"{NAME}:{port}")
     for _ in range(3):
         with open_backend(f"{url}?timeout=0.1") as backend, pytest.raises(BackendTimeout):
             backend.stats("mail")
     assert slow.asked == 1
-    # When the answer comes while another one waits
+    # When the name is resolved while another call waits
     threading.Timer(0.2, slow.go.set).start()
-    # Then that one uses it, and finds no server there
+    # Then that call uses the address, where no server listens
     with open_backend(f"{url}?timeout=5") as backend, pytest.raises(BackendUnavailable) as caught:
         backend.stats("mail")
     assert "DNS" not in str(caught.value)
@@ -92,7 +92,7 @@ def test_unknown_name_is_unavailable(url: str) -> None:
 
 
 def test_forked_child_resolves_for_itself(slow: SlowResolver) -> None:
-    # Given a parent in whose thread a name is looked up
+    # Given a parent process with a thread that resolves a name
     with pytest.raises(resolver.NameTimeoutError):
         resolver.resolve(NAME, 4, time.monotonic() + 0.1)
     pid = os.fork()

@@ -1,4 +1,4 @@
-"""The spin before a blocking read: received when it is there, and tried less often after misses."""
+"""The spin before a blocking read: data is received as soon as it is there, and spins become rarer after misses."""
 
 from __future__ import annotations
 

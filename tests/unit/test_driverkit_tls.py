@@ -1,4 +1,4 @@
-"""The handshake with a server that is silent: its deadline, and forks meanwhile."""
+"""The TLS handshake with a server that does not reply: its deadline, and forks meanwhile."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_fork_does_not_wait_for_a_silent_server(ends: tuple[socket.socket, socke
 
     thread = threading.Thread(target=shake_hands)
     thread.start()
-    assert theirs.recv(1) == b"\x16"  # its hello has been sent
-    # When the process forks, then neither it nor its child waits for the end of that
+    assert theirs.recv(1) == b"\x16"  # the client hello has been sent
+    # When the process forks, then neither the process nor its child waits for the end of the handshake
     assert ended_well(fork(lambda: tls_context(None, None, None, skip_verification=False)))
     assert thread.is_alive()
     theirs.close()

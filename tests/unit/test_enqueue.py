@@ -1,4 +1,4 @@
-"""Enqueues that went wrong: what is told of each job, and what a repetition sends."""
+"""Failed enqueues: what the error says about each job, and what a repetition sends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def do(what: str) -> None:
 
 
 class Failing(MemoryBackend):
-    """Takes the first *stored* jobs of a call, and raises what the next of *errors* makes of all of them.
+    """Stores the first *stored* jobs of a call, and raises the error that the next of *errors* returns for all jobs.
 
     An error that is None: the call goes well.
     """
@@ -61,7 +61,7 @@ class Failing(MemoryBackend):
 
 
 class Numbering(Failing):
-    """Gives out the ids itself."""
+    """A backend that assigns the ids itself."""
 
     declared = msgspec.structs.replace(MemoryBackend.declared, client_ids=Gap("never", "it numbers the jobs itself"))
 
@@ -85,7 +85,7 @@ def on(backend: MemoryBackend) -> Queue:
     return app.queue("q")
 
 
-# --- what is told ---
+# --- the error ---
 
 
 def test_a_lost_reply_raises_an_error_with_the_ids() -> None:
@@ -122,8 +122,8 @@ def test_an_error_that_stored_nothing_is_passed_on(error: type[BackendError]) ->
     assert not isinstance(told.value, EnqueueUncertain)
 
 
-def test_each_job_is_named_once_over_several_tries() -> None:
-    """The first attempt stores one of four and leaves two uncertain, the second stores one more and has no room."""
+def test_each_job_is_named_once_over_several_attempts() -> None:
+    """The first attempt stores one job of four and leaves two uncertain. The second attempt stores one more job."""
 
     def first(queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
         return uncertain(BackendUnavailable, accepted={0: jobs[0].id}, unsent=jobs[3:])(queue, jobs[1:3])
@@ -195,7 +195,7 @@ def test_a_task_s_repetition_can_be_awaited() -> None:
     assert backend.stats("q").ready == 1
 
 
-def test_a_repetition_after_it_went_well_sends_nothing_and_so_runs_nothing_twice() -> None:
+def test_a_repetition_after_a_successful_one_sends_nothing() -> None:
     queue = on(Failing(uncertain(), stored=1))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue("one")
@@ -211,13 +211,13 @@ def test_a_delayed_job_becomes_due_when_it_was_to_be_due(passed: float, due_in: 
     with pytest.raises(EnqueueUncertain) as told:
         on(backend).enqueue(1, delay=LONG)
     again: Any = told.value._again
-    again.__self__._began -= passed  # as if it were so much later
+    again.__self__._began -= passed  # as if this time had passed
     told.value.repeat()
     (sent,) = backend.calls[-1]
     assert sent.delay == pytest.approx(due_in, abs=5)
 
 
-def test_where_the_backend_gives_out_the_ids_a_repetition_is_refused_and_says_why() -> None:
+def test_where_the_backend_assigns_ids_a_repetition_is_refused_with_the_reason() -> None:
     backend = Numbering(uncertain(client_ids=False))
     with pytest.raises(EnqueueUncertain, match="only if running one twice does no harm") as told:
         on(backend).enqueue(1)
@@ -246,7 +246,7 @@ def test_an_error_that_is_sent_to_another_process_keeps_its_fields() -> None:
 # --- ids of the caller's own ---
 
 
-def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless() -> None:
+def test_an_id_chosen_by_the_caller_makes_a_second_enqueue_harmless() -> None:
     app = multiq.App("memory://")
     queue, task = app.queue("q"), app.task(queue="q")(do)
     for body in ("first", "second"):
@@ -260,7 +260,7 @@ def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless() -> None:
     assert queue.peek("order-1").value == "first"
 
 
-def test_an_id_whose_job_is_done_is_a_new_job_s() -> None:
+def test_the_id_of_a_done_job_can_be_enqueued_again() -> None:
     queue = multiq.App("memory://").queue("q")
     for _ in range(2):
         queue.enqueue("x", id="again")
@@ -330,7 +330,7 @@ def test_one_id_for_many_jobs_is_refused() -> None:
         task.options(id="a").enqueue_many([("a",), ("b",)])
 
 
-def test_where_the_backend_gives_out_the_ids_one_s_own_are_refused() -> None:
+def test_where_the_backend_assigns_ids_the_callers_ids_are_refused() -> None:
     backend = Numbering()
     for call in (lambda: on(backend).enqueue(1, id="a"), lambda: on(backend).enqueue_many([1], ids=["a"])):
         with pytest.raises(Unsupported, match=r"client_ids .*it numbers the jobs itself"):

@@ -1,4 +1,4 @@
-"""Bodies and envelopes: what goes in comes out, what would not is refused with its place, and no bytes do any harm."""
+"""Bodies and envelopes are decoded as they were encoded. Other values and other bytes are refused with a reason."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiq.envelope import (
+    END_TASK,
     ENVELOPE_VERSION,
     MAX_BODY_DEFAULT,
     Envelope,
+    FlowPart,
+    Input,
+    Tell,
     check_json,
     decode_envelope,
     decode_json,
@@ -31,6 +35,7 @@ from multiq.envelope import (
 from multiq.errors import PayloadInvalid, PayloadTooLarge
 
 GOLDEN = Path(__file__).parent / "golden" / "envelope_v1"
+GOLDEN_FLOWS = Path(__file__).parent / "golden" / "envelope_v2"
 
 #: file name -> the envelope whose bytes it holds
 ENVELOPES = {
@@ -40,9 +45,35 @@ ENVELOPES = {
     "every_field": Envelope(
         1, "mail.reset", [1], {"name": "Ann"}, 3, 0, 3600.0, 30.5, {"trace": "00-4bf92f35-01", "customer": "ann"}
     ),
+    "expires": Envelope(1, "send_code", ["ann@example.com"], expires=300.0),
+    "keep": Envelope(1, "thumbnail", ["a.png"], keep=3600.0),
     "numbers": Envelope(1, "n", [0, -1, 2**53 + 1, 2**63, -(2**63) - 1, 2**64, 0.1, -0.0, 1e22, 5e-324, 1e300]),
     "text": Envelope(1, "t", ["", "Zoë 日本 🚲", 'quote " and \\', "tab\tline\nnul\x00", "\u2028", "<b>&'/"]),
     "nested": Envelope(1, "deep", [{"a": [{"b": [[], {}]}]}]),
+}
+
+#: file name -> the envelope of a flow's job whose bytes it holds
+FLOWS = {
+    "first": Envelope(
+        2,
+        "fetch",
+        ["a.png"],
+        keep=604800.0,
+        flow=FlowPart("01a2", [Tell("default", "01a2.1"), Tell("mail", "01a2.9", "catch")]),
+    ),
+    "last": Envelope(
+        2,
+        "publish",
+        [None],
+        {"notes": None},
+        flow=FlowPart(
+            "01a2",
+            [],
+            [Input(0, [("default", "01a2.0")]), Input("notes", [("a", "01a2.1"), ("b", "01a2.2")], True)],
+            ends=True,
+        ),
+    ),
+    "end": Envelope(2, END_TASK, flow=FlowPart("01a2", ends=True)),
 }
 
 json_values = st.recursive(
@@ -72,8 +103,20 @@ def test_any_other_program_reads_a_golden_file_as_json(name: str) -> None:
     assert fields.get("args", []) == ENVELOPES[name].args
 
 
+@pytest.mark.parametrize("name", FLOWS)
+def test_the_envelope_of_a_flow_is_written_and_read_as_the_golden_file(name: str) -> None:
+    body = (GOLDEN_FLOWS / f"{name}.json").read_bytes()
+    assert encode_envelope(FLOWS[name]) == body
+    assert decode_envelope(body) == FLOWS[name]
+
+
 def test_every_golden_file_is_tested() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(ENVELOPES)
+    assert {path.stem for path in GOLDEN_FLOWS.iterdir()} == set(FLOWS)
+
+
+def test_a_flow_in_an_envelope_of_version_1_is_ignored() -> None:
+    assert decode_envelope(b'{"multiq":1,"task":"t","flow":{"id":"01a2"}}') == Envelope(1, "t")
 
 
 # --- envelopes from others ---
@@ -97,11 +140,13 @@ def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
     assert decode_envelope(b'{"multiq":1,"task":"t","retry_for":60,"timeout":5}').retry_for == 60.0
 
 
-@pytest.mark.parametrize("version", [0, 2, 3, -1, 10**30])
+@pytest.mark.parametrize("version", [0, 4, -1, 10**30])
 @pytest.mark.parametrize("task", [b'"t"', b'{"name":"t"}', b"null"])
 def test_another_version_is_refused_as_such_whatever_its_fields_are(version: int, task: bytes) -> None:
     body = b'{"multiq":%d,"task":%s}' % (version, task)
-    with pytest.raises(PayloadInvalid, match=f"is an envelope of version {version}, this multiq reads version 1"):
+    with pytest.raises(
+        PayloadInvalid, match=f"is an envelope of version {version}, this multiq reads versions 1 and 2"
+    ):
         decode_envelope(body)
 
 
@@ -129,6 +174,8 @@ def test_another_version_is_refused_as_such_whatever_its_fields_are(version: int
         (b'{"multiq":1,"task":"t","retry_for":-0.5}', "Expected `float` >= 0"),
         (b'{"multiq":1,"task":"t","timeout":-1}', "Expected `float` >= 0"),
         (b'{"multiq":1,"task":"t","timeout":1e999}', "out of range"),
+        (b'{"multiq":1,"task":"t","keep":-1}', "Expected `float` >= 0"),
+        (b'{"multiq":1,"task":"t","keep":null}', "Expected `float`"),
         (b'{"multiq":1,"task":"t","args":[NaN]}', "malformed"),
         (b'{"multiq":1,"task":"t","args":["\\ud800"]}', "truncated"),
         (b'{"multiq":1,"task":"\xff"}', "UTF-8|utf-8"),
@@ -170,7 +217,7 @@ def test_a_damaged_envelope_is_read_or_refused() -> None:
             assert isinstance(decode_envelope(bytes(body)), Envelope)
 
 
-# --- there and back ---
+# --- encoding and decoding ---
 
 
 @given(json_values)
@@ -206,7 +253,7 @@ def test_a_tuple_comes_back_as_a_list() -> None:
 
 
 class Safe(str):
-    """A string of a web framework that marks itself as safe, and makes more of itself when asked."""
+    """A string class as in web frameworks, whose methods return the class itself."""
 
     __slots__ = ()
 
@@ -330,7 +377,7 @@ def test_the_largest_body_is_taken_and_one_byte_more_is_not() -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, 1, "text"])
-def test_plain_values_need_no_look(value: Any) -> None:
+def test_plain_values_pass_the_check(value: Any) -> None:
     check_json(value)
 
 

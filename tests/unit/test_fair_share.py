@@ -1,4 +1,4 @@
-"""The order in which a worker goes through its queues: shares of jobs, and what may be said of them."""
+"""Fair share: the order in which a worker reserves from its queues, and the share of jobs of each queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fill(backend: MemoryBackend, counts: dict[str, int]) -> None:
 
 
 def taken(consumer: FairShareConsumer, limits: Iterable[int]) -> Counter[str]:
-    """How many jobs came from each queue, in reserves of these sizes."""
+    """Return how many jobs came from each queue, in reserves of these sizes."""
     counts: Counter[str] = Counter()
     verdicts: list[Ack] = []
     for limit in limits:
@@ -53,7 +53,7 @@ def test_each_queue_gives_its_share_of_the_jobs_whatever_the_size_of_batches(
     consumer = FairShareConsumer(backend.consumer(list(weights)), seeded(weights))
     # When many jobs are taken
     counts = taken(consumer, [limit] * (JOBS // limit))
-    # Then each gave what its weight says, to within two batches
+    # Then each queue's share agrees with its weight, to within two batches
     for queue, weight in weights.items():
         assert abs(counts[queue] - counts.total() * weight / sum(weights.values())) <= 2 * limit
 
@@ -71,47 +71,47 @@ def test_shares_hold_when_batches_are_of_all_sizes() -> None:
 
 
 def test_an_empty_queue_leaves_its_share_to_the_others() -> None:
-    # Given a queue of great weight that has nothing
+    # Given an empty queue with a large weight
     weights = {"empty": 100, "high": 3, "low": 1}
     backend = MemoryBackend()
     fill(backend, {"high": JOBS, "low": JOBS})
-    # Then the others share all there is, as if it were not there
+    # Then the other queues share all jobs by their weights
     counts = taken(FairShareConsumer(backend.consumer(list(weights)), seeded(weights)), [1] * 4000)
     assert counts.total() == 4000
     assert abs(counts["high"] - 3000) <= 2
 
 
-def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
+def test_a_queue_that_was_empty_gets_no_more_than_its_share_later() -> None:
     # Given a queue that was empty while another one gave a thousand jobs
     weights = {"late": 1, "always": 1}
     backend = MemoryBackend()
     fill(backend, {"always": JOBS})
     consumer = FairShareConsumer(backend.consumer(list(weights)), seeded(weights))
     taken(consumer, [10] * 100)
-    # When it has jobs, too
+    # When the first queue has jobs, too
     fill(backend, {"late": JOBS})
-    # Then from now on each gives as many
+    # Then from then on each queue gives equally many jobs
     assert abs(taken(consumer, [10] * 20)["late"] - 100) <= 20
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("jobs", [1, 2, 3, 5])
 def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jobs: int) -> None:
-    # Given workers that start again each time
+    # Given many workers that have just started
     weights = {"high": 3, "low": 1}
     rng = random.Random(5)
     backend = MemoryBackend()
     fill(backend, dict.fromkeys(weights, 4000 * jobs))
     counts: Counter[str] = Counter()
-    # When each takes a few jobs, one by one
+    # When each worker takes a few jobs, one by one
     for _ in range(4000):
         counts += taken(FairShareConsumer(backend.consumer(list(weights)), FairShare(weights, rng)), [1] * jobs)
-    # Then all of them together keep the shares
+    # Then all workers together keep the shares
     assert 0.73 < counts["high"] / counts.total() < 0.77
 
 
 @pytest.mark.long
-def test_chance_never_owes_a_queue_more_than_a_job() -> None:
+def test_chance_changes_the_share_of_a_queue_by_at_most_one_job() -> None:
     weights = {"paid": 3, "free": 1}
     for seed in range(1000):
         backend = MemoryBackend()
@@ -127,7 +127,7 @@ def test_queues_that_are_emptied_each_time_are_all_served() -> None:
     consumer = FairShareConsumer(backend.consumer(list(weights)), seeded(weights))
     for _ in range(50):
         fill(backend, {"high": 2, "low": 2})
-        # When more is asked for than there is, then all comes
+        # When more jobs are asked for than there are, then all are returned
         assert taken(consumer, [10]) == {"high": 2, "low": 2}
 
 
@@ -138,13 +138,13 @@ def test_a_lease_counts_from_the_same_moment_as_without_shares() -> None:
     consumer = FairShareConsumer(inner, seeded({"a": 1, "b": 1}))
     assert consumer.asked_at == 0.0
     fill(backend, {"b": 1})
-    # When it is reserved
+    # When the job is reserved
     consumer.exchange([], 1, 0)
-    # Then the worker is told since when its lease runs
+    # Then the consumer's ``asked_at`` is the time from which the lease runs
     assert consumer.asked_at == inner.asked_at > 0
 
 
-def test_strict_order_has_no_part_in_it() -> None:
+def test_a_strict_order_leaves_the_consumer_as_it_is() -> None:
     consumer = MemoryBackend().consumer(["a", "b"])
     assert fair_share(consumer, None) is consumer
 

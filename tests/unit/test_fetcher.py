@@ -1,4 +1,5 @@
-"""The fetcher touches leases of jobs that may still begin here, and writes it to the in-flight table first."""
+"""The fetcher touches leases of jobs that may still begin. The fetcher writes the new end to the in-flight table
+first."""
 
 from __future__ import annotations
 
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import multiq
-from multiq.backend import Consumer, Lease, Touch, Verdict
-from multiq.errors import BackendUnavailable
+from multiq.backend import Abandon, Ack, After, Consumer, Lease, Touch, Verdict
+from multiq.errors import BackendUnavailable, PayloadTooLarge
 from multiq.events import BackendDown, BackendUp, Events, WorkerEvent
+from multiq.memo import Progress, decode_memo
+from multiq.outcome import encode_outcome
 from multiq.worker.execution.fetcher import Fetcher
+from multiq.worker.execution.memos import JobMemos
 from multiq.worker.processes.inflight import Held, InflightTable, InflightWriter, make_tables
 
 if TYPE_CHECKING:
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Watched(Consumer):
-    """A consumer that notes what stands in the table while it touches."""
+    """A consumer that records the content of the table at each touch."""
 
     def __init__(self, inner: Consumer, table: InflightTable) -> None:
         self.queues = inner.queues
@@ -60,7 +64,7 @@ class Child(NamedTuple):
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    """What a child has that holds one lease of a minute."""
+    """A child's objects, with one held lease of a minute."""
     app = multiq.App("memory://")
     app.queue().enqueue(1, ttr=60)
     (table,) = make_tables(1, 4)
@@ -75,7 +79,8 @@ def child() -> Iterator[Child]:
 
 
 def is_due(child: Child, *, is_over: bool) -> float:
-    """Have it that the lease is to be touched now, or is over, for all that the child knows. Returns its end."""
+    """Change the child's data so that a touch of the lease is due, or that the lease is over. Returns the lease's
+    end."""
     child.held.touch_at = child.fetcher._next_touch = 0.0
     if is_over:
         child.held.ends_at = time.monotonic()
@@ -86,7 +91,7 @@ def test_a_lease_that_is_over_before_its_job_has_begun_is_not_touched(child: Chi
     # Given a lease that another process has kept alive beyond the moment at which the child may begin its job
     ends_at = is_due(child, is_over=True)
     assert child.app.backend.consumer(["default"]).settle([Touch(child.held.lease)]) == [None]
-    # When the child would touch, then it does not: that one may give it back at any moment. And it does not try again
+    # When a touch is due, then the child does not touch, now or later: the other process may give the lease back
     child.fetcher.touch_due()
     assert (child.consumer.touches, child.held.ends_at) == ([], ends_at)
     assert child.fetcher.next_touch_in() == float("inf")
@@ -101,7 +106,7 @@ def test_a_lease_that_is_over_while_its_job_runs_is_touched(child: Child) -> Non
 
 
 def test_the_new_end_of_a_lease_stands_in_the_table_before_it_is_asked_for(child: Child) -> None:
-    # Else the lease may be given back by the old one while the answer is under way
+    # Otherwise another process may give the lease back, by its old end, while the answer is on its way.
     before = is_due(child, is_over=False)
     child.fetcher.touch_due()
     assert child.consumer.touches == [child.held.ends_at]
@@ -112,7 +117,7 @@ def test_the_new_end_of_a_lease_stands_in_the_table_before_it_is_asked_for(child
 def test_a_subscriber_that_hangs_stops_neither_reserving_nor_touching(
     child: Child, kind: type[BackendDown | BackendUp]
 ) -> None:
-    # Given a subscriber that does not return when it hears that the backend is away, or back
+    # Given a subscriber that does not return from its event that the backend is unreachable, or reachable again
     heard: list[str] = []
     release, told_up = threading.Event(), threading.Event()
 
@@ -126,7 +131,7 @@ def test_a_subscriber_that_hangs_stops_neither_reserving_nor_touching(
     child.events.subscribe(WorkerEvent, hang)
 
     def go_on() -> tuple[int, bool]:
-        """How many jobs there are, and whether any lease is touched."""
+        """Return how many jobs there are, and whether a lease was touched."""
         child.consumer.is_away = True
         assert child.fetcher.exchange((), 1, 0) == []
         child.consumer.is_away = False
@@ -138,12 +143,133 @@ def test_a_subscriber_that_hangs_stops_neither_reserving_nor_touching(
         child.fetcher.touch_due()
         return jobs, bool(child.consumer.touches)
 
-    # When the backend was away, then there are jobs all the same, and leases are touched
+    # When the backend is reachable again, then jobs are fetched and leases are touched in spite of the subscriber
     with ThreadPoolExecutor(1) as pool:
         try:
             assert pool.submit(go_on).result(20) == (1, True)
         finally:
             release.set()
-    # And once it goes on, all is told, in its order
+    # And when the subscriber returns, it gets all events, in their order
     assert told_up.wait(60)
     assert heard == ["BackendDown", "BackendUp"]
+
+
+def test_a_memo_is_stored_while_the_loop_waits_for_jobs(child: Child) -> None:
+    # Given a loop that reserves again and again, and waits long each time
+    child.held.began_at = time.monotonic()
+    stopped = threading.Event()
+
+    def loop() -> None:
+        while not stopped.is_set():
+            child.fetcher.exchange((), 1, 60)
+
+    memos = JobMemos(child.app, child.fetcher)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(loop)
+        # When several steps of a job are stored meanwhile
+        for number in range(20):
+            memos.of(child.held.lease).store_step(f"step {number}", b"1")
+        stopped.set()
+        child.fetcher.interrupt()
+        done.result()
+    # Then all are stored, each by a touch
+    memo = decode_memo(child.app.queue().peek(child.held.lease.id).memo)
+    assert len(memo.steps) == len(child.consumer.touches) == 20
+
+
+def test_verdicts_over_the_backend_s_limit_are_sent_again_without_what_they_store(child: Child) -> None:
+    # Given a backend that refuses a value although it declares a larger limit
+    refused: list[int] = []
+    settle = child.consumer.settle
+
+    def refuse(verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        sizes = [len(verdict.after.outcome) for verdict in verdicts if isinstance(verdict, Ack) and verdict.after]
+        if max(sizes, default=0) > 200:
+            refused.append(max(sizes))
+            raise PayloadTooLarge(max(sizes), 200, "no")
+        return settle(verdicts)
+
+    child.consumer.settle = refuse  # type: ignore[method-assign]
+    body, _ = encode_outcome(b'"' + b"x" * 300 + b'"', None, started=1, finished=2, worker="w", attempt=1)
+    child.held.verdict = Ack(child.held.lease, After(keep=60, outcome=body))
+    # When the verdict on the value's job is settled, then the job is acked, and the outcome says why it has no value
+    assert not child.fetcher.settle([child.held])
+    assert child.fetcher.has_unsettled
+    assert child.fetcher.settle(())
+    assert len(refused) == 1
+    outcome = child.app.job("default", child.held.lease.id).outcome()
+    assert outcome is not None
+    assert "over the limit of 200 bytes" in (outcome.omitted or "")
+
+
+class HalfDown(Consumer):
+    """A consumer that stores nothing beside jobs, and settles the verdicts that store nothing."""
+
+    def __init__(self, inner: Consumer) -> None:
+        self.queues = inner.queues
+        self._inner = inner
+        self.is_half_down = True
+
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self._inner.reserve(limit, timeout, queues)
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        plain = [verdict for verdict in verdicts if isinstance(verdict, Abandon) or verdict.after is None]
+        if not self.is_half_down or len(plain) == len(verdicts):
+            return self._inner.settle(verdicts)
+        error = BackendUnavailable("the store is down")
+        error.is_partial = True
+        sent = [verdict for verdict in plain if not isinstance(verdict, Touch)]
+        answers = self._inner.settle(sent)
+        error.settled = {verdict.lease.token: lost for verdict, lost in zip(sent, answers, strict=True)}
+        raise error
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def test_verdicts_that_a_failed_call_has_settled_free_their_places(child: Child) -> None:
+    # Given two held jobs, of which one has something to store
+    consumer = HalfDown(child.app.backend.consumer(["default"]))
+    fetcher = Fetcher(consumer, child.events, "worker")
+    child.app.queue().enqueue_many([2, 3])
+    kept, plain = fetcher.exchange((), 2, 0)
+    kept.verdict, plain.verdict = Ack(kept.lease, After(keep=60, outcome=b"{}")), Ack(plain.lease)
+    # When a part of the backend is down while both jobs end, then the job without data to store is settled
+    assert not fetcher.settle([kept, plain])
+    assert fetcher.held() == [kept]
+    # And so is a job that ends later, before the verdict on the other job is sent again
+    child.app.queue().enqueue(4)
+    (later,) = fetcher.exchange((), 1, 0)
+    later.verdict = Ack(later.lease)
+    fetcher.settle([later])
+    assert (fetcher.held(), fetcher.has_unsettled) == ([kept], True)
+    # When the whole backend is up again, then the last job is settled, too
+    consumer.is_half_down = False
+    while not fetcher.settle(()):
+        time.sleep(fetcher.retry_in())
+    assert (fetcher.held(), fetcher.settled[Ack]) == ([], 3)
+
+
+def test_leases_are_touched_while_memos_cannot_be_stored(child: Child) -> None:
+    # Given two held jobs, of which one has reported progress
+    consumer = HalfDown(child.app.backend.consumer(["default"]))
+    fetcher = Fetcher(consumer, child.events, "worker")
+    child.app.queue().enqueue_many([2, 3], ttr=60)
+    first, second = fetcher.exchange((), 2, 0)
+    memo = JobMemos(child.app, fetcher).of(first.lease)
+    memo.set_progress(Progress(0.5, ""))
+    ends_at = first.ends_at
+    # When memos cannot be stored and a touch is due, then both leases are touched
+    first.touch_at = second.touch_at = fetcher._next_touch = 0.0
+    fetcher.touch_due()
+    assert min(first.ends_at, second.ends_at) > ends_at
+    # And the memo is stored later
+    assert memo.is_pending
+    consumer.is_half_down = False
+    time.sleep(fetcher.next_touch_in())
+    fetcher.touch_due()
+    assert not memo.is_pending

@@ -1,4 +1,4 @@
-"""Values as the command line shows them."""
+"""The formatting of values for the command line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_size_has_a_unit(number: int, text: str) -> None:
 
 
 @given(st.text())
-def test_nothing_that_a_terminal_would_act_on_is_left(text: str) -> None:
+def test_no_terminal_code_is_left(text: str) -> None:
     assert safe(text).isprintable()
 
 
@@ -126,7 +126,7 @@ def drawn(now: Look, before: Look | None = None, rows: int | None = None, troubl
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_a_first_frame_shows_no_change() -> None:
+def test_the_first_frame_shows_no_change() -> None:
     assert "+/-" not in "".join(drawn(look(stats("a", 1))))
 
 
@@ -153,7 +153,7 @@ def test_a_pause_and_trouble_are_shown() -> None:
     assert lines[-1] == "no answer"
 
 
-def test_no_queue_at_all_is_said() -> None:
+def test_a_screen_without_queues_says_so() -> None:
     assert drawn(look())[-1] == "no queue holds a job"
 
 
@@ -187,7 +187,7 @@ def crew(workers: int, jobs: int) -> list[WorkerNow]:
 def test_queues_and_workers_share_a_screen(queues: int, workers: int, jobs: int) -> None:
     now = look(*(stats(f"q{number:02}", number) for number in range(queues)))._replace(workers=crew(workers, jobs))
     lines = drawn(now, rows=24 - 6)
-    assert len(lines) < 24  # the last one is the foot's
+    assert len(lines) < 24  # the last line is the footer
     text = "\n".join(lines)
     if queues:
         assert f"q{queues - 1:02} " in text

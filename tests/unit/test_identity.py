@@ -1,4 +1,4 @@
-"""An ``id()`` is given to another object once its own is gone: nothing is known by it."""
+"""No code identifies an object by its ``id()``, because a later object can have the same ``id()``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import multiq
 import multiq_redis
 
 
-def test_nothing_is_known_by_an_address_in_memory() -> None:
+def test_no_code_identifies_an_object_by_its_id() -> None:
     core, drivers = Path(multiq.__file__).parent, Path(multiq_redis.__file__).parents[1]
     files = [*core.rglob("*.py"), *drivers.rglob("*.py")]
     assert len(files) > 100

@@ -1,4 +1,4 @@
-"""Ids are UUIDs of version 7: unique, told apart from others, and in the order they were made."""
+"""Ids are UUIDs of version 7: unique, and in the order in which they were made."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 import multiq
 
-# what a producer must not pay for, nor be broken by
+# modules that a producer must not import
 HEAVY = [
     "multiq.worker", "multiq.cli", "multiq.backend.memory", "multiq.logging", "multiq.conformance", "multiq.bench",
     "multiq_sqlite", "sqlite3", "redis", "greenstalk", "pymysql",
@@ -19,7 +19,7 @@ HEAVY = [
 
 
 def modules_after(code: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded after some code."""
+    """Return the modules that a new interpreter has loaded after it has run this code."""
     code += "; import sys; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
@@ -42,13 +42,13 @@ def test_an_app_with_tasks_and_a_url_still_loads_no_driver() -> None:
     assert not loaded & {"multiq_sqlite", "sqlite3", "stevedore", "multiq.worker"}
 
 
-def test_the_memory_backend_does_not_bring_the_others() -> None:
+def test_the_memory_backend_imports_no_other_driver() -> None:
     loaded = modules_after("import multiq; multiq.App('memory://').queue('q').enqueue(1)")
     assert "multiq.backend.memory" in loaded
     assert not loaded & {"multiq_sqlite", "sqlite3", "redis", "pymysql", "greenstalk", "asyncio", "multiq.worker"}
 
 
-def test_the_worker_comes_when_it_is_named() -> None:
+def test_the_worker_is_imported_when_its_name_is_used() -> None:
     loaded = modules_after("import multiq; multiq.Worker")
     assert "multiq.worker.worker" in loaded
     assert "click" not in loaded

@@ -1,4 +1,4 @@
-"""The graph of run-time imports: no circles, and no arrow from a driver's working code to the bench.
+"""The graph of run-time imports has no circles, and a driver's working code does not import the bench.
 
 Imports inside functions count; those under ``TYPE_CHECKING`` do not.
 """
@@ -21,7 +21,7 @@ def graph() -> grimp.ImportGraph:
 
 
 def circle_in(graph: grimp.ImportGraph) -> list[str]:
-    """The modules of one circle, the first one also last; empty if there is none."""
+    """Return the modules of one circle, which begins and ends with the same module. Empty if there is none."""
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:
         TopologicalSorter(imports).prepare()
@@ -31,7 +31,7 @@ def circle_in(graph: grimp.ImportGraph) -> list[str]:
     return []
 
 
-def test_no_module_imports_one_that_imports_it(graph: grimp.ImportGraph) -> None:
+def test_imports_have_no_circles(graph: grimp.ImportGraph) -> None:
     assert len(graph.modules) > 100
     assert circle_in(graph) == []
 

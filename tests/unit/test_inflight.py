@@ -1,4 +1,4 @@
-"""The in-flight table: what another process reads of a lease is what its child wrote of that very lease."""
+"""The in-flight table: another process reads about a lease only what the child wrote about this lease."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import random
 import signal
 import time
 
+import msgspec
 import pytest
 
-from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
+from multiq.backend import Ack, After, Arrive, Bury, GiveBack, Lease, Release, Verdict
+from multiq.outcome import AttemptError, encode_outcome
 from multiq.worker.processes.inflight import (
     ACKED,
     DEAD,
@@ -23,7 +25,7 @@ from multiq.worker.processes.inflight import (
     InflightWriter,
     make_tables,
 )
-from multiq.worker.processes.recovery import _pending_verdict
+from multiq.worker.processes.recovery import _lease, _pending_verdict
 
 
 def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
@@ -63,9 +65,9 @@ def test_a_slot_that_is_used_again_has_nothing_of_the_lease_before(table: Inflig
         held.verdict = Ack(held.lease)
         inflight.end(held)
         inflight.drop([held])
-    # When its slot is taken by another one
+    # When another lease takes its slot
     later = held_in(inflight, lease(9))
-    # Then that one waits, without a limit, under a number of its own
+    # Then the table shows a waiting job without a limit, with a number of its own
     (entry,) = table.entries()
     assert (entry.held.id, entry.mark, entry.kill_at) == ("job-9", WAITING, NEVER)
     assert entry.serial == 5
@@ -75,7 +77,7 @@ def test_a_slot_that_is_used_again_has_nothing_of_the_lease_before(table: Inflig
 
 
 def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(table: InflightTable) -> None:
-    # Given a job that runs on although its lease was given back and its slot taken by others
+    # Given a job that still runs although its lease was given back and its slot taken by other leases
     inflight = InflightWriter(table)
     aborted = held_in(inflight, lease(1))
     aborted.began_at = 5.0
@@ -89,7 +91,8 @@ def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(tab
     aborted.verdict = Ack(aborted.lease)
     inflight.end(aborted)
     inflight.set_kill_at(aborted, 1.0)
-    # Then the others wait as before: what it writes stands with its own lease, which the backend refuses
+    # Then the jobs of the other leases still wait. The job's verdict is stored with its own lease, and the backend
+    # refuses it
     others = [entry for entry in table.entries() if entry.held.id != "job-1"]
     assert [(entry.mark, entry.kill_at) for entry in others] == [(WAITING, NEVER)] * 3
 
@@ -129,7 +132,7 @@ def test_a_verdict_stands_without_its_reason_where_names_leave_no_room_for_it(ta
         # When it has failed
         held.verdict = verdict
         writer.end(held)
-        # Then it counts as running no more, and its verdict can be carried out
+        # Then the job no longer counts as running, and its verdict can be carried out
         (entry,) = table.entries()
         assert (entry.mark, type(_pending_verdict(long, entry))) == (ENDED, type(verdict))
         writer.drop([held])
@@ -143,7 +146,7 @@ def test_a_delayed_give_back_stands_with_its_delay(table: InflightTable) -> None
     inflight.begin(held)
     held.verdict = GiveBack(held.lease, 2.5)
     inflight.end(held)
-    # Then the delay stands in the table, and recovery gives the verdict with it
+    # Then the table has the delay, and recovery gives the job back with this delay
     (entry,) = table.entries()
     assert (entry.mark, entry.held.verdict, entry.held.delay) == (ENDED, "give_back", 2.5)
     assert _pending_verdict(held.lease, entry) == GiveBack(held.lease, 2.5)
@@ -158,6 +161,23 @@ def test_a_long_reason_is_cut_and_its_verdict_kept_whatever_it_is_written_in(tab
         held.verdict = Bury(held.lease, reason)
         inflight.end(held)
     assert [(entry.mark, entry.held.verdict) for entry in table.entries()] == [(ENDED, "bury")] * 3
+
+
+def test_a_job_that_has_ended_without_room_for_its_verdict_is_not_overdue(table: InflightTable) -> None:
+    # Given a job with a time limit, whose ack has steps that do not fit into the table
+    inflight = InflightWriter(table)
+    held = held_in(inflight, lease(1))
+    held.began_at = 5.0
+    inflight.begin(held)
+    inflight.set_kill_at(held, 7.0)
+    steps = tuple(Arrive("default", f"job-{number}", "job-1") for number in range(100))
+    held.verdict = Ack(held.lease, After(steps=steps))
+    # When the job has ended, and the backend is unreachable
+    inflight.end(held)
+    # Then the job counts as running, and its process is not killed at its time limit
+    (entry,) = table.entries()
+    assert entry.is_running
+    assert table.kill_at() == NEVER
 
 
 def test_a_lease_without_room_is_left_to_its_end(table: InflightTable) -> None:
@@ -196,7 +216,7 @@ def test_a_table_is_assigned_dead_and_freed(table: InflightTable) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_child_killed_at_any_moment_leaves_no_mark_of_one_lease_at_another(seed: int) -> None:
-    """The tokens say in which state a lease may be; the reader shares nothing but the table with the writer."""
+    """A token shows in which state its lease may be. The reader shares only the table with the writer."""
     (table,) = make_tables(1, 8)
     luck = random.Random(seed)
     for _ in range(12):
@@ -205,7 +225,7 @@ def test_a_child_killed_at_any_moment_leaves_no_mark_of_one_lease_at_another(see
         if not pid:
             _churn(InflightWriter(table))
         time.sleep(luck.uniform(0.002, 0.02))
-        living = table.entries()  # reads while it is written must hold, too
+        living = table.entries()  # reads while the child writes must be right, too
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         for entry in [*living, *table.entries()]:
@@ -237,3 +257,31 @@ def _churn(inflight: InflightWriter) -> None:
                 held.verdict = Ack(held.lease)
                 inflight.end(held)
         inflight.drop(batch)
+
+
+@pytest.mark.parametrize(("size", "has_value"), [(10, True), (300, False), (100_000, False)])
+def test_a_dead_child_s_kept_ack_is_settled_with_its_outcome_as_far_as_there_is_room(
+    table: InflightTable, size: int, has_value: bool
+) -> None:
+    # Given a child that died after its job was done, and before the ack was settled
+    inflight = InflightWriter(table)
+    held = held_in(inflight, msgspec.structs.replace(lease(1), attempt=2))
+    held.began_at = 5.0
+    inflight.begin(held)
+    errors = [AttemptError(1, "ValueError: " + "x" * size, 1.0, "w:1")]
+    body, _ = encode_outcome(
+        b'"' + b"x" * size + b'"', None, started=1.0, finished=2.0, worker="w:1", attempt=2, errors=errors
+    )
+    held.verdict = Ack(held.lease, After(keep=60.0, outcome=body, kind="cancelled" if size == 10 else "done"))
+    inflight.end(held)
+    # Then its job is acked and not run again, with the outcome's value if the slot has room for it
+    (entry,) = table.entries()
+    assert entry.mark == ENDED
+    verdict = _pending_verdict(_lease(entry.held), entry)
+    assert isinstance(verdict, Ack)
+    assert verdict.lease.attempt == 2  # some backends store the attempt with the outcome
+    assert verdict.after is not None
+    assert (verdict.after.keep, verdict.after.kind) == (60.0, "cancelled" if size == 10 else "done")
+    fields = msgspec.json.decode(verdict.after.outcome)
+    assert ("value" in fields, fields["attempt"]) == (has_value, 2)
+    assert has_value or fields["omitted"] == "the worker process died before it had stored the value"

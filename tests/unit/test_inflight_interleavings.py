@@ -2,8 +2,8 @@
 
 The child's calls run once, and each single write is recorded: ``hold`` clears the slot's numbers, writes them one by
 one, and writes the record in two halves. Then the reader's real code runs once for each sequence of values that it can
-see: before each of its reads, any number of further writes may happen. What it returns must be what one lease was at
-one moment.
+see: before each of its reads, any number of further writes may happen. Its result must be the state of one lease at one
+moment.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from multiq.backend import Ack, Bury, GiveBack, Lease, Release
+from multiq.backend import Ack, After, Bury, GiveBack, Lease, Release
 from multiq.worker.processes import inflight
 from multiq.worker.processes.inflight import (
     ACKED,
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
 
 Change = tuple[int, bytes]
-"""A single write: where, and what."""
+"""A single write: its place, and its value."""
 Truth = tuple[str, float, str]
-"""What a lease may be seen as: its id, its mark, and the verdict in its record."""
+"""What a reader may see of a lease: its id, its mark, and the verdict in its record."""
 
 _CELL = 8
 _ENDS = {"job-1": {100.0, 150.0}, "job-2": {200.0}}
-"""When each lease of the stories ends: the first one is touched once."""
+"""When each lease ends. The first one is touched once."""
 _KILLS = {"job-1": {NEVER, 20.0}, "job-2": {NEVER, 40.0}}
-"""When its process must end for each of the jobs."""
+"""When the process of each job must end."""
 
 
 class Recorded:
@@ -54,7 +54,7 @@ class Recorded:
         self.start = bytes(self.table._bytes)
         self.changes: list[Change] = []
         self.calls: list[tuple[int, frozenset[Truth]]] = [(0, frozenset())]
-        """After so many writes, a call has returned, and this is true."""
+        """Record that a call has returned after the writes so far, and what is true then."""
         self.writer = writer(self.table)
         self.writer._bytes = _Bytes(self.changes)  # type: ignore[assignment]
         self.writer._cells = self.writer.marks = _Cells(self.changes)  # type: ignore[assignment]
@@ -83,6 +83,8 @@ class Recorded:
         held.verdict = verdict
         self.writer.end(held)
         kind = {Release: "release", Bury: "bury"}.get(type(verdict), "")
+        if isinstance(verdict, Ack) and verdict.after is not None:
+            kind = "ack"
         self._note(held, WAITING if type(verdict) is GiveBack else ENDED if kind else ACKED, kind)
 
     def drop(self, held: Held) -> None:
@@ -95,7 +97,7 @@ class Recorded:
         self.calls.append((len(self.changes), frozenset(self._truth.values())))
 
     def memories(self) -> list[bytes]:
-        """The table after each number of writes."""
+        """The content of the table after each write."""
         memory = bytearray(self.start)
         found = [bytes(memory)]
         for at, what in self.changes:
@@ -104,7 +106,7 @@ class Recorded:
         return found
 
     def truths_at(self, moment: int) -> frozenset[Truth]:
-        """What may be read after so many writes: the truth before the call that is going on, or after it."""
+        """Return what may be read after this many writes: the truth before the present call, or after it."""
         before = max(index for index, (end, _) in enumerate(self.calls) if end <= moment)
         if self.calls[before][0] == moment:
             return self.calls[before][1]
@@ -139,7 +141,7 @@ class _Bytes:
 
 @pytest.fixture(autouse=True)
 def _single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``struct`` clears all that it is going to write, and then writes it field by field.
+    """``struct`` first clears all bytes that it will write, and then writes field by field.
 
     A reader tries once: it carries nothing over to its next try, and a try may begin at any moment.
     """
@@ -191,17 +193,28 @@ def given_back_and_used_again(recorded: Recorded) -> None:
     recorded.drop(second)
 
 
-STORIES = [acked_and_used_again, failed_and_used_again, given_back_and_used_again]
+def kept_and_used_again(recorded: Recorded) -> None:
+    first = recorded.hold(1)
+    recorded.begin(first)
+    recorded.end(first, Ack(first.lease, After(keep=60, outcome=b'{"v":1,"value":7}')))
+    recorded.drop(first)
+    second = recorded.hold(2)
+    recorded.begin(second)
+    recorded.end(second, Ack(second.lease))
+    recorded.drop(second)
+
+
+STORIES = [acked_and_used_again, failed_and_used_again, given_back_and_used_again, kept_and_used_again]
 
 
 # --- reading at every moment -----------------------------------------------------------------------------
 
 
 class Schedule:
-    """One run of a reader among the writer's writes, and all the others.
+    """All runs of a reader, each with another interleaving of its reads and the writer's writes.
 
-    Each value that a read can see is seen at the first moment at which it is there: from then on, the reader can still
-    see all that it could see after a later moment. So the runs have every sequence of values that a reader can see.
+    Each read sees each possible value at the earliest possible moment. From then on, the reader can see everything that
+    it could see after a later moment. So the runs have every sequence of values that a reader can see.
     """
 
     def __init__(self, memories: Sequence[bytes]) -> None:
@@ -223,7 +236,7 @@ class Schedule:
             self._choices[-1] += 1
 
     def read(self, start: int, end: int) -> bytes:
-        """What one read sees, as this run has it."""
+        """Return what one read sees in this run."""
         firsts: dict[bytes, int] = {}
         for moment in range(self._moment, len(self._memories)):
             firsts.setdefault(self._memories[moment][start:end], moment)
@@ -256,7 +269,7 @@ class _ReadBytes:
 
 
 def every_reading(recorded: Recorded, read: Callable[[InflightTable], Any]) -> Iterator[Any]:
-    """What *read* returns, for each sequence of values that it can see."""
+    """Return the results of *read* for each sequence of values that it can see."""
     schedule = Schedule(recorded.memories())
     reader = InflightTable(memoryview(bytearray(len(recorded.start))), 0, 1)
     reader._cells = _ReadCells(schedule)  # type: ignore[assignment]
@@ -320,9 +333,9 @@ def test_a_dead_child_s_slot_has_the_state_before_or_after_the_call_in_which_it_
 def test_a_lease_is_in_no_slot_only_while_it_is_held_or_dropped_or_its_verdict_is_written() -> None:
     recorded = Recorded()
     failed_and_used_again(recorded)
-    # Given the moments between two calls at which a lease is held
+    # Given the moments between two calls while a lease is held
     whole = [moment for moment, truths in recorded.calls if truths]
-    # Then a child that dies there leaves it in the table
+    # Then the lease is in the table if the child dies at one of them
     memories = recorded.memories()
     for moment in whole:
         assert len(InflightTable(memoryview(bytearray(memories[moment])), 0, 1).entries()) == 1
@@ -339,14 +352,14 @@ def test_an_aborted_job_that_ends_late_changes_no_other_lease() -> None:
     # When another lease is reserved, and then the job ends
     second = Held(msgspec.structs.replace(first.lease, id="job-2"), None, 0.0, 200.0)
     recorded.writer.hold([second])
-    # Then that lease has no slot: the only one stays with the aborted job
+    # Then the new lease has no slot: the only slot stays with the aborted job
     assert second.slot is None
     recorded.end(first, Ack(first.lease))
     read_beside_its_child(recorded)
     read_after_its_child_s_death(recorded)
 
 
-# --- planted bugs are seen -------------------------------------------------------------------------------
+# --- planted bugs are found ------------------------------------------------------------------------------
 
 
 class PublishedFirst(InflightWriter):
@@ -412,7 +425,7 @@ def test_a_writer_that_uses_an_aborted_job_s_slot_again_is_noticed() -> None:
     recorded.drop(first)
     recorded.hold(2)
     first.verdict = Ack(first.lease)
-    recorded.writer.end(first)  # of the first lease, and now at the second one
+    recorded.writer.end(first)  # writes to the slot, which is now the second lease's
     recorded.calls.append((len(recorded.changes), recorded.calls[-1][1]))
     with pytest.raises(AssertionError):
         read_beside_its_child(recorded)

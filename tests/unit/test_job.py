@@ -1,4 +1,4 @@
-"""Jobs as their users hold them: reserved ones, handles of enqueued ones, and what is told of listed ones."""
+"""Reserved jobs, handles of enqueued jobs, and records of listed jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def timed_queue(clock: ManualClock) -> Queue:
-    """A queue whose time stands still until it is told to move."""
+    """A queue with a clock that the test moves."""
     app = multiq.App("memory://")
     app._backend = MemoryBackend(clock=clock)
     return app.queue("q")
@@ -196,11 +196,11 @@ def test_a_job_can_be_settled_while_the_thread_that_reserved_it_waits_for_the_ne
     waiting.start()
     while not jobs:
         pass
-    # When another thread acks the first, then that does not wait for the second
+    # When another thread acks the first job, then the ack does not wait for the reserve
     jobs[0].ack()
     assert len(jobs) == 1
     assert queue.stats().reserved == 0
-    # And the wait goes on
+    # And the first thread still waits
     queue.enqueue("second")
     waiting.join(30)
     assert jobs[1].body == "second"
@@ -216,7 +216,7 @@ def test_a_job_shows_what_it_is(queue: Queue) -> None:
 # --- a handle ---
 
 
-def test_a_handle_knows_where_its_job_stands(queue: Queue) -> None:
+def test_a_handle_returns_the_state_of_its_job(queue: Queue) -> None:
     handle = queue.enqueue("work", delay=60)
     assert handle.state() is State.DELAYED
     handle.reschedule(delay=0)
@@ -229,11 +229,11 @@ def test_a_handle_knows_where_its_job_stands(queue: Queue) -> None:
     assert handle.state() is State.GONE
 
 
-def test_a_running_job_is_neither_cancelled_nor_rescheduled(queue: Queue) -> None:
+def test_a_running_job_is_neither_deleted_nor_rescheduled(queue: Queue) -> None:
     handle = queue.enqueue("work")
     job = queue.reserve()
     with pytest.raises(JobReserved, match="is being run right now: wait until it is settled"):
-        handle.cancel()
+        queue.delete(handle.id)
     with pytest.raises(JobReserved):
         handle.reschedule(delay=5)
     job.ack()
@@ -260,7 +260,7 @@ def test_handles_are_equal_by_queue_and_id(queue: Queue) -> None:
     assert one != one.id
 
 
-# --- what is told of a job ---
+# --- records of jobs ---
 
 
 def test_peek_returns_everything_and_changes_nothing(queue: Queue) -> None:

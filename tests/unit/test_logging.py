@@ -1,4 +1,4 @@
-"""The log: a line an event, readable or JSON, no arguments, nothing that a terminal would obey."""
+"""The log: a line for each event, as text or JSON, without arguments and terminal codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _logging_as_it_was() -> Iterator[None]:
 
 
 def set_up(level: str, form: str) -> None:
-    """As in a program that has set up no logging: pytest has."""
+    """Set up logging as in a program without logging, because pytest has set up its own."""
     root = logging.getLogger()
     root.handlers.clear()
     root.setLevel(logging.WARNING)
@@ -109,7 +109,7 @@ def test_summaries_come_soon_at_first_and_then_ever_more_seldom() -> None:
             summary.log_if_due(began + at + 0.5)
         assert [moment for moment, _ in told] == [1, 3, 7, 15, 23, 31, 39]
         assert sum(count for _, count in told) == 390
-        for second in range(41, 100):  # a quiet time
+        for second in range(41, 100):  # a time without jobs
             at = float(second)
             summary.log_if_due(began + at + 0.5)
         settled[Ack] += 1
@@ -153,7 +153,7 @@ def test_both_formats_take_records_of_other_libraries() -> None:
 
 
 def run_slowly(slow_job: float, level: str = "info", form: str = "text") -> str:
-    """Run a quick job, one that takes its time, and one that fails after that. Returns the slow one's id."""
+    """Run a quick job, a slow job, and a slow job that fails. Returns the id of the slow job that succeeds."""
     set_up(level, form)
     app = multiq.App(settings=Settings(url="memory://", log=LogSettings(slow_job=slow_job)))
     app.task(name="quick")(lambda: None).enqueue()

@@ -1,4 +1,4 @@
-"""What jobs and errors say cannot forge a line of the log, break one, or reach into a terminal."""
+"""Texts of jobs and errors cannot forge or break a line of the log, or send codes to a terminal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_line_end_in_an_error_or_a_message_begins_no_record() -> None:
 
 
 @pytest.mark.parametrize("rude", RUDE, ids=ascii)
-def test_neither_format_lets_a_rude_character_through(rude: str) -> None:
+def test_neither_format_writes_a_control_character(rude: str) -> None:
     made = record(f"a{rude}b", ValueError(f"c{rude}d"), reason=f"e{rude}f", job_id=rude, what=ValueError(rude))
     for formatter in (TextFormatter(), JsonFormatter()):
         text = formatter.format(made)
@@ -47,7 +47,7 @@ def test_neither_format_lets_a_rude_character_through(rude: str) -> None:
     assert json.loads(line)["reason"] == "e" + rude.encode("unicode_escape").decode() + "f"
 
 
-def test_a_line_has_a_length_that_a_log_can_take() -> None:
+def test_a_line_has_a_limited_length() -> None:
     made = record("x" * 200_000, ValueError("y" * 200_000), reason="z" * 200_000)
     assert len(TextFormatter().format(made)) < 40_000
     assert len(JsonFormatter().format(made)) < 50_000

@@ -1,4 +1,4 @@
-"""A job's own limits: stricter than its task's, and looser only where the task allows it."""
+"""A job's own limits may be stricter than its task's, and looser only if the task allows it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def app() -> Iterator[multiq.App]:
 
 
 def slip_in(app: multiq.App, task: str, **limits: float) -> None:
-    """A job as any client may write it into the queue."""
+    """Enqueue a job as another client may write it."""
     app.queue().enqueue(json.dumps({"multiq": 1, "task": task, **limits}).encode())
 
 

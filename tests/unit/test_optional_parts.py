@@ -11,6 +11,7 @@ from multiq_folder import FolderBackend
 from multiq.backend import OPTIONAL_PARTS, Backend, Capabilities, Gap, Pausing, State
 from multiq.backend.base import methods_of
 from multiq.backend.memory import MemoryBackend
+from multiq.backend.paired.needs import WITH_STORE
 from multiq.errors import DriverInvalid, MultiqError, Unsupported
 
 LACKS = Gap("not done", "this driver has not got it")
@@ -59,7 +60,7 @@ def test_a_driver_made_before_there_were_parts_goes_on_working() -> None:
 
 def _without_parts() -> Capabilities:
     fields = {name: getattr(FolderBackend.declared, name) for name in Capabilities.__struct_fields__}
-    new = {*OPTIONAL_PARTS, "priorities", "exact_counts", "longest_delay"}
+    new = {*OPTIONAL_PARTS, "priorities", "exact_counts", "longest_delay", "memos", "one_step_everywhere"}
     return Capabilities(**{name: value for name, value in fields.items() if name not in new})
 
 
@@ -69,6 +70,8 @@ def test_a_missing_part_is_refused_with_kind_reason_and_the_backends_that_have_i
     calls: dict[str, tuple[Any, ...]] = {
         "peek": ("q", "1"), "jobs": ("q", State.READY), "delete": ("q", "1"), "reschedule": ("q", "1", 1.0),
         "kick_job": ("q", "1"), "pause": ("q", 1.0), "resume": ("q",), "purge": ("q", [State.READY]), "schema": (),
+        "outcomes": ("q", ["1"]), "history": ("q",), "forget": ("q",), "carry_out": ([],), "relay": (["q"],),
+        "note": ("q", "key"), "notes": ("q",), "now": ("q",), "limits": ("q",),
     }  # fmt: skip
     for method in methods_of(power):
         with pytest.raises(Unsupported) as refusal:
@@ -76,5 +79,6 @@ def test_a_missing_part_is_refused_with_kind_reason_and_the_backends_that_have_i
         gap = backend.declared.claim(power)
         assert isinstance(gap, Gap)
         assert refusal.value.capability == power
-        assert refusal.value.reason == f"{gap.kind}: {gap.reason}"
-        assert "mysql" in refusal.value.others
+        with_store = "; a store beside the backend adds this capability: ?store=sqlite:///state.db in the URL"
+        assert refusal.value.reason == f"{gap.kind}: {gap.reason}{with_store if power in WITH_STORE else ''}"
+        assert ("mysql" if power == "schema" else "memory") in refusal.value.others

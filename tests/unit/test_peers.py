@@ -1,4 +1,4 @@
-"""``benchmarks/peers``: nothing that a library does wrong stays unseen, and nothing of a run stays behind."""
+"""``benchmarks/peers`` notices every fault of a library, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 TINY = Size(share=0.01, pickup_seconds=0.3, idle_seconds=0.05, delays=(0.2, 0.4))
 ABOUT = Description({"fake": "1"}, bulk=10, later=True, settings="none", killed="lost", caveats=["a fake"])
 
-#: a library whose queue is a file, and whose worker is told by *run* what to do with each number
+#: a fake library, whose queue is a file; *run* decides what its worker does with each number
 FAKE = """
 import os, sys, time
 from pathlib import Path
@@ -46,7 +46,7 @@ def one(number):
 
 def work():
     past = Path("past")
-    done = int(past.read_text()) if past.exists() else 0  # what a worker before this one has run
+    done = int(past.read_text()) if past.exists() else 0  # the number of jobs that an earlier worker has run
     while True:
         for line in jobs.read_text().splitlines()[done:]:
             run(int(line))
@@ -64,7 +64,7 @@ LATER = "(time.sleep(delay), one(number))"
 
 
 def take(folder: Path, run: str, later: str = LATER, *, long: int = 0) -> Turn:
-    """A turn of the fake; with a *long* run it has a bulk enqueue, too."""
+    """Take a turn of the fake library. With a *long* run, the library also has a bulk enqueue."""
     bulk = ", many=lambda numbers: [one(number) for number in numbers])" if long else ")"
     (folder / "fake.py").write_text(FAKE.format(run=run, later=later).rstrip().removesuffix(")") + bulk)
     entry = Entry("Fake", "fake", "fake", "sqlite", 60, long)
@@ -93,10 +93,10 @@ def test_lost_and_doubled_jobs_do_not_make_up_for_each_other() -> None:
     assert account(seen, range(4), early=0) == Account(jobs=4, lost=1, doubled=2, early=0)
 
 
-def test_a_faultless_library_is_clean(tmp_path: Path) -> None:
+def test_a_library_without_faults_has_no_faults_in_its_report(tmp_path: Path) -> None:
     turn = take(tmp_path, "mark(number)")
     assert turn.account.is_clean
-    assert turn.account.jobs > 240  # drained, picked up, delayed
+    assert turn.account.jobs > 240  # the jobs of all steps: drain, pickup, delays
     assert (turn.bulk, turn.long_bulk, turn.long_drain) == (None, None, None)
 
 
@@ -120,7 +120,7 @@ def test_every_library_drains_as_many_jobs_and_a_long_run_comes_after(
         assert turn.account.is_clean
         assert (turn.long_drain is not None) == bool(long)
     assert drained[:2] == [200, 200]
-    assert drained[2:] == [350]  # and 50 to warm up with
+    assert drained[2:] == [350]  # 50 more jobs were run as a warm-up
 
 
 @pytest.mark.long
@@ -217,7 +217,7 @@ def test_a_lost_job_of_a_peer_is_a_finding_and_one_of_multiq_an_error(tmp_path: 
     "number",
     [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGKILL))],
 )
-def test_nothing_of_a_run_that_is_cut_short_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+def test_no_process_of_an_interrupted_run_continues(number: signal.Signals, tmp_path: Path) -> None:
     path = f"{ROOT}/benchmarks{os.pathsep}{ROOT}/tests"
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "peers", "--only", "multiq-sqlite"]

@@ -1,4 +1,4 @@
-"""Presence: viewers get the workers of a connection, and nothing is left when there is no viewer."""
+"""Presence: viewers get the workers of a connection, and no data is left when there is no viewer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def answer(worker: str, up_for: float = 1.0) -> Answer:
 
 
 def left(backend: MemoryBackend) -> set[str]:
-    """The views that hold anything."""
+    """Return the viewers' queues that still have jobs."""
     return set(backend.queues()) & set(PRESENCE_QUEUES)
 
 
@@ -70,7 +70,7 @@ def test_answers_that_a_killed_viewer_had_taken_are_cleared_when_their_leases_ha
     clock.advance(14.9)
     assert [lease.ttr for lease in backend.consumer((view,)).reserve(1, 0)] == [1.0]
     clock.advance(0.1)
-    # When the worker looks, then it is not through as long as the lease stands
+    # When the worker clears the viewer's queue, then it continues to clear until the answer's lease has ended
     worker.answer(answer("a:1"))
     assert left(backend) == {view}
     assert not worker.is_idle

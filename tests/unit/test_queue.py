@@ -1,4 +1,4 @@
-"""A queue without tasks: any JSON value or bytes, in and out, and what can be managed from outside."""
+"""A queue without tasks: bodies of JSON or bytes, reserving, and management."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_body_comes_back_as_it_went_in(queue: Queue, body: Any) -> None:
     assert queue.reserve().body == body
 
 
-def test_bytes_go_in_as_they_are(queue: Queue) -> None:
+def test_bytes_are_enqueued_unchanged(queue: Queue) -> None:
     queue.enqueue(b'{"a": 1}')
     assert queue.reserve().raw == b'{"a": 1}'
 
@@ -74,7 +74,7 @@ def test_options_arrive_with_the_job(queue: Queue) -> None:
     assert 7000 < later.due_in <= 7200
 
 
-def test_many_go_in_together_and_keep_their_order(queue: Queue) -> None:
+def test_many_bodies_are_enqueued_together_and_keep_their_order(queue: Queue) -> None:
     handles = queue.enqueue_many(({"n": number} for number in range(100)), priority=5)
     jobs = queue.reserve_many(1000)
     assert [job.body["n"] for job in jobs] == list(range(100))
@@ -93,7 +93,7 @@ def test_one_body_where_a_list_belongs_is_refused(queue: Queue, body: Any) -> No
         queue.enqueue_many(body)
 
 
-def test_one_wrong_body_keeps_all_of_them_out(queue: Queue) -> None:
+def test_one_wrong_body_refuses_the_whole_call(queue: Queue) -> None:
     with pytest.raises(PayloadInvalid, match="value is of type set"):
         queue.enqueue_many([1, {2}, 3])
     assert queue.stats().ready == 0
@@ -237,7 +237,7 @@ def test_a_thread_s_connection_ends_with_the_thread(app: multiq.App, monkeypatch
         thread = threading.Thread(target=queue.reserve_many, args=(1,))
         thread.start()
         thread.join(30)
-    # Then nothing of theirs is left, although the app is still open
+    # Then their connections are closed, although the app is still open
     gc.collect()
     assert len(made) == len(closed) == 5
     assert [consumer() for consumer in made] == [None] * 5
@@ -280,7 +280,7 @@ def test_a_closed_app_can_be_used_again(tmp_path: Any) -> None:
 # --- managing ---
 
 
-def test_the_counts_tell_the_states(queue: Queue) -> None:
+def test_stats_count_the_jobs_of_each_state(queue: Queue) -> None:
     queue.enqueue_many([1, 2, 3, 4])
     queue.enqueue(5, delay=60)
     queue.reserve()
@@ -350,12 +350,12 @@ def test_purge_deletes_all_but_what_runs_or_the_given_states(queue: Queue) -> No
         queue.purge(["ready", "gone"])
 
 
-# --- the whole of it ---
+# --- all together ---
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
-def test_jobs_come_by_priority_then_age_and_come_all(wanted: list[tuple[int, bool]]) -> None:
+def test_jobs_come_by_priority_then_age_and_none_is_missing(wanted: list[tuple[int, bool]]) -> None:
     with multiq.App("memory://") as app:
         queue = app.queue("q")
         for number, (priority, is_delayed) in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""Retry or give up: what a policy says of a job before it runs and after it failed."""
+"""The retry policy: whether a job is started, and what follows a failure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_delay_that_the_task_asked_for_overrides_the_backoff() -> None:
 @pytest.mark.parametrize(
     ("returned", "waited"), [(math.inf, DELAY_MAX), (-5, 0.0), (math.nan, 0.0), (10**9, 10.0**9), (10**300, DELAY_MAX)]
 )
-def test_whatever_number_a_backoff_function_returns_becomes_a_delay(returned: float, waited: float) -> None:
+def test_any_number_that_a_backoff_function_returns_becomes_a_delay(returned: float, waited: float) -> None:
     verdict = RetryPolicy(backoff=lambda _attempt: returned).after_failure(lease(), "")
     assert isinstance(verdict, Release)
     assert verdict.delay == waited
@@ -117,7 +117,7 @@ def test_a_job_whose_attempts_were_used_up_by_crashes_is_not_started() -> None:
 
 def test_no_retry_is_started_after_its_time_but_a_first_attempt_is() -> None:
     policy = RetryPolicy(retry_for=60)
-    assert policy.refuse(lease(attempt=1, age=1000)) is None  # it waited for a worker, which is not its fault
+    assert policy.refuse(lease(attempt=1, age=1000)) is None  # only the wait for a worker was long
     assert policy.refuse(lease(attempt=2, age=59)) is None
     assert policy.refuse(lease(attempt=2, age=61)) == "too late: enqueued 61 s ago, retried for 60 s"
     assert policy.refuse(lease(attempt=2, age=61, kicks=1)) is None
@@ -126,7 +126,7 @@ def test_no_retry_is_started_after_its_time_but_a_first_attempt_is() -> None:
 def test_a_job_that_was_only_given_back_is_started_where_the_store_counts_that() -> None:
     policy = RetryPolicy(max_attempts=3, retry_for=60)
     assert policy.refuse(lease(attempt=9, age=100), counts_given_back=True) is None
-    # And crashes are attempts there, too
+    # And on a store that counts every reservation, crashes count as attempts
     assert policy.refuse(lease(attempt=9, crashes=2), counts_given_back=True) is None
     assert RetryPolicy(max_attempts=3, max_crashes=0).refuse(lease(attempt=9, crashes=3), counts_given_back=True) == (
         "attempts exhausted: attempt 9 did not begin, as 3 are allowed"
@@ -138,7 +138,7 @@ def test_a_job_that_was_only_given_back_is_started_where_the_store_counts_that()
     outcomes=st.lists(st.sampled_from(["fails", "crashes", "is kicked"]), max_size=60),
 )
 def test_no_job_is_started_more_often_than_allowed_and_once_per_kick(limit: int, outcomes: list[str]) -> None:
-    # Given a job that never succeeds, played by the rules of the contract
+    # Given a job that never succeeds, simulated by the rules of the contract
     policy = RetryPolicy(max_attempts=limit, max_crashes=0, backoff=fixed(0))
     attempt = starts = kicks = 0
     buried = False
@@ -156,7 +156,7 @@ def test_no_job_is_started_more_often_than_allowed_and_once_per_kick(limit: int,
             continue
         starts += 1
         buried = outcome == "fails" and not is_released(policy.after_failure(held, ""))
-    # Then it was started at most so often
+    # Then it was started at most this number of times
     assert starts <= limit + kicks
 
 

@@ -47,7 +47,7 @@ def test_a_first_wait_of_zero_means_no_wait_ever() -> None:
 
 
 @given(base=st.floats(min_value=1, max_value=1e9), cap=seconds, first=seconds, attempt=attempts)
-def test_an_exponential_wait_stays_between_nothing_and_its_cap(
+def test_an_exponential_wait_stays_between_zero_and_its_cap(
     base: float, cap: float, first: float, attempt: int
 ) -> None:
     assert 0 <= exponential(base, cap, first=first)(attempt) <= cap

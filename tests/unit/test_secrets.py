@@ -1,4 +1,4 @@
-"""No password where an object, a URL or an error is shown."""
+"""No password is shown in the repr of an object, a URL or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where settings come from, which source wins, and how mistakes are told."""
+"""The sources of settings, their order, and errors."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def test_a_file_sets_every_key(tmp_path: Path) -> None:
         """
         url = "main"
         max_body = 1000
+        max_result = 2000
         [connections]
         main = "redis://localhost"
         [worker]
@@ -61,7 +62,7 @@ def test_a_file_sets_every_key(tmp_path: Path) -> None:
     )
     settings = load_settings(tmp_path, {})
     assert settings.resolve(None) == "redis://localhost"
-    assert settings.max_body == 1000
+    assert (settings.max_body, settings.max_result) == (1000, 2000)
     worker = settings.worker
     assert worker.queues == ("high", "default")
     assert (worker.processes, worker.threads, worker.concurrency, worker.prefetch) == (2, 4, 8, 5)
@@ -71,11 +72,16 @@ def test_a_file_sets_every_key(tmp_path: Path) -> None:
 def test_the_environment_sets_every_key() -> None:
     environment = {
         "MULTIQ_URL": "redis://localhost",
+        "MULTIQ_STORE": "redis://other",
         "MULTIQ_APP": "shop.tasks:app",
+        "MULTIQ_INCLUDE": "shop.mail, shop.orders",
         "MULTIQ_MAX_BODY": "1000",
+        "MULTIQ_MAX_RESULT": "2000",
         "MULTIQ_WORKER_QUEUES": "high, default",
         "MULTIQ_WORKER_POLICY": "round-robin",
-        "MULTIQ_WORKER_PROCESSES": "2",
+        "MULTIQ_WORKER_PROCESSES": "2:4",
+        "MULTIQ_WORKER_SCALE_UP_AFTER": "0.5",
+        "MULTIQ_WORKER_SCALE_DOWN_AFTER": "60",
         "MULTIQ_WORKER_THREADS": "4",
         "MULTIQ_WORKER_CONCURRENCY": "8",
         "MULTIQ_WORKER_PREFETCH": "5",
@@ -83,6 +89,10 @@ def test_the_environment_sets_every_key() -> None:
         "MULTIQ_WORKER_KILL_AFTER": "0.5",
         "MULTIQ_WORKER_HEALTH_FILE": "/run/shop/health",
         "MULTIQ_WORKER_HTTP": "localhost:9000",
+        "MULTIQ_PAYLOAD_SIGN": f"a:{'A' * 43}=",
+        "MULTIQ_PAYLOAD_ENCRYPT": f"b:{'B' * 43}=",
+        "MULTIQ_PAYLOAD_COMPRESS": "1000",
+        "MULTIQ_PAYLOAD_ACCEPT_UNSIGNED": "yes",
         "MULTIQ_LOG_LEVEL": "DEBUG",
         "MULTIQ_LOG_FORMAT": "json",
         "MULTIQ_LOG_JOBS": "yes",
@@ -92,6 +102,8 @@ def test_the_environment_sets_every_key() -> None:
     assert set(environment) == {f"MULTIQ_{key.upper().replace('.', '_')}" for key in KEYS}
     settings = load_settings(None, environment)
     assert settings.worker.queues == ("high", "default")
+    worker = settings.worker
+    assert (worker.processes, worker.scale_up_after, worker.scale_down_after) == ("2:4", 0.5, 60.0)
     assert settings.app == "shop.tasks:app"
     assert (settings.url, settings.max_body, settings.worker.grace, settings.log.level) == (
         "redis://localhost",
@@ -99,6 +111,9 @@ def test_the_environment_sets_every_key() -> None:
         1.5,
         "debug",
     )
+    assert settings.include == ("shop.mail", "shop.orders")
+    assert [key.id for key in (*settings.payload.sign, *settings.payload.encrypt)] == ["a", "b"]
+    assert (settings.payload.compress, settings.payload.accept_unsigned) == (1000, True)
     assert (settings.log.jobs, settings.log.slow_job, settings.log.summary) == (True, 2.5, 30.0)
     with pytest.raises(SettingsInvalid, match="must be true or false, got maybe"):
         load_settings(None, {"MULTIQ_LOG_JOBS": "maybe"})
@@ -110,7 +125,7 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     assert (settings.worker.threads, settings.worker.processes, settings.log.level) == (7, 2, "debug")
 
 
-def test_an_empty_variable_is_as_good_as_none(tmp_path: Path) -> None:
+def test_an_empty_variable_counts_as_unset(tmp_path: Path) -> None:
     write(tmp_path / "multiq.toml", 'url = "redis://a"')
     assert load_settings(tmp_path, {"MULTIQ_URL": "", "MULTIQ_CONFIG": ""}).url == "redis://a"
 
@@ -138,7 +153,7 @@ def test_a_pyproject_without_our_table_is_passed_over(tmp_path: Path) -> None:
     assert load_settings(tmp_path / "a", {}).url == "redis://top"
 
 
-def test_a_broken_pyproject_is_its_owners_business(tmp_path: Path) -> None:
+def test_a_broken_pyproject_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path / "multiq.toml", 'url = "redis://top"')
     write(tmp_path / "a" / "pyproject.toml", "multiq multiq multiq")
     write(tmp_path / "b" / "pyproject.toml", 'tool = "multiq"')

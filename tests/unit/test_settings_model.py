@@ -1,4 +1,4 @@
-"""Settings made in code: defaults, rules, and the way to a URL."""
+"""Settings made in code: defaults, rules, and how a connection's name leads to its URL."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multiq.errors import SettingsInvalid
-from multiq.settings.model import KEYS, LogSettings, Settings, WorkerSettings
+from multiq.settings.model import KEYS, LogSettings, PayloadSettings, Settings, WorkerSettings
 
 CANARY = "S3CR3T-canary"
 
@@ -20,7 +20,7 @@ def test_the_defaults_are_an_embedded_store_and_one_job_at_a_time() -> None:
 
 
 def test_every_key_is_a_field_and_every_field_a_key() -> None:
-    sections = {"worker": WorkerSettings, "log": LogSettings}
+    sections = {"worker": WorkerSettings, "payload": PayloadSettings, "log": LogSettings}
     fields = {name for name in Settings.__struct_fields__ if name not in {*sections, "connections"}}
     fields |= {f"{name}.{field}" for name, struct in sections.items() for field in struct.__struct_fields__}
     assert fields == set(KEYS)
@@ -62,7 +62,7 @@ def test_a_connection_is_a_url_or_a_name_or_the_default() -> None:
     assert settings.resolve(None) == "redis://a"
 
 
-def test_a_connection_that_is_neither_is_refused_with_those_there_are() -> None:
+def test_an_unknown_connection_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(SettingsInvalid, match=r"'mian' is neither a URL .* \(there are: main, spare\)"):
         Settings(connections={"main": "redis://a", "spare": "redis://b"}).resolve("mian")
 

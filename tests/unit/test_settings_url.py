@@ -26,7 +26,7 @@ OPTIONS = {
 
 
 def told(text: str) -> str:
-    """All that a person gets to see of a URL: read, or refused with a traceback."""
+    """Return all texts that show a URL: its repr and str if it is valid, otherwise the traceback."""
     try:
         url = parse_url(text, OPTIONS)
     except UrlInvalid as exc:
@@ -163,7 +163,7 @@ def test_unmasked_parts_of_a_url_stay_readable(text: str, masked: str) -> None:
         f"redis://ann:{CANARY}@ho\u2100st/0",  # a host that NFKC turns into one with a slash: urlsplit quotes it all
     ],
 )
-def test_no_slip_of_the_pen_shows_a_password(text: str) -> None:
+def test_no_mistyped_url_shows_a_password(text: str) -> None:
     assert CANARY not in redact(text)
     assert CANARY not in told(text)
 

@@ -1,4 +1,4 @@
-"""The inbox of signals: what arrives there, whatever else is open, and beside other handlers in this process."""
+"""The inbox of signals gets its signals beside many open files and other handlers in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TAKEN = [signal.SIGTERM, signal.SIGUSR2]
 
 @contextlib.contextmanager
 def many_open_files() -> Iterator[None]:
-    """Whatever is opened meanwhile has a number above 1,023."""
+    """Open so many files that the next file descriptor is above 1,023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 1200:
         pytest.skip(f"this process may open {hard} files")
@@ -44,7 +44,7 @@ def test_signals_arrive_beside_many_open_files() -> None:
         assert inbox.wait(0) == []
 
 
-def test_a_lifeline_that_ends_counts_as_sigterm_beside_many_open_files() -> None:
+def test_a_supervisor_that_dies_counts_as_sigterm_beside_many_open_files() -> None:
     with many_open_files():
         lifeline, life = os.pipe()
         with SignalInbox(TAKEN, lifeline) as inbox:
@@ -57,15 +57,15 @@ def test_a_lifeline_that_ends_counts_as_sigterm_beside_many_open_files() -> None
 
 @pytest.mark.parametrize("other", [signal.SIGRTMIN + 2, signal.SIGALRM, signal.SIGRTMAX])
 def test_signals_that_other_code_handles_do_not_reach_the_inbox(other: int) -> None:
-    # Given a handler for a signal that is not the worker's; a real-time one has no name
+    # Given a program's handler for another signal, which may be a real-time signal without a name
     heard: list[int] = []
     before = signal.signal(other, lambda number, _: heard.append(number))
     try:
         with SignalInbox(TAKEN) as inbox:
-            # When it comes, and then one of ours
+            # When that signal arrives, and then one of the inbox's
             os.kill(os.getpid(), other)
             os.kill(os.getpid(), signal.SIGTERM)
-            # Then each is heard where it belongs
+            # Then each signal reaches its own handler
             arrived: list[signal.Signals] = []
             while not arrived:
                 arrived += inbox.wait(10)
@@ -74,25 +74,25 @@ def test_signals_that_other_code_handles_do_not_reach_the_inbox(other: int) -> N
         signal.signal(other, before)
 
 
-def test_an_event_loop_that_has_taken_the_wake_up_socket_keeps_no_signal_from_us() -> None:
+def test_an_event_loop_that_has_taken_the_wake_up_socket_keeps_no_signal_from_the_inbox() -> None:
     async def use() -> None:
         heard = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, heard.set)
         os.kill(os.getpid(), signal.SIGTERM)
         assert inbox.wait(10) == [signal.SIGTERM]
-        assert inbox.wait(0) == []  # once
-        os.kill(os.getpid(), signal.SIGALRM)  # and theirs still comes to them
+        assert inbox.wait(0) == []  # the signal is returned only once
+        os.kill(os.getpid(), signal.SIGALRM)  # the other handler still gets its signal
         await asyncio.wait_for(heard.wait(), 10)
 
     with SignalInbox(TAKEN) as inbox:
         asyncio.run(use())
-        # When the loop is closed, then the wake-up socket is free, and our signals still arrive
+        # When the loop is closed, then it gives up the wake-up socket, and the inbox still gets its signals
         os.kill(os.getpid(), signal.SIGUSR2)
         assert inbox.wait(10) == [signal.SIGUSR2]
         assert inbox.wait(0) == []
 
 
-def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
+def test_a_signal_handler_that_a_job_has_replaced_is_restored_afterwards() -> None:
     def theirs(_number: int, _frame: object) -> None:
         pytest.fail("it is not theirs any more")
 
@@ -101,9 +101,9 @@ def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
         other.setblocking(False)
         signal.signal(signal.SIGTERM, theirs)
         signal.set_wakeup_fd(other.fileno(), warn_on_full_buffer=False)
-        # When it has ended
+        # When the job has ended
         inbox.reclaim_signals(also_wakeups=True)
-        # Then both are ours
+        # Then the inbox has its signal and the socket again
         os.kill(os.getpid(), signal.SIGTERM)
         assert inbox.wait(10) == [signal.SIGTERM]
         assert inbox.wait(0) == []
@@ -111,25 +111,25 @@ def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_forked_process_has_the_original_signals_and_its_parent_gets_none(kind: signal.Signals) -> None:
-    signal.signal(kind, signal.SIG_DFL)  # whatever another test has left
+    signal.signal(kind, signal.SIG_DFL)  # another test may have left a handler
     with SignalInbox(TAKEN) as inbox:
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
         child.start()
         assert child.pid is not None
-        os.kill(child.pid, kind)  # at once: however early it comes, it is not heard here
+        os.kill(child.pid, kind)  # at once, because even an early signal must not reach this inbox
         child.join(10)
         code = child.exitcode
         child.kill()
         child.join()
         assert code == -kind
         assert inbox.wait(0) == []
-        # And the parent's own are as they were
+        # And the parent's handlers are unchanged
         os.kill(os.getpid(), kind)
         assert inbox.wait(10) == [kind]
 
 
 def test_a_forked_process_has_the_handler_that_the_program_had_and_nothing_blocked() -> None:
-    # Given a program with a handler of its own, and a worker in it that has blocked a signal of its
+    # Given a program with its own handler and its own blocked signal, and a worker in it
     before = signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     try:
@@ -138,7 +138,7 @@ def test_a_forked_process_has_the_handler_that_the_program_had_and_nothing_block
             pid = os.fork()
             if pid == 0:
                 blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-                if blocked == {signal.SIGALRM} and signal.set_wakeup_fd(-1) == -1:  # what is not ours stays
+                if blocked == {signal.SIGALRM} and signal.set_wakeup_fd(-1) == -1:  # the program's own settings stay
                     os.kill(os.getpid(), signal.SIGTERM)
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
@@ -158,7 +158,7 @@ def test_the_worker_s_own_forks_keep_its_signals() -> None:
 
 
 def test_a_parent_s_inbox_gets_no_signals_of_a_child() -> None:
-    # the supervisor's handlers are there until a child has its own: Ctrl-C comes to the whole group
+    # A child keeps the supervisor's handlers until it has its own, because Ctrl-C reaches the whole group.
     with SignalInbox(TAKEN) as inbox:
         pid = fork.fork_worker_process()
         if pid == 0:

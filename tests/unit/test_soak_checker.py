@@ -1,4 +1,4 @@
-"""The checker of histories: for each invariant a history that breaks it, and no other; and one that breaks none."""
+"""The checker of histories: for each invariant, a history that violates only it; and histories without violations."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Script:
 
 
 def a_good_life(script: Script) -> None:
-    """Jobs that are done, done late, retried, released, touched, buried, lost with a process and run again."""
+    """A history in which jobs are done, late, retried, released, touched, buried, and run again after a crash."""
     script.enqueue(0.0, 0.1, 1, 2, 3)
     for job in (1, 2):
         script.claim(0.2, 0.3, job, f"t{job}")
@@ -115,7 +115,7 @@ def a_good_life(script: Script) -> None:
     script.audit(9.2, job5="buried")
 
 
-def test_a_good_life_breaks_nothing() -> None:
+def test_a_history_of_all_ordinary_events_violates_no_invariant() -> None:
     script = Script()
     a_good_life(script)
     assert script.broken() == set()
@@ -572,7 +572,7 @@ def test_a_run_may_begin_after_a_later_one_if_a_cut_has_ended_its_lease(is_cut: 
         script.note(0.2, "fault", kind="cut", target="link", value=1.0)
     script.run(0.3, 0.4, 7, attempt=2, proc="job.2")
     script.run(0.35, 0.5, 7, attempt=1, proc="job.1")
-    # Then the attempts are as they were handed out, and without the cut they are not
+    # Then the attempts are in order, and without the cut connection they are not
     found = check(script.events, Setting(counts_exactly=False, ends_leases_with_connection=True))
     assert ("I9" in found.violations) is not is_cut
 
@@ -612,7 +612,7 @@ def test_a_task_that_ran_before_its_enqueue_was_answered_may_be_stored_once_more
     assert ("I9" in script.broken()) is broken
     found = check(sorted(script.events, key=lambda event: event.t))
     assert found.figures.get("stored again", 0) == (not broken)
-    # and where each enqueue of the backend is repeated, of whatever
+    # the result is the same if the backend repeats each enqueue
     assert ("I9" in script.broken(repeats_enqueues=True)) is (broken and bool(kind or not is_cut or ends < 0.5))
 
 
@@ -650,17 +650,17 @@ def test_a_job_of_a_claim_that_failed_was_taken_before_what_has_come_since(has_f
 
 @pytest.mark.parametrize(("invariant", "story"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
 def test_a_violation_is_found_by_its_own_invariant(invariant: str, story: Callable[[Script], None]) -> None:
-    # Given one thing that must not be, amid much that is as it should be
+    # Given a correct history with one violation
     script = Script()
     if invariant not in {"I6", "I7"}:
         a_good_life(script)
     story(script)
-    # Then the invariant that is about it does not hold; a second one only where the same event breaks two
+    # Then only this invariant is violated, and a second one only if the same event violates two
     also: set[str] = set()
     if story is acked_twice:
         also = {"I5"}
     elif story is refused_while_it_lasts:
-        also = {"I1"}  # nor does the store hold it
+        also = {"I1"}  # and the job is not in the store
     elif story is run_after_the_ack:
         also = {"I11"}
     found = script.broken(one_consumer=frozenset({"q"} if invariant in {"I6", "I7"} else ()))
@@ -669,7 +669,8 @@ def test_a_violation_is_found_by_its_own_invariant(invariant: str, story: Callab
 
 
 def a_stopped_holder(script: Script) -> None:
-    """Its reserve was answered while it was stopped; the job was done by another before it went on."""
+    """A consumer was stopped when its reserve was answered. Another consumer did the job before the first one
+    continued."""
     script.enqueue(0.0, 0.1, 7)
     script.note(0.3, "fault", kind="stop", target="worker.1", value=4.0)
     script.claim(0.2, 3.9, 7, "a")
@@ -693,7 +694,7 @@ def a_stopped_holder_of_a_released_job(script: Script) -> None:
 
 
 def handed_out_by_a_reserve_after_one_that_failed(script: Script) -> None:
-    """The first one had taken it: its lease lasts from there."""
+    """The first reserve had taken the job, and the lease lasts from that time."""
     script.enqueue(0.0, 0.1, 7)
     script.note(0.2, "fault", kind="cut", target="link")
     script.call(0.2, 2.2, "claim", type_="info", answer={"err": "BackendTimeout: cut"})
@@ -706,7 +707,8 @@ def handed_out_by_a_reserve_after_one_that_failed(script: Script) -> None:
 
 
 def given_back_as_its_process_ended(script: Script) -> None:
-    """Beside a job that ignores its limit, another one failed; the process was ended before it could report that."""
+    """A job failed while another job of its process ignored its time limit. The process was ended before it could
+    report the failure."""
     script.enqueue(0.0, 0.1, 7, max_attempts=1)
     script.note(0.2, "fault", "worker.1", kind="kill", target="worker.1", value=10.0)
     script.run(0.3, 1.4, 7, outcome="raised")
@@ -715,7 +717,7 @@ def given_back_as_its_process_ended(script: Script) -> None:
 
 
 def failed_and_retried_before_its_process_ended(script: Script) -> None:
-    """The run may have been given back when the process was ended a moment later. It was not."""
+    """The process was ended a moment after the failure. The job may have been given back, but was not."""
     script.enqueue(0.0, 0.1, 7, max_attempts=3)
     script.run(0.3, 0.31, 7, outcome="raised")
     script.run(0.5, 0.51, 7, attempt=2)
@@ -794,7 +796,7 @@ def test_a_refused_ack_whose_reply_was_lost_may_have_counted_on_beanstalkd(is_cu
     script.say(0.5, 2.5, "ack", 7, "a", type_="fail")
     script.audit(9.5)
     assert script.broken(ends_leases_with_connection=True) - {"I5"} == broken
-    assert script.broken() >= {"I1"}  # elsewhere it is known what became of it
+    assert script.broken() >= {"I1"}  # on other backends, a cut does not explain the missing job
 
 
 def test_every_invariant_has_a_history_that_breaks_it() -> None:
@@ -802,7 +804,7 @@ def test_every_invariant_has_a_history_that_breaks_it() -> None:
 
 
 def test_a_fault_explains_only_its_own_history() -> None:
-    # Given a run that a fault explains, and the same without the fault
+    # Given an interrupted run that a fault explains, and the same run without the fault
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.run(0.2, None, 7)
@@ -814,7 +816,7 @@ def test_a_fault_explains_only_its_own_history() -> None:
 
 @pytest.mark.parametrize(("waits", "broken"), [(True, set()), (False, {"I11"})])
 def test_a_process_that_is_stopped_may_hold_the_lock_of_all(waits: bool, broken: set[str]) -> None:
-    # Given a job whose lease ended while it ran, as no process could write until a third one went on
+    # Given a job whose lease ended while it ran, because a stopped process held the lock
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.note(0.4, "fault", kind="stop", target="consume-3.9", value=3.5)
@@ -823,7 +825,7 @@ def test_a_process_that_is_stopped_may_hold_the_lock_of_all(waits: bool, broken:
     assert script.broken(waits_for_the_stopped=waits) == broken
 
 
-def test_an_outage_that_lasted_longer_than_was_thought_explains_what_it_brought_about() -> None:
+def test_an_outage_that_lasted_longer_than_recorded_explains_its_effects() -> None:
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.note(0.2, "fault", kind="restart", target="store", value=1.0)
@@ -838,6 +840,13 @@ def test_an_outage_that_lasted_longer_than_was_thought_explains_what_it_brought_
 def test_a_reserve_that_waits_may_end_two_seconds_after_its_deadline(f: str, ends: float, broken: bool) -> None:
     script = Script()
     script.call(0.0, ends, f, type_="info", deadline=2.0, answer={"err": "BackendTimeout: frozen"})
+    assert ("I15" in script.broken()) is broken
+
+
+@pytest.mark.parametrize(("seconds", "broken"), [(0.0, True), (2.1, False), (3.1, True)])
+def test_the_time_of_writing_the_history_is_not_part_of_a_call(seconds: float, broken: bool) -> None:
+    script = Script()
+    script.call(0.0, 3.5, "ack", deadline=2.0, answer={"seconds": seconds})
     assert ("I15" in script.broken()) is broken
 
 
@@ -857,7 +866,7 @@ def test_a_recorded_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     op = recorder.invoke("enqueue", jobs=(1, 2), queue="q", ttr=2.0, digests=("a", "b"))
     recorder.answer("ok", "enqueue", op)
     recorder.note("healed")
-    # and a process that was killed in the middle of a line
+    # A process was killed in the middle of a line.
     (tmp_path / "worker.9.jsonl").write_bytes(b'{"t":1,"proc":"w","type":"info","f":"healed"}\n{"t":2,"pro')
     events = read(tmp_path)
     assert [event.f for event in events] == ["healed", "enqueue", "enqueue", "healed"]
@@ -868,7 +877,7 @@ def test_a_recorded_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert replay(tmp_path / "kept.jsonl.gz") == events[1:3]
 
 
-def test_a_process_with_the_number_of_one_that_was_killed_goes_on_behind_its_half_line(tmp_path: Path) -> None:
+def test_a_process_with_the_pid_of_a_killed_one_writes_after_the_incomplete_line(tmp_path: Path) -> None:
     path = tmp_path / f"job.{os.getpid()}.jsonl"
     path.write_bytes(b'{"t":1,"proc":"w","type":"info","f":"healed"}\n{"t":2,"pro')
     recorder = Recorder(tmp_path, "job")
@@ -906,7 +915,7 @@ print(failed)
 def test_a_history_that_could_not_be_written_is_not_judged(tmp_path: Path) -> None:
     # Given a process that may write a thousand bytes, as on a disk that is full
     done = subprocess.run([sys.executable, "-c", _WRITES, tmp_path], capture_output=True, text=True, check=True)
-    assert int(done.stdout) > 80  # each call has failed from then on: no job goes on without its record
+    assert int(done.stdout) > 80  # each later call failed, because no job may run without its record
     # Then no process is blamed for the missing events
     with pytest.raises(HistoryDamaged, match="could not write down"):
         read(tmp_path)

@@ -1,4 +1,4 @@
-"""Subscribers while others come and go: new ones, and other workers on the same app."""
+"""Subscribers while others are added, and while other workers of the same app end."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_a_subscriber_added_during_an_event_gets_the_next_one() -> None:
     told._subscribers = Late(list, {events.JobLost: [lambda _: None]})
     told.listeners = events._Listeners(told._subscribers)
     told.emit(LOST)
-    # When the next one is told
+    # When the next event is emitted
     heard.clear()
     told.emit(LOST)
-    # Then the newcomer hears of it
+    # Then the new subscriber gets it
     assert heard == [LOST]
 
 
@@ -101,7 +101,7 @@ MODES: list[dict[str, Any]] = [{}, {"threads": 2}, {"concurrency": 2}]
 def test_a_worker_that_ends_does_not_cancel_the_subscribers_of_another(
     first: dict[str, Any], second: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given two workers on one app, and a subscriber that takes its time over a job of the second one
+    # Given two workers of one app, and a subscriber that is slow with an event of the second worker
     monkeypatch.setattr("multiq.worker.processes.process._LAST_EVENTS", 0.1)
     app = multiq.App("memory://")
     goes_on, began, heard = threading.Event(), threading.Event(), list[str]()
@@ -135,7 +135,7 @@ def test_a_worker_that_ends_does_not_cancel_the_subscribers_of_another(
             # When the first worker ends
             one.stop()
             threads[0].join(20)
-            # Then the subscriber goes on, and others are told
+            # Then the subscriber runs on, and gets later events
             goes_on.set()
             until(lambda: heard == ["quick", "slow"])
             slow.enqueue()

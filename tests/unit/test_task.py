@@ -192,11 +192,12 @@ def test_a_timeout_of_zero_means_no_limit(app: multiq.App) -> None:
     assert buried.reason == "the task ran longer than its timeout of 0.001 s"
 
 
-def test_a_hook_that_exits_changes_nothing(app: multiq.App, caplog: pytest.LogCaptureFixture) -> None:
-    def leave(_job: object, _what: object) -> None:
-        raise SystemExit(3)
+def test_middleware_that_exits_changes_nothing(app: multiq.App, caplog: pytest.LogCaptureFixture) -> None:
+    class Leave(multiq.Middleware):
+        def ended(self, job: object, ending: object) -> None:
+            raise SystemExit(3)
 
-    @app.task(on_success=leave, on_failure=leave, max_attempts=1)
+    @app.task(middleware=[Leave()], max_attempts=1)
     def divide(number: int) -> float:
         return 1 / number
 
@@ -204,7 +205,7 @@ def test_a_hook_that_exits_changes_nothing(app: multiq.App, caplog: pytest.LogCa
     work_off(app)
     assert app.queue().stats().buried == 1
     assert app.queue().stats().ready == 0
-    assert caplog.messages.count("a hook of task divide failed; the job's fate is not affected") == 2
+    assert caplog.messages.count("middleware failed in ended() of task divide; the job's fate is not affected") == 2
 
 
 # --- arguments ---

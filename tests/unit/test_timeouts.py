@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def called_by_the_runner(function: Callable[[], object]) -> None:
-    """Call it with a frame below it that is the runner's, as far as can be seen."""
+    """Call the function from a frame that looks like the runner's."""
     exec("function()", {"__name__": "multiq.worker.execution.runner", "function": function})  # noqa: S102
 
 
 def allowed(function: Callable[[], object]) -> set[tuple[str, str]]:
-    """Module and function of each frame, of all that are called, in which an exception may be raised."""
+    """Return the module and the function of each called frame in which an exception may be raised."""
     timeouts, found = Timeouts(1.0), set()
 
     def look(frame: FrameType, _event: str, _what: object) -> None:
@@ -115,7 +115,7 @@ def test_code_that_no_task_has_called_is_left_alone() -> None:
 
 
 def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
-    # a process that was suspended: the loop cancels the job long after its deadline, and the heartbeat looks meanwhile
+    # In a process that was suspended, the loop cancels the job long after its deadline, and the heartbeat checks it.
     now = time.monotonic()
     call: Any = SimpleNamespace(deadline=now - 10, timeout=1.0, job=SimpleNamespace(notice=Notice()))
     held: Any = SimpleNamespace()
@@ -128,7 +128,7 @@ def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
 
 
 def test_a_job_that_has_ended_writes_nothing_to_a_slot_that_may_be_another_lease_s() -> None:
-    # Given a coroutine that ends while the heartbeat looks at those that run
+    # Given a coroutine that ends while the heartbeat checks the running jobs
     written: list[float] = []
     inflight: Any = SimpleNamespace(set_kill_at=lambda _, kill_at: written.append(kill_at))
     call: Any = SimpleNamespace(deadline=time.monotonic() - 1, timeout=1.0, job=SimpleNamespace(notice=Notice()))
@@ -141,12 +141,12 @@ def test_a_job_that_has_ended_writes_nothing_to_a_slot_that_may_be_another_lease
         timeouts.postpone(timed, 3.0)
         timeouts.mark_notified(timed)
         timeouts._is_overdue(timed, time.monotonic(), None)
-        # Then nothing is written
+        # Then nothing is written to the slot
         assert written == []
 
 
 class HeartbeatAfterEachLock:
-    """A lock after each of whose releases the heartbeat checks the timeouts."""
+    """A lock that lets the heartbeat check the timeouts after each release."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.overdue: list[object] = []

@@ -1,4 +1,4 @@
-"""What a type checker makes of the public API: right calls pass ``mypy --strict``, wrong ones are refused."""
+"""The types of the public API: right calls pass ``mypy --strict``, and wrong calls do not."""
 
 from __future__ import annotations
 
@@ -54,9 +54,37 @@ assert_type(handles, list[multiq.JobHandle])
 async def produce() -> None:
     assert_type(await send.aenqueue("ann@example.com", name="Ann"), multiq.JobHandle)
     await send.options(delay=1).aenqueue("ann@example.com", name="Ann")
+    assert_type(await send.aenqueue_many([("a@x.org", "A")]), list[multiq.JobHandle])
+    queue = app.queue("mail")
+    assert_type(await queue.aenqueue({"any": "json"}, delay=1), multiq.JobHandle)
+    assert_type(await queue.astats(), multiq.QueueStats)
+    assert_type(await queue.akick(10), int)
+    async with await queue.areserve(timeout=5) as job:
+        assert_type(job, multiq.Job)
+        await job.atouch()
+    assert_type(await handle.astate(), multiq.State)
+    assert_type(await handle.astatus() == "queued", bool)
+    assert_type(await multiq.chain(send.s("a", "A")).aenqueue(), multiq.FlowHandle)
+    async for failed in app.failed.list(queue="mail"):
+        assert_type(failed, multiq.JobInfo)
+    async for flow in app.flows.alist():
+        assert_type(flow.name, str)
+    await app.aclose()
     await fetch.aenqueue("https://example.com")
     assert_type(await fetch("https://example.com"), bytes)
 
+
+tasks = multiq.Tasks(prefix="mail")
+
+
+@tasks.task(queue="mail")
+def reset(address: str) -> int:
+    return 1
+
+
+app.include(tasks)
+reset.enqueue("ann@example.com")
+assert_type(reset.for_app(app)("ann@example.com"), int)
 
 handle.cancel()
 handle.reschedule(delay=300)
@@ -97,7 +125,7 @@ assert_type(multiq.current_job(), multiq.JobContext)
 assert_type(multiq.Worker(app, queues=["high", "default"], processes=2, threads=4).run(), int)
 """
 
-# each line is wrong in one way: mypy's code for it, and a part of what it says
+# each line is wrong in one way: mypy's code for it, and a part of mypy's message
 WRONG = {
     'send.enqueue(1, name="Ann")': ("arg-type", 'expected "str"'),
     'send.enqueue("ann@example.com")': ("call-arg", "name"),
@@ -118,7 +146,7 @@ WRONG = {
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """File name -> what ``mypy --strict`` says of it, for all files in one run."""
+    """The complaints of ``mypy --strict`` by file name, for all files in one run."""
     folder = tmp_path_factory.mktemp("typed")
     right = PRELUDE + RIGHT
     wrong = PRELUDE + 'handle = plain.enqueue("a")\n' + "".join(f"_ = {line}\n" for line in WRONG)

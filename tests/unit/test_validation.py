@@ -1,4 +1,4 @@
-"""What callers may pass beside a body, and the errors when it is wrong."""
+"""The options that callers may pass with a body, and the errors for wrong values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a system has no fork (Windows), ``import multiq`` works, and so do producers."""
+"""On a system without fork (Windows), ``import multiq`` works, and producers can enqueue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's loop in this process, on memory: what becomes of jobs, what is said of them."""
+"""A worker in this process, on the memory backend: verdicts, events, middleware, time limits and prefetch."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class EvilClass(Exception):
 
 @pytest.mark.parametrize("mode", MODES)
 class TestVerdicts:
-    """What a task does decides what becomes of its job, wherever it runs."""
+    """What a task does decides its job's verdict, in every mode."""
 
     def test_a_job_that_returns_is_gone(self, app: multiq.App, mode: dict[str, Any]) -> None:
         ran: list[int] = []
@@ -136,7 +136,7 @@ class TestVerdicts:
         task.enqueue(1)
         assert drain(app, **mode) == 0
         assert ran == [1]
-        # (an error without any text is tried again as if it had no policy of its own)
+        # An error whose text cannot be made is retried as if the task had no retry policy.
         assert {handle.state() for handle in handles} <= {State.BURIED, State.DELAYED}
 
     def test_a_backoff_that_fails_hides_no_failure(self, app: multiq.App, mode: dict[str, Any]) -> None:
@@ -295,18 +295,15 @@ class TestVerdicts:
         with pytest.raises(LookupError, match="no multiq job runs here"):
             current_job()
 
-    def test_hooks_are_called_and_cannot_hurt(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_ended_is_called_and_its_error_changes_nothing(self, app: multiq.App, mode: dict[str, Any]) -> None:
         calls: list[tuple[str, Any]] = []
 
-        def succeeded(job: multiq.JobContext, result: Any) -> None:
-            calls.append(("success", result))
-            raise RuntimeError("in the hook")
+        class Told(multiq.Middleware):
+            def ended(self, job: multiq.JobContext, ending: multiq.Ending) -> None:
+                calls.append((ending.verdict, ending.result if ending.error is None else str(ending.error)))
+                raise RuntimeError("in middleware")
 
-        def failed(job: multiq.JobContext, error: BaseException) -> None:
-            calls.append(("failure", str(error)))
-            raise RuntimeError("in the hook")
-
-        @app.task(max_attempts=2, backoff=0, on_success=succeeded, on_failure=failed)
+        @app.task(max_attempts=2, backoff=0, middleware=[Told()])
         def work(number: int) -> int:
             if number < 0:
                 raise ValueError("negative")
@@ -314,7 +311,7 @@ class TestVerdicts:
 
         good, bad = work.enqueue(4), work.enqueue(-1)
         drain(app, **mode)
-        assert sorted(calls, key=str) == [("failure", "negative"), ("success", 8)]
+        assert sorted(calls, key=str) == [("buried", "negative"), ("done", 8), ("retried", "negative")]
         assert (good.state(), bad.state()) == (State.GONE, State.BURIED)
 
 
@@ -374,7 +371,7 @@ class TestEvents:
             try:
                 while True:
                     time.sleep(0.01)
-                    if mode:  # on a thread it must ask
+                    if mode:  # on a thread, the job must poll
                         current_job().check()
             except multiq.SoftTimeout as exc:
                 seen.append(str(exc))
@@ -403,7 +400,7 @@ class TestEvents:
                     current_job().check()
             except multiq.SoftTimeout:
                 wait(0.3)
-                after.options(queue="later").enqueue()  # a call of multiq's own would tell it, too
+                after.options(queue="later").enqueue()  # a call into multiq would raise the timeout, too
                 marks.append("tidied")
 
         @app.task
@@ -419,7 +416,7 @@ class TestEvents:
         @app.task(max_attempts=1, timeout=0.5)
         async def hog() -> None:
             for number in range(40):
-                time.sleep(0.2)  # noqa: ASYNC251 - the mistake that it is
+                time.sleep(0.2)  # noqa: ASYNC251 - blocks the loop on purpose
                 await asyncio.sleep(0)
                 slices.append(number)
 
@@ -432,7 +429,7 @@ class TestEvents:
         @app.task
         async def hog() -> None:
             for _ in range(8):
-                time.sleep(0.5)  # noqa: ASYNC251 - the mistake that it is
+                time.sleep(0.5)  # noqa: ASYNC251 - blocks the loop on purpose
                 await asyncio.sleep(0)
 
         @app.task(timeout=1, max_attempts=1)
@@ -487,7 +484,7 @@ class TestEvents:
         assert sorted(ran) == [0, 1, 2, 3]
 
     def test_a_timeout_never_lands_in_the_next_job(self, app: multiq.App) -> None:
-        # Given jobs that end at just about the time of their limit, each followed by one without a limit
+        # Given jobs that end at about their time limit, each followed by a job without a limit
         ends: list[str | None] = []
         app.on(events.JobDone)(lambda event: ends.append(event.job.task))
         app.on(events.JobTimedOut)(lambda event: ends.append(f"{event.job.task}, timed out"))
@@ -507,7 +504,7 @@ class TestEvents:
         for _ in range(30):
             close.enqueue()
             free.enqueue()
-        # When they are run, then only those with a limit are ever ended by it
+        # When a worker runs them, then only jobs with a limit get a timeout
         assert drain(app) == 0
         assert ends.count("free") == 30
         assert ends.count("close") + ends.count("close, timed out") == 30
@@ -546,7 +543,7 @@ class TestLeases:
         @app.task
         def race() -> None:
             store = app.backend._store  # type: ignore[attr-defined]
-            with store.changed:  # the lease ends as if its holder had been asleep for long
+            with store.changed:  # end the lease, as if its holder had been suspended
                 held = store.queue("default", store.clock())
                 held.make_ready(held.jobs[current_job().id], crashed=True)
 
@@ -559,7 +556,7 @@ class TestLeases:
 
 
 class FlakyConsumer(Consumer):
-    """A consumer for which every third call finds the connection gone."""
+    """A consumer whose every third call raises a lost connection."""
 
     def __init__(self, inner: Consumer) -> None:
         self._inner = inner
@@ -590,7 +587,7 @@ class FlakyConsumer(Consumer):
 def test_an_outage_delays_verdicts_and_loses_none(
     app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a backend that is gone at every third call
+    # Given a backend that loses every third call
     ran: list[int] = []
     task = app.task(name="append")(ran.append)
     handles = [task.enqueue(number) for number in range(20)]
@@ -601,9 +598,39 @@ def test_an_outage_delays_verdicts_and_loses_none(
     # When a worker works
     with working(app, **mode):
         until(lambda: {handle.state() for handle in handles} == {State.GONE}, timeout=60)
-    # Then each job ran once, was settled, and the outage was told
+    # Then each job ran once and was settled, and the outage was reported
     assert sorted(ran) == list(range(20))
     assert "the cable is loose" in told
+
+
+class Cut(FlakyConsumer):
+    """A consumer whose first reserve after a settle raises a lost connection."""
+
+    def reserve(self, limit: int, timeout: float, queues: Any = None) -> list[Any]:
+        if self._calls == 1:
+            self._calls = 2
+            raise BackendUnavailable("the cable is loose")
+        return self._inner.reserve(limit, timeout, queues)
+
+    def settle(self, verdicts: Any) -> list[Any]:
+        self._calls = self._calls or 1
+        return self._inner.settle(verdicts)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_worker_does_not_end_as_empty_if_its_reserve_was_cut(
+    app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given more jobs than the worker takes at once, and a connection that is lost after the first verdicts
+    ran: list[int] = []
+    task = app.task(name="append")(ran.append)
+    for number in range(10):
+        task.enqueue(number)
+    make = app.backend.consumer
+    monkeypatch.setattr(app.backend, "consumer", lambda queues: Cut(make(queues)))
+    # When a worker runs that ends when no job is due, then it runs all jobs
+    assert multiq.Worker(app, stop_when_empty=True, prefetch=1, **mode).run() == 0
+    assert sorted(ran) == list(range(10))
 
 
 class TestPrefetch:
@@ -612,9 +639,9 @@ class TestPrefetch:
         for _ in range(20):
             prefetch.note_job(0.00001)
             prefetch.note_batch(prefetch.size, prefetch.size)
-        assert prefetch.size == 101  # one that runs, and those beyond it
+        assert prefetch.size == 101  # one job that runs, and 100 prefetched jobs
 
-    def test_one_long_job_ends_it(self) -> None:
+    def test_one_long_job_resets_the_prefetch(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(20):
             prefetch.note_job(0.00001)
@@ -630,8 +657,8 @@ class TestPrefetch:
             prefetch.note_batch(prefetch.size, prefetch.size)
         assert prefetch.size <= BUDGET / 0.002
 
-    def test_many_slots_share_what_waits(self) -> None:
-        # of 50 slots one is free every 0.4 ms: 24 more may wait without one of them waiting for longer than the budget
+    def test_many_slots_share_the_prefetched_jobs(self) -> None:
+        # One of 50 slots becomes free every 0.4 ms. So 24 more jobs may wait, and none waits longer than the budget.
         prefetch = Prefetch(50, 100)
         for _ in range(100):
             prefetch.note_job(2 * BUDGET)
@@ -639,7 +666,7 @@ class TestPrefetch:
         assert prefetch.size == 50 - 1 + 25
         assert (prefetch.size - 50 + 1) / 50 * 2 * BUDGET <= BUDGET
 
-    def test_every_slot_has_a_job_at_least(self) -> None:
+    def test_every_slot_gets_at_least_one_job(self) -> None:
         assert Prefetch(8, 1).size == 8
 
 
@@ -676,7 +703,7 @@ def test_no_more_jobs_run_at_a_time_than_allowed(app: multiq.App, mode: dict[str
 def test_jobs_that_arrive_after_the_stop_do_not_begin(
     app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a worker that is told to stop in the very moment in which it is handed a job
+    # Given a worker that is stopped at the moment at which it gets a job
     ran: list[int] = []
     handle = app.task(name="append")(ran.append).enqueue(1)
     worker = multiq.Worker(app, **mode)
@@ -692,7 +719,7 @@ def test_jobs_that_arrive_after_the_stop_do_not_begin(
             return self._inner.settle(verdicts)
 
     monkeypatch.setattr(app.backend, "consumer", lambda queues: StopsInTheMiddle(make(queues)))
-    # When it runs, then the job is ready as if it had never been reserved
+    # When the worker runs, then the job is ready as if it had never been reserved
     assert worker.run() == 0
     assert ran == []
     assert (handle.peek().state, handle.peek().attempt) == (State.READY, 0)
@@ -704,14 +731,14 @@ def test_jobs_behind_long_ones_are_not_fetched_and_given_back_over_and_over(app:
     app.on(events.WorkerLooping)(asked.append)
     app.task(name="long")(lambda: time.sleep(0.3))
     app.queue().enqueue_many([{"multiq": 1, "task": "long"}] * 8)
-    # When they are run, then the backend is asked about as often as there are jobs, not as fast as can be
+    # When a worker runs them, then it makes about one call per job, and does not fetch in a busy loop
     assert drain(app, threads=3) == 0
     assert len(asked) < 40
 
 
 @pytest.mark.parametrize("mode", MODES)
 class TestAround:
-    """What an app has done around its jobs."""
+    """Middleware."""
 
     def test_middleware_runs_around_each_job_the_first_one_outermost(
         self, app: multiq.App, mode: dict[str, Any]
@@ -784,18 +811,21 @@ class TestAround:
         drain(app, **mode)
         assert seen == ["open for fetch", "fetch", "closed"]
 
-    def test_a_hook_may_keep_the_worker_from_fetching(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_middleware_may_keep_the_worker_from_fetching(self, app: multiq.App, mode: dict[str, Any]) -> None:
         asked: list[str] = []
         is_open = False
 
-        @app.before_fetch
-        def may(worker: str) -> bool:
-            asked.append(worker)
-            return is_open
+        class May(multiq.Middleware):
+            def before_fetch(self, worker: str) -> bool:
+                asked.append(worker)
+                return is_open
 
-        @app.before_fetch
-        def broken(worker: str) -> None:
-            raise RuntimeError("no veto")
+        class Broken(multiq.Middleware):
+            def before_fetch(self, worker: str) -> None:
+                raise RuntimeError("no veto")
+
+        app.middleware(May())
+        app.middleware(Broken())
 
         ran: list[int] = []
         task = app.task(name="append")(ran.append)
@@ -807,21 +837,22 @@ class TestAround:
             is_open = True
             until(lambda: ran)
 
-    def test_on_retry_is_called_for_each_retry(self, app: multiq.App, mode: dict[str, Any]) -> None:
-        heard: list[tuple[int, str]] = []
+    def test_ended_is_called_for_each_retry(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        heard: list[tuple[int, str, str]] = []
 
-        def note(job: multiq.JobContext, error: BaseException) -> None:
-            heard.append((job.attempt, str(error)))
+        class Note(multiq.Middleware):
+            def ended(self, job: multiq.JobContext, ending: multiq.Ending) -> None:
+                heard.append((job.attempt, ending.verdict, str(ending.error)))
 
-        @app.task(max_attempts=3, backoff=0, on_retry=note)
+        @app.task(max_attempts=3, backoff=0, middleware=[Note()])
         def fail() -> None:
             raise ValueError("no")
 
         fail.enqueue()
         drain(app, **mode)
-        assert heard == [(1, "no"), (2, "no")]
+        assert heard == [(1, "retried", "no"), (2, "retried", "no"), (3, "buried", "no")]
 
 
 def test_middleware_must_be_a_generator_function(app: multiq.App) -> None:
     with pytest.raises(multiq.ArgumentsInvalid, match="before and after one yield"):
-        app.middleware(lambda job: None)
+        app.middleware(lambda job: None)  # type: ignore[type-var]  # wrong on purpose

@@ -1,4 +1,4 @@
-"""What a worker says of a job's end, and what it does not hold against the job."""
+"""The verdicts and events at a job's end, and what does not count as the job's failure."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def drain(app: multiq.App, **options: Any) -> int:
 def test_events_have_the_reason_that_is_kept(
     app: multiq.App, mode: dict[str, Any], kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL + 1)  # what is captured is passed on as UTF-8, which has no such characters
+    caplog.set_level(logging.CRITICAL + 1)  # pytest cannot encode such characters
     caplog.set_level(logging.CRITICAL + 1, "multiq")
-    # Given a job that ends with a reason which is too long, and no text that can be written
+    # Given a job that ends with a reason that is too long and cannot be encoded
     said: list[str] = []
     app.on(events.JobBuried)(lambda event: said.append(event.reason))
     app.on(events.JobRetried)(lambda event: said.append(event.reason))
@@ -163,7 +163,7 @@ def test_a_slow_subscriber_of_worker_stopping_does_not_change_the_exit_code(app:
 
 
 class Away(Consumer):
-    """Of a backend that takes long to say nothing."""
+    """A consumer of a backend that does not answer for a long time."""
 
     queues = ("default",)
 
@@ -185,24 +185,26 @@ class Away(Consumer):
 def sidecar_of(app: multiq.App, shared_state: SharedState) -> Sidecar:
     unused: Any = None
     return Sidecar(
-        app, shared_state, unused, 0, 1.0, force=False, shares_loop=False, status=unused, health_file=None, server=None
-    )
+        app, shared_state, unused, 0, 1.0, force=False, shares_loop=False,
+        schedules=True, queues=["default"], scaling=None, status=unused,
+        health_file=None, server=None,
+    )  # fmt: skip
 
 
 def test_the_sidecar_watches_no_process_0_for_a_child_that_is_being_forked(
     app: multiq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a table that is assigned to another child while the sidecar looks: at first it has no pid
+    # Given a table that is assigned to another child while the sidecar reads it: at first it has no pid
     shared_state = SharedState(1, 2)
     shared_state.tables[0].assign()
     pids = iter([os.getpid(), 0, 0])
     monkeypatch.setattr(InflightTable, "pid", property(lambda _: next(pids)))
     sidecar = sidecar_of(app, shared_state)
-    # When it looks twice
+    # When the sidecar reads twice
     for _ in range(2):
         sidecar._watch_children()
         watched = [child._pid for child in sidecar._children.values()]
-        # Then it watches the child of which it has seen a pid, or none
+        # Then it watches the child whose pid it has read, or no process
         assert 0 not in watched
     assert watched == []
 
@@ -218,18 +220,18 @@ def test_recovery_that_waits_for_the_backend_shows_progress(app: multiq.App) -> 
     recovery = Recovery(app, shared_state, shares_loop=False)
     recovery._can_settle = True
     consumer = recovery._consumer = Away(shared_state)
-    # When it tries to hand on their jobs, then it goes round with each try, and keeps the tables for the next time
+    # When recovery tries to settle their jobs, then each attempt is noted as progress, and the tables are kept
     recovery.settle_dead()
     assert len(set(consumer.beats)) == 3
     assert [table.state for table in shared_state.tables[:3]] == [DEAD] * 3
 
 
 def test_a_restart_requested_while_the_sidecar_is_replaced_is_obeyed_once(app: multiq.App) -> None:
-    # Given a sidecar that has listened, and died
+    # Given a sidecar that has read the flags, and died
     shared_state = SharedState(1)
     sidecar_of(app, shared_state)._poll_control(time.monotonic())
     assert shared_state.worker.restarts == 0
-    # When it is said now that all workers are to restart, then the next sidecar passes it on, once
+    # When a restart of all workers is requested now, then the next sidecar passes the request on, once
     Control(app.backend).restart()
     sidecar = sidecar_of(app, shared_state)
     sidecar._poll_control(time.monotonic())
@@ -246,7 +248,7 @@ def test_a_restart_requested_before_the_worker_started_is_ignored(app: multiq.Ap
 
 
 def test_a_new_supervisor_lets_the_old_sidecar_kill_the_old_children() -> None:
-    # Given a supervisor after a reload, with a child and a sidecar of before
+    # Given a supervisor after a reload, with a child and a sidecar from before the reload
     code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with contextlib.ExitStack() as stack:
@@ -257,14 +259,14 @@ def test_a_new_supervisor_lets_the_old_sidecar_kill_the_old_children() -> None:
         assert sidecar.stdout is not None
         sidecar.stdout.readline()
         with supervisor._inbox:
-            pass  # its sockets are closed
+            pass  # the sockets of this block are closed
         supervisor._previous = PreviousGeneration({child.pid}, {sidecar.pid})
-        # When it is time to kill, then the sidecar is told, which knows that they have not crashed
+        # When the grace is over, then the old sidecar gets a signal, because it knows that its jobs have not crashed
         supervisor._kill_at = 0.0
         supervisor._kill_overdue()
         assert sidecar.wait(20) == 7
         assert child.poll() is None
-        # And should that be of no use, they are killed
+        # And if the signal has no effect, the supervisor kills the old processes
         supervisor._kill_at = 0.0
         supervisor._kill_overdue()
         assert child.wait(20) == -signal.SIGKILL
@@ -274,9 +276,9 @@ def test_a_process_that_reuses_the_pid_of_a_previous_child_is_not_killed() -> No
     # Given a supervisor after a reload, whose earlier processes were waited for by another process
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
-        pass  # its sockets are closed
+        pass  # the sockets of this block are closed
     told = subprocess.run(["sh", "-c", "sleep 60 >&- & echo $!"], stdout=subprocess.PIPE, check=True)
-    stranger = int(told.stdout)  # no child of ours
+    stranger = int(told.stdout)  # not a child of this process
     descriptor = os.pidfd_open(stranger)
     try:
         ended = select.poll()
@@ -304,7 +306,7 @@ def test_a_job_that_is_about_to_begin_is_given_back_with_the_waiting_ones(
     async def note() -> None:
         began.append(1)
 
-    # Given a worker of which a thread was stopped between taking a job and beginning it
+    # Given a worker with a thread that was stopped after it took a job, and before it began the job
     is_there, goes_on = threading.Event(), threading.Event()
     begin = Executor._begin
 
@@ -320,7 +322,7 @@ def test_a_job_that_is_about_to_begin_is_given_back_with_the_waiting_ones(
     thread = threading.Thread(target=lambda: codes.append(worker.run()), daemon=True)
     thread.start()
     assert is_there.wait(20)
-    # When the worker's time to stop is over, and the thread goes on
+    # When the worker's grace is over, and the thread continues
     worker.stop()
     until = time.monotonic() + 20
     while app.queue().stats().reserved and time.monotonic() < until:
@@ -328,5 +330,5 @@ def test_a_job_that_is_about_to_begin_is_given_back_with_the_waiting_ones(
     given_back = app.queue().stats().ready
     goes_on.set()
     thread.join(20)
-    # Then the job is there for others, and has not begun here
+    # Then the job is ready for other workers, and has not begun
     assert (given_back, codes, began) == (1, [130], [])

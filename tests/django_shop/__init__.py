@@ -1,0 +1,1 @@
+"""A project of Django's for tests: settings, one app, an admin, and tasks."""

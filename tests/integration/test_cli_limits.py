@@ -1,0 +1,63 @@
+"""``multiq limits``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from shell import Shell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(tmp_path)
+
+
+def test_a_limit_is_set_and_listed_as_json(shell: Shell) -> None:
+    done = shell.run("limits", "set", "mail", "smtp", "--rate", "5", "--per", "1m", "-c", "memory://", "--json")
+    assert done.code == 0
+    assert done.json == {
+        "queue": "mail", "name": "smtp", "slots": None, "rate": 5.0, "per": 60.0, "burst": 1, "fair": False,
+        "pinned": True, "keys": 0, "running": 0, "parked": 0, "top": [],
+    }  # fmt: skip
+    assert shell.run("limits", "list", "-c", "memory://", "--json").json == {"queues": {}}
+    removed = shell.run("limits", "remove", "mail", "smtp", "-c", "memory://", "--json")
+    assert removed.json == {"queue": "mail", "removed": "smtp"}
+
+
+def test_a_limit_without_numbers_is_refused(shell: Shell) -> None:
+    done = shell.run("limits", "set", "mail", "smtp", "--slots", "none", "-c", "memory://")
+    assert done.code == 2
+    assert "must have slots, a rate or fair" in done.err
+    done = shell.run("limits", "set", "mail", "smtp", "--slots", "many", "-c", "memory://")
+    assert done.code == 2
+    assert "must be a number, or none, got 'many'" in done.err
+
+
+def test_a_backend_without_limits_is_refused_with_its_reason(shell: Shell) -> None:
+    done = shell.run("limits", "set", "mail", "smtp", "--slots", "1", "-c", "beanstalk://127.0.0.1:1")
+    assert done.code != 0
+    assert "limits" in done.err
+    assert "memory" in done.err
+
+
+def test_a_limit_of_the_whole_app_is_set_listed_and_removed(shell: Shell) -> None:
+    url = "sqlite:///jobs.db"
+    done = shell.run("limits", "set", "@app", "provider", "--slots", "3", "-c", url)
+    assert (done.code, done.out) == (0, "limit provider of the app is 3 at a time\n")
+    shell.run("limits", "set", "@app", "provider", "--rate", "5", "-c", url)
+    listed = shell.run("limits", "list", "-c", url, "--json").json["queues"]
+    assert [(state["name"], state["slots"], state["rate"], state["pinned"]) for state in listed["@app"]] == [
+        ("provider", 3, 5.0, True)
+    ]
+    assert "@app" in shell.run("limits", "list", "@app", "-c", url).out
+    assert shell.run("limits", "remove", "@app", "provider", "-c", url).out == "the app has no limit provider\n"
+    assert shell.run("limits", "list", "@app", "-c", url).out == "the app has no limits\n"
+    done = shell.run("limits", "set", "@app", "provider", "--fair", "-c", url)
+    assert done.code == 5
+    assert "fair" in done.err
+    assert shell.run("limits", "set", "@other", "provider", "--slots", "1", "-c", url).code == 2

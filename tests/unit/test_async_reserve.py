@@ -1,0 +1,292 @@
+"""Coroutines that wait for jobs: which coroutine gets which job, how long each waits, and that no job is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from servers.process import until
+
+import multiq
+from multiq import BackendTimeout, BackendUnavailable, LeaseLost, QueueEmpty
+from multiq.backend import State
+from multiq.backend.memory import MemoryBackend, MemoryConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from multiq.backend import Lease
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[multiq.App]:
+    with multiq.App("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db") as app:
+        yield app
+
+
+@pytest.fixture
+def queue(app: multiq.App) -> multiq.Queue:
+    return app.queue()
+
+
+async def settled() -> None:
+    """Let coroutines that have begun come to their first wait."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def reserving_threads() -> set[int | None]:
+    return {thread.ident for thread in threading.enumerate() if thread.name == "multiq-async-reserve"}
+
+
+def test_a_hundred_waiting_coroutines_have_one_thread_and_are_served_in_turn(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        before = threading.active_count()
+
+        # given a hundred coroutines that wait for a job
+        await queue.astats()
+        waiting = [asyncio.ensure_future(queue.areserve(60)) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        assert threading.active_count() - before <= 4
+
+        # when jobs come
+        await queue.aenqueue_many([*range(100)])
+
+        # then each coroutine gets one, in the order in which they began to wait
+        jobs = await asyncio.gather(*waiting)
+        assert [job.body for job in jobs] == [*range(100)]
+        for job in jobs:
+            await job.aack()
+        assert (await queue.astats()).reserved == 0
+
+    asyncio.run(main())
+
+
+def test_the_end_of_the_block_acks_and_an_exception_releases(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        await queue.aenqueue_many([1, 2])
+        async with await queue.areserve(5) as job:
+            assert job.body == 1
+        with pytest.raises(ZeroDivisionError):
+            async with await queue.areserve(5) as job:
+                raise ZeroDivisionError
+        stats = await queue.astats()
+        assert (stats.ready, stats.delayed, stats.reserved) == (0, 1, 0)
+
+    asyncio.run(main())
+
+
+def test_each_verdict_has_a_coroutine(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        await queue.aenqueue_many([1, 2, 3])
+        first, second, third = await queue.areserve_many(3, 5)
+        await first.atouch()
+        await first.aack()
+        await second.arelease(60, reason="later")
+        await third.abury("why")
+        with pytest.raises(multiq.JobSettled):
+            await first.aack()
+        stats = await queue.astats()
+        assert (stats.delayed, stats.buried, stats.reserved) == (1, 1, 0)
+
+    asyncio.run(main())
+
+
+def test_an_empty_queue_raises_after_the_timeout_of_each(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        # given a coroutine that waits for long
+        long = asyncio.ensure_future(queue.areserve(60))
+        await asyncio.sleep(0.02)
+
+        # when other coroutines wait for a shorter time, then their waits end before its wait
+        with pytest.raises(QueueEmpty, match="within 0 s"):
+            await queue.areserve()
+        with pytest.raises(QueueEmpty, match=r"within 0\.1 s"):
+            await queue.areserve(0.1)
+        assert await queue.areserve_many(5, 0.01) == []
+        assert not long.done()
+
+        # and the first coroutine still gets a job
+        await queue.aenqueue(1)
+        await (await long).aack()
+
+    asyncio.run(main())
+
+
+def test_a_limit_is_the_most_jobs_of_one_coroutine(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        await queue.aenqueue_many([*range(10)])
+        parts = await asyncio.gather(queue.areserve_many(4, 5), queue.areserve_many(4, 5), queue.areserve_many(4, 5))
+        assert sorted(job.body for part in parts for job in part) == [*range(10)]
+        assert max(map(len, parts)) == 4
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_wait_takes_no_job(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        waiting = asyncio.ensure_future(queue.areserve(60))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await queue.aenqueue(1)
+        async with await queue.areserve(5) as job:
+            assert (job.body, job.attempt) == (1, 1)
+
+    asyncio.run(main())
+
+
+def test_a_job_of_a_coroutine_that_is_cancelled_meanwhile_is_given_back(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        # given a job that is reserved for a coroutine
+        before = reserving_threads()
+        waiting = asyncio.ensure_future(queue.areserve(60))
+        while not reserving_threads() - before:  # noqa: ASYNC110 - the thread sets no event
+            await asyncio.sleep(0.01)
+        queue.enqueue(1)  # blocks the loop, so the coroutine cannot continue
+        until(lambda: queue.stats().reserved == 1, "the job is reserved")
+
+        # when the coroutine is cancelled before it has got the job
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+        # then the job is ready again, and no attempt is counted
+        async with await queue.areserve(5) as job:
+            assert (job.body, job.attempt) == (1, 1)
+
+    asyncio.run(main())
+
+
+def test_cancelled_coroutines_lose_no_job(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        # given jobs that come while coroutines are cancelled at random times
+        got: list[Any] = []
+
+        async def consumer(patience: float) -> None:
+            while True:
+                try:
+                    async with asyncio.timeout(patience):
+                        job = await queue.areserve(60)
+                except TimeoutError:
+                    continue
+                got.append(job.body)
+                await job.aack()
+
+        consumers = [asyncio.ensure_future(consumer(0.001 * (1 + number % 7))) for number in range(20)]
+        for first in range(0, 200, 10):
+            await queue.aenqueue_many([*range(first, first + 10)])
+            await asyncio.sleep(0.002)
+
+        # then each job is received once
+        await asyncio.to_thread(until, lambda: len(got) >= 200 and not queue.stats().reserved, "all jobs are acked")
+        for task in consumers:
+            task.cancel()
+        await asyncio.gather(*consumers, return_exceptions=True)
+        assert sorted(got) == [*range(200)]
+
+    asyncio.run(main())
+
+
+def test_jobs_for_a_loop_that_has_ended_are_given_back(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        asyncio.ensure_future(queue.areserve(60))  # noqa: RUF006 - left behind on purpose
+        await asyncio.sleep(0.02)
+
+    asyncio.run(main())
+    queue.enqueue(1)
+    with queue.reserve(5) as job:
+        assert job.body == 1
+
+
+def test_aclose_ends_the_waits_and_the_app_can_be_used_again(app: multiq.App, queue: multiq.Queue) -> None:
+    async def main() -> None:
+        waiting = [asyncio.ensure_future(queue.areserve(60)) for _ in range(3)]
+        await asyncio.sleep(0.02)
+        await app.aclose()
+        for task in waiting:
+            with pytest.raises(BackendUnavailable, match="was closed while the coroutine waited"):
+                await task
+        await queue.aenqueue(1)
+        async with await queue.areserve(5) as job:
+            assert job.body == 1
+        await app.aclose()
+
+    asyncio.run(main())
+
+
+def test_the_last_coroutine_s_thread_ends_when_the_queue_is_closed(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        waiting = asyncio.ensure_future(queue.areserve(60))
+        await asyncio.sleep(0.02)
+        await queue.aclose()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    before = {thread.ident for thread in threading.enumerate()}
+    asyncio.run(main())
+    until(
+        lambda: (
+            not any(
+                thread.name == "multiq-async-reserve" and thread.ident not in before for thread in threading.enumerate()
+            )
+        ),
+        "the thread has ended",
+    )
+
+
+def test_a_cancelled_ack_is_carried_out_before_the_cancellation_is_raised(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        handle = await queue.aenqueue(1)
+        job = await queue.areserve(5)
+        acking = asyncio.ensure_future(job.aack())
+        await settled()
+        acking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await acking
+        assert await handle.astate() is State.GONE
+
+    asyncio.run(main())
+
+
+def test_an_error_of_the_backend_reaches_all_who_wait() -> None:
+    class FailingConsumer(MemoryConsumer):
+        is_down = True
+
+        def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+            if FailingConsumer.is_down:
+                raise BackendTimeout("no answer")
+            return super().reserve(limit, timeout, queues)
+
+    class Failing(MemoryBackend):
+        def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
+            consumer = super().consumer(queues)
+            consumer.__class__ = FailingConsumer
+            return consumer
+
+    queue = multiq.App(backend=Failing()).queue()
+
+    async def main() -> None:
+        errors = await asyncio.gather(*(queue.areserve(60) for _ in range(5)), return_exceptions=True)
+        assert [type(error) for error in errors] == [BackendTimeout] * 5
+        assert all(a is not b for a, b in itertools.combinations(errors, 2)), "each caller has an error of its own"
+        FailingConsumer.is_down = False
+        await queue.aenqueue(1)
+        assert (await queue.areserve(5)).body == 1
+
+    asyncio.run(main())
+
+
+def test_a_lost_lease_is_told_by_the_coroutine_too(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        await queue.aenqueue(1, ttr=1)
+        job = await queue.areserve(5)
+        await asyncio.to_thread(until, lambda: queue.stats().ready == 1, "the lease has ended")
+        with pytest.raises(LeaseLost):
+            await job.aack()
+
+    asyncio.run(main())
