@@ -14,7 +14,7 @@
 ARGS ?=
 MINUTES ?= 60
 # most tests wait (for leases, due times, servers that start), so more of them than cores run side by side
-SIDE_BY_SIDE ?= -n 8 --dist worksteal
+SIDE_BY_SIDE ?= -n 10 --dist worksteal
 # thousands of interpreters are started: none of them may compile all modules again, whatever the shell has set
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
