@@ -107,6 +107,7 @@ def shared_state() -> SharedState:
     shared_state = SharedState(2, 4)
     shared_state.worker.started_at -= 600
     shared_state.worker.contact = shared_state.worker.supervisor_beat
+    shared_state.worker.childless_since = 0
     for number, row in enumerate(shared_state.children):
         row.table = number
         row.pid, row.beat = 10**7 + number, shared_state.worker.supervisor_beat
@@ -132,7 +133,11 @@ def test_status_reports_faults_of_a_worker(tmp_path: Path, shared_state: SharedS
     assert wrong() == (["the supervisor has been stuck for 11 s"], False, False)
     shared_state.worker.supervisor_beat = start
     shared_state.children[0].pid = shared_state.children[1].pid = 0
-    assert wrong() == (["no process works: each died soon after its start and waits to be replaced"], False, False)
+    assert wrong() == (["no process works: one is about to start"], True, False)
+    shared_state.worker.childless_since = start - 4
+    assert wrong() == (["no process works: one is about to start"], True, False)
+    shared_state.worker.childless_since = start - 6
+    assert wrong() == (["no process has worked for 6 s: see the worker's log"], False, False)
     shared_state.worker.stops = 1
     assert wrong() == (["it is draining"], True, False)
 

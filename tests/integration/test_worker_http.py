@@ -148,6 +148,28 @@ def test_the_worker_reports_its_own_figures_while_the_backend_is_silent(tmp_path
         until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
 
 
+def test_a_start_and_a_reload_do_not_make_a_worker_unwell(tmp_path: Path, server: RedisServer) -> None:
+    with listen(parse_address(":0")) as free:
+        port = free.getsockname()[1]
+    slow_forks = (
+        "import os, sys, time, multiq, worker_app; from multiq.logging import setup_logging; setup_logging('info');"
+        "os.register_at_fork(before=lambda: time.sleep(0.5));"
+        f"worker = multiq.Worker(worker_app.app, processes=1, http=':{port}'); worker.owns_process = True;"
+        "sys.exit(worker.run())"
+    )
+    with worker(tmp_path, server.url, code=slow_forks) as process:
+        # Given a probe that asks without a pause, from before the first answer until after a reload
+        answers = []
+        while process.log.count("working   ") < 2:
+            with contextlib.suppress(OSError, http.client.HTTPException):  # nothing listens yet, or no longer
+                answers.append(ask(port, "/healthz"))
+            if answers and process.log.count("working   ") == 1 and "reloading" not in process.log:
+                process.send(signal.SIGHUP)
+        # Then each answer is that the worker is well
+        assert [body for status, body, _ in answers if status != 200] == []
+        assert len({json.loads(body)["children"][0] for _, body, _ in answers if json.loads(body)["children"]}) >= 2
+
+
 def test_a_reload_keeps_the_http_address(tmp_path: Path, server: RedisServer) -> None:
     with listen(parse_address(":0")) as free:
         port = free.getsockname()[1]

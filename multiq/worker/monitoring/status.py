@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _BACKEND_LIMIT = 60.0  # seconds without an answer; a restart of the server takes less
 _BACKEND_PATIENCE = 15.0  # seconds without an answer; the sidecar calls the backend every five seconds
 _CHILD_LIMIT = 30.0  # seconds between two passes of a child's loop; an idle child makes one every five seconds
+_CHILDLESS_LIMIT = 5.0  # seconds without a child; the first start and a replacement take milliseconds
 _SUPERVISOR_LIMIT = 10.0  # seconds between two passes of the supervisor's loop, which makes two per second
 _LISTED = 100  # jobs in an answer; the answer must fit into the smallest ``max_body`` of all backends
 
@@ -102,7 +103,7 @@ class Status:
         rows = [row for row in self._shared_state.children if row.pid]
         entries = [self.entries(row) for row in rows]
         faults = self._faults(now, rows, entries)
-        waits_for = [*faults, *self._reasons(now)]
+        waits_for = [*faults, *self._reasons(now, rows)]
         return HealthReport(
             pid=self._pid,
             worker=self._name,
@@ -137,8 +138,8 @@ class Status:
         faults = []
         if now - worker.supervisor_beat > _SUPERVISOR_LIMIT:
             faults.append(f"the supervisor has been stuck for {now - worker.supervisor_beat:.0f} s")
-        if not rows and not worker.stops:
-            faults.append("no process works: each died soon after its start and waits to be replaced")
+        if not rows and not worker.stops and self._childless_for(now) > _CHILDLESS_LIMIT:
+            faults.append(f"no process has worked for {self._childless_for(now):.0f} s: see the worker's log")
         for row, held in zip(rows, entries, strict=True):
             # While a child runs an inline job, its loop does nothing else. The job's timeout limits this time.
             if now - row.beat > _CHILD_LIMIT and not any(entry.is_running for entry in held):
@@ -148,7 +149,7 @@ class Status:
             faults.append(f"the backend has not answered for {silence:.0f} s")
         return faults
 
-    def _reasons(self, now: float) -> list[str]:
+    def _reasons(self, now: float, rows: list[ProcessRow]) -> list[str]:
         """Return the reasons why a worker without faults takes no jobs."""
         reasons = []
         contact = self._shared_state.worker.contact
@@ -156,9 +157,16 @@ class Status:
             reasons.append("the backend has not answered yet")
         elif _BACKEND_PATIENCE < now - contact <= _BACKEND_LIMIT:
             reasons.append(f"the backend has not answered for {now - contact:.0f} s")
+        if not rows and not self._shared_state.worker.stops and self._childless_for(now) <= _CHILDLESS_LIMIT:
+            reasons.append("no process works: one is about to start")
         if self._state != "working":
             reasons.append(f"it is {self._state}")
         return reasons
+
+    def _childless_for(self, now: float) -> float:
+        """Return the seconds since which the worker has had no child. 0 if the supervisor has not noted its end yet."""
+        since = self._shared_state.worker.childless_since
+        return now - since if since else 0.0
 
 
 def _count_held(entries: list[Entry]) -> int:

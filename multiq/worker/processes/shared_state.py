@@ -73,6 +73,8 @@ class WorkerRow(Row):
     """Whether there may be requests to cancel jobs. The sidecar reads the flag from the backend."""
     wanted = _Cell(13)
     """The number of children that a worker that scales needs now. The sidecar writes this number."""
+    childless_since = _Cell(14)
+    """The time since which the worker has had no child. 0 while it has one. The supervisor writes this time."""
 
 
 class ProcessRow(Row):
@@ -103,7 +105,7 @@ class SharedState:
         self.worker = WorkerRow(rows[0])
         self.children = [ProcessRow(row) for row in rows[1:]]
         self.tables = make_tables(2 * processes + _SPARE, slots)
-        self.worker.started_at = self.worker.supervisor_beat = time.monotonic()
+        self.worker.started_at = self.worker.supervisor_beat = self.worker.childless_since = time.monotonic()
 
     def free_table(self) -> InflightTable | None:
         """Return a table for a new child. None if the tables of too many dead children are not settled yet."""

@@ -347,6 +347,10 @@ class Supervisor:
                 slot.start_at = now + _FORK_RETRY  # in case the fork fails
                 with self._retrying_fork():
                     self._start_child(slot)
+        if any(slot.pid is not None for slot in self._slots):
+            self._worker_row.childless_since = 0
+        elif not self._worker_row.childless_since:
+            self._worker_row.childless_since = now
 
     def _start_sidecar(self) -> None:
         self._worker_row.sidecar_beat = time.monotonic()
