@@ -689,7 +689,7 @@ class UniqueReplaceTests(_UniqueTopic):
         assert self.about(record.due_in, LONG)
 
     @promise("15.4", "18.9", "18.5")
-    @requires("holds")
+    @requires("holds", "atomic_batches")  # without atomic_batches, the two steps may be in two parts of the queue
     @pytest.mark.parametrize("by", ["carry_out", "verdict"])
     def test_an_arrival_before_an_enqueue_releases_the_job_that_is_replaced(self, by: str) -> None:
         # Given a held job with a key
