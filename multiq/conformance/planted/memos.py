@@ -50,7 +50,7 @@ class _MemoNotGivenBack(Planted):
     "Memos.test_a_memo_outlives_the_end_of_a_lease",
 )
 class _MemoLostAtTheEnd(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def promote(self, now: int) -> None:
             crashes = {job.id: job.crashes for job in self.jobs.values()}
             super().promote(now)
@@ -65,7 +65,7 @@ class _MemoLostAtTheEnd(Planted):
     "Memos.test_a_memo_and_a_detail_outlive_a_kick[kick]",
 )
 class _KickEmpties(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_ready(self, job: Job, *, crashed: bool = False) -> None:
             if job.kicks and job.state is State.BURIED:
                 job.memo = job.detail = b""
