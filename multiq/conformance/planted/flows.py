@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _PlantedNotes(Planted):
-    """A backend with a replaceable class for notes."""
+    """A backend whose class for notes can be replaced."""
 
     notes_class: ClassVar[type[KeptNotes]] = KeptNotes
 
@@ -63,11 +63,11 @@ class _MembersWithoutCase(Planted):
 
 
 class _OneSetQueue(JobQueue):
-    """All jobs of this queue share one set of arrivals. An entry is the text of the id, followed by the text of the
-    member."""
+    """A bug: all jobs of this queue share one set of arrivals. An entry of the set is the text of the id, followed by
+    the text of the member."""
 
     separator = "\0"
-    arrivals: ClassVar[dict[str, set[str]]] = {}  # by the queue's name: the store deletes a queue without jobs
+    arrivals: ClassVar[dict[str, set[str]]] = {}  # by the queue's name, as the store deletes empty queues
 
     def arrive(self, step: Arrive, now: int) -> None:
         entry = f"{step.id}{self.separator}{step.member}"
@@ -97,7 +97,7 @@ class _IdAndMemberJoined(Planted):
         separator = ""
 
         def forget(self, job: Job) -> None:
-            """Do nothing: this bug is only about joined texts."""
+            """Does nothing: this bug is only about joined texts."""
 
 
 @plant(
@@ -493,7 +493,7 @@ class _TouchesCarryOutNothing(Planted):
 
 
 class _StepsApart(MemoryConsumer):
-    """Carries out verdicts and steps separately."""
+    """A bug: verdicts and their steps are carried out separately."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         answers = super().settle([_without_steps(verdict) for verdict in verdicts])
@@ -506,7 +506,7 @@ class _StepsApart(MemoryConsumer):
         return answers
 
     def between(self) -> None:
-        """Do nothing by default."""
+        """Does nothing by default."""
 
 
 def _without_steps(verdict: Verdict) -> Verdict:
@@ -640,8 +640,8 @@ class _HomesOneByOne(Planted):
 
 
 def _jobs_again(answers: Any, call: Any) -> Any:
-    """Enqueue the jobs of the accepted verdicts' steps once more. A server that chooses the ids itself could have this
-    bug."""
+    """A bug: the jobs of the accepted verdicts' steps are enqueued once more. A server that chooses the ids itself
+    could have this bug."""
     consumer, (verdicts,) = call.func.__self__, call.args
     with consumer._store.lock:
         now = consumer._store.clock()

@@ -244,7 +244,7 @@ class _BuriedNotCounted(Planted):
 
 
 class _TextSequence:
-    """Numbers that are sorted as text: 10 comes before 2 and 9."""
+    """Numbers that are sorted as text, so that 10 comes before 2 and 9."""
 
     def __init__(self, inner: itertools.count[int]) -> None:
         self._inner = inner
@@ -308,7 +308,7 @@ class _QueuesMixed(Planted):
 
 
 class _Stubborn(MemoryConsumer):
-    """Always uses the order of queues that the consumer was created with."""
+    """Always uses the order of queues with which the consumer was created."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return super().reserve(limit, timeout)
@@ -591,7 +591,7 @@ class _PeekCounts(Planted):
 
 
 class _Planning(MemoryConsumer):
-    """Sleeps until the next due time that the consumer has seen. Only a change in the number of ready jobs ends the
+    """Sleeps until the earliest due time that the consumer has seen. Only a change in the number of ready jobs ends the
     sleep earlier.
     """
 
@@ -636,7 +636,7 @@ class _SleepsTooLong(Planted):
 
 
 class _NeverWoken(MemoryConsumer):
-    """Polls at the beginning and at the end of its timeout, but never in between."""
+    """Polls at the beginning and at the end of its timeout, but at no time between them."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         leases = super().reserve(limit, 0, queues)
@@ -661,7 +661,8 @@ class _IsNotWoken(Planted):
 
 
 def _again(_: object, call: Callable[[], object]) -> object:
-    """Carry out a repeated call once more. A server that does not recognise the repetition has this bug."""
+    """A bug: a repeated call is carried out once more. A server has this bug if it does not recognise that a call is
+    repeated."""
     return call()
 
 
@@ -939,8 +940,8 @@ class _Waiting(MemoryConsumer):
 
     notifies_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
     waits_after: ClassVar[float] = 0.0
-    """Seconds from a consumer's poll until the consumer listens for notifications. With 0 the consumer listens before
-    its poll, which is correct.
+    """Seconds from a consumer's poll until the consumer listens for notifications. With 0 seconds, the consumer listens
+    before its poll, which is correct.
     """
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _LimitBug(Planted):
-    """A memory backend with a replaceable class for the lines of parked jobs."""
+    """A memory backend whose class for the lines of parked jobs can be replaced."""
 
     lines_class: ClassVar[type[Lines]] = Lines
 
@@ -32,7 +32,7 @@ class _LimitBug(Planted):
 
 
 class _Counting(Lines):
-    """Counts the slots in a number beside the jobs, as semaphores do."""
+    """A bug: the slots are counted in a number beside the jobs, as a semaphore counts."""
 
     def clear(self) -> None:
         super().clear()

@@ -91,7 +91,7 @@ class _RefusedVerdictStores(Planted):
 
 
 class _StoresLater(MemoryConsumer):
-    """Carries out verdicts, and stores their memos and details in a second step."""
+    """A bug: verdicts are carried out first, and their memos and details are stored in a second step."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         answers = super().settle([_without(verdict) for verdict in verdicts])
@@ -166,8 +166,8 @@ class _RescheduleKeepsTheMemo(Planted):
 
 
 class _NextToIt(MemoryConsumer):
-    """Assigns the memos and details of a call to the accepted verdicts by position. So a verdict may get the memo and
-    detail of another verdict."""
+    """A bug: the memos and details of a call are assigned to the accepted verdicts by position. A verdict may therefore
+    get the memo and detail of another verdict."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         with self._store.lock:
