@@ -195,7 +195,7 @@ _VERBS: dict[type, str] = {
     Outcomes: "outcomes", History: "history", Forget: "forget", CarryOut: "carry_out", ListNotes: "list_notes",
 }  # fmt: skip
 
-#: Fields that may be None if the backend lacks a capability, each with the name of this capability.
+#: Fields that may be None if the backend lacks a capability, each with the name of the capability.
 _UNKNOWN_WITHOUT = {
     "attempt": "durable_attempts", "crashes": "durable_attempts", "kicks": "durable_attempts", "reason": "reasons",
     "memo": "memos", "detail": "memos", "awaits": "holds", "held": "holds",
@@ -254,7 +254,7 @@ def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Seq
         error = taker.failure(steps)
         if error is not None:
             taker.take(taker.shortened(steps))
-            raise error  # the shortened walk does not fail alone; it fails only after other walks
+            raise error  # the shortened walk does not fail alone, but only after other walks
     return len(walks)
 
 

@@ -1,6 +1,7 @@
 """Capabilities: the backend has what it declares, and each missing capability has a reason.
 
-A power in the code is a capability that a backend either has or lacks. A measure is a number, like the shortest ttr.
+A power in the code is a capability that a backend either has or lacks. A measure is a number that a backend declares,
+like the shortest ttr.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class CapabilitiesTests(Topic):
     def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
         # Given the capabilities that the driver declares without a server, and those of a backend with its server
         declared, live = type(self.backend).declared, self.backend.capabilities
-        # Then the backend may have other measures, or lack a power, but has no power that the driver does not declare
+        # Then the backend with its server has no power that the driver does not declare. Other measures may differ, and
+        # powers may be missing
         assert live.backend == declared.backend
         gained = [power for power in POWERS if live.claim(power) and not declared.claim(power)]
         assert gained == []
@@ -108,8 +110,8 @@ class CapabilitiesTests(Topic):
                 refused_for = None
             except Unsupported as exc:
                 refused_for = exc.capability
-            # Then each method works if the driver declares the part. Otherwise the method raises Unsupported with the
-            # part's name.
+            # Then each method works if the driver declares the part. If the driver does not declare the part, the
+            # method raises Unsupported with the part's name.
             if method == "doctor":  # there are general checks for every backend
                 assert refused_for is None
             else:

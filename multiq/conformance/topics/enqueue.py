@@ -1,4 +1,4 @@
-"""Enqueue: each job is stored once and unchanged. When it is due, it is handed out in its order."""
+"""Enqueue: each job is stored once and unchanged. When a job is due, it is handed out in its order."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class EnqueueTests(Topic):
 
     @promise("2.1", "4.9")
     def test_bodies_around_64_kib_are_given_back_whole(self) -> None:
-        # Given bodies of typical lengths of buffers and length fields
+        # Given bodies whose lengths are typical limits of buffers and length fields
         sizes = sorted({min(size, self.can.max_body or size) for size in BOUNDARIES})
         bodies = [bytes([number]) * size for number, size in enumerate(sizes, 1)]
         self.enqueue_all(*bodies)
-        # Then each body is complete and separate from the next one
+        # Then each body is complete and separate from the next body
         assert self.in_line(self.bodies(), bodies)
 
     @promise("2.1")
@@ -124,7 +124,7 @@ class EnqueueTests(Topic):
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
     def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
-        # Given ids that are no UUIDs, and UUIDs in several spellings. A table could treat some of these ids as equal.
+        # Given ids that are not UUIDs, and UUIDs in several spellings. A table could treat some of these ids as equal.
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
@@ -148,7 +148,7 @@ class EnqueueTests(Topic):
 
     @promise("2.2")
     def test_a_thousand_jobs_in_one_call_all_arrive_in_order(self) -> None:
-        # Given a batch of 1,000 jobs. A driver may send fewer jobs at a time
+        # Given a batch of 1,000 jobs. A driver may send the batch in several parts
         bodies = [b"%04d" % number for number in range(1000)]
         ids = self.enqueue_all(*bodies)
         # Then all jobs are there, in order
@@ -204,7 +204,7 @@ class EnqueueTests(Topic):
     def test_a_known_id_does_not_re_time_a_delayed_job(self) -> None:
         # Given a delayed job
         job_id = self.enqueue(delay=LONG, priority=5, ttr=90)
-        # When the job's id is enqueued again with no delay, a shorter or a longer one, and another priority and ttr
+        # When the job's id is enqueued again with another delay (none, shorter or longer), priority and ttr
         for delay in (0.0, LONG / 4, 4 * LONG):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
             # Then the job's due time and options are unchanged
@@ -267,7 +267,7 @@ class EnqueueTests(Topic):
         # Given a caller that enqueues twice with the same id
         job = self.new(b"twice")
         one, other = (self.backend.enqueue(self.queue, [job])[0] for _ in range(2))
-        # Then there are two jobs, and each is found by the id that was returned
+        # Then there are two jobs, and each job is found by the id that was returned
         assert one != other
         self.backend.delete(self.queue, one)
         assert self.peek(other).body == b"twice"
@@ -299,7 +299,7 @@ class EnqueueTests(Topic):
     def test_a_batch_with_one_body_too_large_stores_nothing(self) -> None:
         # Given a batch with one body that is too large
         limit = self.modest_limit()
-        # When the batch is enqueued, then all of the batch is refused
+        # When the batch is enqueued, then the whole batch is refused
         with pytest.raises(PayloadTooLarge):
             self.enqueue_all(b"good", b"x" * (limit + 1), b"good as well")
         assert self.counts() == (0, 0, 0, 0)
@@ -372,7 +372,7 @@ class EnqueueTests(Topic):
             self.not_tried("whether a long delay is cut is seen by looking at the job, or by moving the store's clock")
         # Given a job with a long delay
         job_id = self.enqueue(delay=delay)
-        # Then the job is due when this delay has passed, and not before
+        # Then the job is due when the delay has passed, and not earlier
         if self.can.inspection:
             record = self.peek(job_id)
             assert record.state is State.DELAYED

@@ -11,9 +11,9 @@ class KickTests(Topic):
     def test_a_kick_makes_buried_jobs_ready_and_says_how_many(self) -> None:
         # Given three buried jobs
         self._bury(b"a", b"b", b"c")
-        # When all three are kicked
+        # When all three buried jobs are kicked
         assert self.backend.kick(self.queue, 100) == 3
-        # Then all three are ready
+        # Then all three jobs are ready
         assert self.counts() == (3, 0, 0, 0)
 
     @promise("6.1")
