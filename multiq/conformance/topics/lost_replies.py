@@ -802,8 +802,8 @@ class LostRepliesTests(Topic):
         return [lease.id for lease, answer in zip(held, answers, strict=True) if answer is None]
 
     def _answered_or_kept(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:
-        """The ids of the jobs whose acks were accepted. Without ``one_step``, the ids of the jobs whose outcomes are
-        kept are included."""
+        """The ids of the jobs whose acks were accepted. Without ``one_step``, the ids of jobs with a
+        kept outcome are included."""
         done = self._answered(held, answers)
         if self.can.one_step:
             return done

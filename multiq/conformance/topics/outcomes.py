@@ -612,7 +612,7 @@ class OutcomesTests(Topic):
 
     @promise("12.1", "5.9")
     def test_an_exchange_keeps_outcomes_and_hands_out_the_next(self) -> None:
-        # Given three jobs. Given two reserved jobs, one of whose leases was already settled
+        # Given three jobs. Two of them are reserved, and one of the two leases was already settled
         self.enqueue_all(b"1", b"2", b"3", ttr=LONG)
         one, two = sorted(self.reserve(2), key=lambda lease: lease.body)
         self.settle(Bury(two))
