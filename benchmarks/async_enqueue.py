@@ -3,10 +3,10 @@
 - One by one: each ``aenqueue`` begins when the previous call has returned. *Alone*: one by one, with a pause before
   each call.
 - 200 at a time: 200 coroutines enqueue without a pause, so the rate is what one event loop and one queue can take.
-- 200 now and then: 200 coroutines pause at random. Their total rate is a quarter, a half and all of the one-by-one
-  rate. The latency counts from the moment at which the call should have begun.
+- 200 now and then: 200 coroutines pause at random. The 200 coroutines' total rate is a quarter, a half and all of the
+  one-by-one rate. The latency counts from the moment at which the call should have begun.
 - Hung: the server is stopped for two seconds by SIGSTOP. On SQLite, another connection holds the write lock instead.
-  During these two seconds, an enqueue and a call for statistics begin every 10 ms, 200 of each. The event loop's lag is
+  While the server hangs, an enqueue and a call for statistics begin every 10 ms, 200 of each. The event loop's lag is
   measured every millisecond, as is the lag of an unrelated ``asyncio.to_thread``. A time during which the loop's thread
   waits for a CPU core is not counted. For comparison, the measurement is repeated with the plain calls in
   ``asyncio.to_thread``, and with no calls.

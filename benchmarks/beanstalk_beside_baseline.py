@@ -67,7 +67,7 @@ class BesideBeanstalk(BesideServer):
             yield lambda: not _jobs(client.stats("tube", QUEUE))
 
     def asked(self) -> int:
-        """How many commands the server received, without those that only this script sends."""
+        """How many commands the server received, without those that only the script itself sends."""
         with self._server.client() as client:
             stats = client.stats()
         return sum(int(value) for name, value in stats.items() if name.startswith("cmd-") and name not in _OURS)

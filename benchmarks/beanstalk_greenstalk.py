@@ -1,8 +1,8 @@
 """The cost of inspection and management through greenstalk: ``python benchmarks/beanstalk_greenstalk.py --help``.
 
-The script measures the round trips and the CPU time of each call, in turns, and the cost of a parser. It also measures
-when a call ends on a server that is stopped, or that sends its reply byte by byte. docs/decisions/0010 uses the
-figures. The server is private. The script needs beanstalkd and the extra ``dev``.
+The script measures the round trips and the CPU time of each call, in turns, and the cost of a parser. The script also
+measures when a call ends on a server that is stopped, or that sends its reply byte by byte. docs/decisions/0010 uses
+the figures. The server is private. The script needs beanstalkd and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Kind(NamedTuple):
     ours: Callable[[], object]
     theirs: Callable[[], object]
     every: int = 1
-    """How many peeks are made for each call of this kind."""
+    """How many peeks are made for each call of the given kind."""
     prepare: Callable[[], object] = int
 
 

@@ -1,9 +1,10 @@
 """multiq on MariaDB with a long queue, and with many deleted jobs: ``python benchmarks/mysql_backlog.py --help``.
 
-The script measures two things. First, it measures enqueue, reserve and ack while a million jobs wait (``--waiting``),
-and compares them with an empty queue. Second, it measures reserve while another client holds a snapshot open. The
-snapshot prevents InnoDB from purging a hundred thousand finished jobs (``--past``). The servers are private, with
-``innodb_flush_log_at_trx_commit=1``. The script needs the extra ``dev``, and mariadbd (``.ci/install-servers``).
+The script measures two things. First, the script measures enqueue, reserve and ack while a million jobs wait
+(``--waiting``), and compares the times with an empty queue. Second, the script measures reserve while another client
+holds a snapshot open. The snapshot prevents InnoDB from purging a hundred thousand finished jobs (``--past``). The
+servers are private, with ``innodb_flush_log_at_trx_commit=1``. The script needs the extra ``dev``, and mariadbd
+(``.ci/install-servers``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """multiq on Redis with a long queue, on a private server: ``python benchmarks/redis_backlog.py --help``.
 
-The script measures how much memory a waiting job takes. It measures enqueue, reserve and ack while a million jobs wait
-(``--waiting``), and compares them with an empty queue. It also measures how long other clients wait when a hundred
-thousand jobs (``--due``) become due at the same time. The script needs the extra ``dev``, and redis-server
-(``.ci/install-servers``).
+The script measures how much memory a waiting job takes. The script measures enqueue, reserve and ack while a million
+jobs wait (``--waiting``), and compares the times with an empty queue. The script also measures how long other clients
+wait when a hundred thousand jobs (``--due``) become due at the same time. The script needs the extra ``dev``, and
+redis-server (``.ci/install-servers``).
 """
 
 from __future__ import annotations

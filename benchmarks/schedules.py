@@ -2,10 +2,10 @@
 
     python benchmarks/schedules.py [look|lateness|beside] [BACKEND ...]
 
-``look`` stores 10,000 schedules that are due once a day. It measures the CPU time that a scheduler takes in ten minutes
-to look for due schedules. The CPU time for loading the schedules is not counted. ``lateness`` runs a scheduler with a
-schedule that is due every second. It reports how late the jobs were reserved, by the server's clock. ``beside``
-measures workers with plain jobs. Turns with 10,000 stored schedules alternate with turns without schedules.
+``look`` stores 10,000 schedules that are due once a day. ``look`` measures the CPU time that a scheduler takes in ten
+minutes to look for due schedules. The CPU time for loading the schedules is not counted. ``lateness`` runs a scheduler
+with a schedule that is due every second. ``lateness`` reports how late the jobs were reserved, by the server's clock.
+``beside`` measures workers with plain jobs. Turns with 10,000 stored schedules alternate with turns without schedules.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ class ProgramError(Exception):
 
 
 class Client:
-    """A program in a library's environment, which runs until the end of the ``with`` block. Its workers end with it."""
+    """A program in a library's environment, which runs until the end of the ``with`` block. The program's workers end
+    with the program."""
 
     def __init__(self, python: Path, module: str, url: str, folder: Path, *, patience: float) -> None:
         self._patience = patience

@@ -1,4 +1,5 @@
-"""A separate environment for each library, with pinned versions. It is made once and kept in ``.envs``."""
+"""A separate environment for each library, with pinned versions. Each environment is made once and kept in
+``.envs``."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Description(msgspec.Struct, frozen=True):
 
     versions: dict[str, str]
     bulk: int | None
-    """How many jobs one bulk call enqueues. None means that the library has no bulk enqueue."""
+    """How many jobs one bulk call enqueues. If the value is None, the library has no bulk enqueue."""
     later: bool
     settings: str
     killed: str
@@ -93,7 +93,7 @@ class Turn(msgspec.Struct, frozen=True):
     idle: float | None
     """Commands per second that idle workers send."""
     long_bulk: float | None = None
-    """Jobs enqueued in bulk per second in the long run. None means that there was no long run."""
+    """Jobs enqueued in bulk per second in the long run. If the value is None, there was no long run."""
     long_drain: float | None = None
     """Jobs drained per second in the long run."""
 
@@ -226,8 +226,8 @@ class NothingRanError(Exception):
 
 
 def _memory() -> Path | None:
-    """A folder in memory, so that the marks' writes to disk do not affect the figures. None means the user's
-    ``TMPDIR``."""
+    """A folder in memory, so that the marks' writes to disk do not affect the figures. If the result is None, the
+    user's ``TMPDIR`` is used."""
     shm = Path("/dev/shm")  # noqa: S108 - a private folder is created in it
     return shm if shm.is_dir() and "TMPDIR" not in os.environ else None
 

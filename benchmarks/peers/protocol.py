@@ -1,4 +1,5 @@
-"""The library's side of the protocol: a program in the library's own environment. It executes the lines of its input.
+"""The library's side of the protocol: a program in the library's own environment. The program executes the lines of its
+input.
 
 ``python -m peers.protocol peers.libraries.huey_peer`` reads one JSON object a line and answers each with one: ``{"do":
 "enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07, "cpu": 0.04}``. The program ends its workers and itself
@@ -38,7 +39,8 @@ _QUIET = (0.005, 0.030)  # seconds between two jobs, so that workers are idle; r
 class Peer:
     """One library with its settings: how to enqueue the job, and the commands of its workers.
 
-    The three methods may be coroutine functions. In that case ``start`` is awaited before the other methods.
+    The three methods may be coroutine functions. If the methods are coroutine functions, ``start`` is awaited before
+    the other methods.
     """
 
     packages: Sequence[str]

@@ -77,8 +77,8 @@ class Run(msgspec.Struct):
     stores: dict[str, StoreRecord]
     rows: list[Row]
     jobs: int = 0
-    """How many jobs each library enqueued and drained in a turn. It is 0 in older files, where the libraries' numbers
-    differ."""
+    """How many jobs each library enqueued and drained in a turn. The number is 0 in older files, where the libraries'
+    numbers differ."""
 
     def rows_of(self, store: str) -> list[Row]:
         """The rows of one store: multiq first, then the other libraries by drain rate, the fastest first."""

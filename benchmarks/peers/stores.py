@@ -39,7 +39,7 @@ class Store(ABC):
         """The program's name and version."""
 
     def commands(self, seconds: float) -> float | None:
-        """How many commands or statements clients send in *seconds*. None means that the store has no server."""
+        """How many commands or statements clients send in *seconds*. If the result is None, the store has no server."""
         time.sleep(seconds)
         return None
 

@@ -1,4 +1,4 @@
-"""The bench's driver interface starts a server, reads its settings and counters, and measures a baseline on it.
+"""The bench's driver interface starts a server, reads the server's settings and counters, and measures a baseline.
 
 A driver registers a subclass of ``Bench`` in the entry-point group ``multiq.bench``, under the backend's name. The
 bench can also measure a driver that has no ``Bench``, if it gets a URL. For a driver without a ``Bench``, the bench
@@ -85,8 +85,8 @@ class Counters(msgspec.Struct, frozen=True):
 class Baseline(ABC):
     """The fastest loops that the store and its client library allow, with one client.
 
-    The loops write each job as durably as the server's settings say. They also mark the job as taken, and delete it.
-    The loops check no lease token, and have no delays and no counters. The loops use their own keys or tables.
+    The loops write each job as durably as the server's settings say. The loops also mark the job as taken, and delete
+    the job. The loops check no lease token, and have no delays and no counters. The loops use their own keys or tables.
     ``close`` removes the keys or tables.
     """
 
@@ -147,7 +147,8 @@ class Bench(ABC):
     def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Adapter]:
         """Run a server in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with`` block.
 
-        Raises ``ServerMissing``. If a program is missing, the error's message names it and says how to install it.
+        Raises ``ServerMissing``. If a program is missing, the error's message names the program and says how to install
+        it.
         """
 
     @classmethod

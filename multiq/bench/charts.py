@@ -26,7 +26,7 @@ Spec: TypeAlias = dict[str, Any]
 COLOURS = 8
 """The number of distinct colours of targets, ``--c1`` to ``--c8``. If there are more targets, the colours repeat."""
 
-_WIDTH = 330  # CSS pixels of a plot; with its axis it fits a phone, and two or three fit beside each other
+_WIDTH = 330  # CSS pixels of a plot; a plot with its axis fits a phone, and two or three plots fit beside each other
 _PLOT = _WIDTH - 110  # width of bars, with room for figures beside them
 _BAR = 30  # height of a target's row
 _OUTLIER = 2  # repeats beyond this multiple of the longest bar are not shown, so that the bars have room

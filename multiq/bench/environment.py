@@ -105,8 +105,8 @@ class Meter:
         return calm
 
     def verdict(self) -> str | None:
-        """Known reasons why the figures of this run may be unreliable, in one or two sentences. None if there are no
-        known reasons."""
+        """Known reasons why the figures of this run may be unreliable, in one or two sentences. The result is None if
+        there are no known reasons."""
         return "; ".join(self._reasons()) or None
 
     def _reasons(self) -> Iterator[str]:

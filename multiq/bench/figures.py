@@ -25,7 +25,8 @@ class Summary(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """The largest distance of a repeat from the median, divided by the median. It is 0 if the median is 0."""
+        """The largest distance of a repeat from the median, divided by the median. The result is 0 if the median is
+        0."""
         if not self.median:
             return 0.0
         return max(self.highest - self.median, self.median - self.lowest) / abs(self.median)

@@ -258,7 +258,7 @@ def _do(
 
 def _work(url: str, options: WorkerOptions) -> None:
     _leave_terminal()
-    # Failures are part of the work. Their log lines would break up the progress bar.
+    # Failures are part of the work. The log lines of planned failures would break up the progress bar.
     handler = logging.FileHandler(options.folder / "worker.log")
     logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
     with BenchApp(url, options.folder, options.capacity) as app:

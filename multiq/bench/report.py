@@ -63,7 +63,7 @@ class Verification(msgspec.Struct, frozen=True):
     explained: int
     """Repeated runs of a job that a crash, a failure or the end of a lease explains.
 
-    "At least once" allows repeated runs after a crash, so such a run is not a violation.
+    "At least once" allows a second run after a crash, so a run of that kind is not a violation.
     """
     violations: list[Violation]
     checked: list[str]

@@ -32,7 +32,7 @@ class Run(NamedTuple):
     number: int
     start: int
     end: int
-    """The time of the end. It is 0 if the run has not ended."""
+    """The time of the end. The end time is 0 if the run has not ended."""
     attempt: int
     pid: int
     failed: bool = False
@@ -87,7 +87,7 @@ class RunLog:
 
 
 class RunLogReader:
-    """Reads a run log. The log may still be written while it is read."""
+    """Reads a run log. A reader may read the log while a worker writes it."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:

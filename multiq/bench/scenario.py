@@ -211,7 +211,7 @@ class Scenario:
     # --- looking, and tidying up ---
 
     def left(self) -> int | None:
-        """The number of jobs in the store, in any state. The result is None if the store cannot count them."""
+        """The number of jobs in the store, in any state. The result is None if the store cannot count its jobs."""
         counts = self._counts().values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -250,7 +250,8 @@ class Scenario:
 
 
 def _again_and_again(jobs: int) -> int:
-    """An upper limit for the runs of *jobs* jobs. A store exceeds it only by handing out jobs again and again."""
+    """An upper limit for the runs of *jobs* jobs. A store exceeds the limit only by handing out jobs again and
+    again."""
     return 2 * jobs + 1000
 
 

@@ -42,8 +42,8 @@ class Sent(NamedTuple):
     """Seconds."""
     priority: int = 0
     intended: int = 0
-    """The planned time of the call, in ns. If a job has a planned time, latencies are measured from it. 0 means that
-    there is no schedule."""
+    """The planned time of the call, in ns. If a job has a planned time, latencies are measured from the planned time. 0
+    means that there is no schedule."""
 
 
 class Evidence(msgspec.Struct, kw_only=True):

@@ -208,7 +208,7 @@ class Topic:
         return proxy, backend
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
-        """A database connection that belongs to the caller. This connection is opened without multiq."""
+        """A database connection that belongs to the caller. The caller's connection is opened without multiq."""
         try:
             return self.harness.transaction()
         except NotTriedError as exc:
@@ -307,7 +307,7 @@ class Topic:
     def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
         """Whether *seen* equals *expected*. The order is compared only if the backend has ``total_order``.
 
-        This check is for tests that do not test the order.
+        ``in_line`` is for tests that do not test the order.
         """
         if self.can.total_order:
             return list(seen) == list(expected)
@@ -355,8 +355,8 @@ class Topic:
 
     @property
     def short_delay(self) -> float:
-        """A delay in seconds, short enough for a test to wait for its end. The delay is long enough for the backend to
-        distinguish it from no delay."""
+        """A delay in seconds, short enough for a test to wait for its end. The backend can distinguish the delay from
+        no delay."""
         return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
 
     @property

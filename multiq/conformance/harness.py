@@ -102,7 +102,7 @@ class Harness(ABC):
         """Open a DB-API connection to the backend's database, in a new transaction and without multiq.
 
         The suite passes the connection to ``enqueue(connection=)`` and then calls the connection's ``commit`` or
-        ``rollback``. If a harness lacks this method, the tests of ``transactional_enqueue`` do not run.
+        ``rollback``. If a harness lacks ``transaction``, the tests of ``transactional_enqueue`` do not run.
         """
         raise NotTriedError(
             "transactional_enqueue: there is no connection to test it with: override "
@@ -113,7 +113,7 @@ class Harness(ABC):
         """Open a proxy in front of the server, and a backend whose connections all go through the proxy. The suite
         closes the proxy and the backend.
 
-        Calls of the backend behind the proxy time out after ``self.deadline`` seconds. If a harness lacks this method,
+        Calls of the backend behind the proxy time out after ``self.deadline`` seconds. If a harness lacks ``proxied``,
         the tests of lost replies and of servers that hang do not run.
         """
         raise NotTriedError(

@@ -150,8 +150,8 @@ class WiredBackend(MemoryBackend):
     ) -> Any:
         """Let the server carry out a call. The call is repeated if its reply is lost.
 
-        *verdicts*: the verdicts of a settle. If an earlier call may have carried out the same verdicts, this call gets
-        the number of the earlier call. By the number, the server recognizes the repeated verdicts.
+        *verdicts*: the verdicts of a settle. If an earlier call may have carried out the same verdicts, the new call
+        gets the number of the earlier call. By the number, the server recognizes the repeated verdicts.
         """
         if self._address is None:
             return call()

@@ -42,7 +42,7 @@ class Fault:
 
     at: int = 0
     """The number of bytes that are forwarded before the cut. For ``CutRequest``, *at* counts bytes of a request. For
-    ``CutReply``, it counts bytes of a reply.
+    ``CutReply``, *at* counts bytes of a reply.
     """
     after: bytes = b""
     nth: int = 1
@@ -61,7 +61,7 @@ class CutReply(Fault):
 
     A server may answer the first part of a request before it has carried out the last part. The server may stop if it
     cannot send an answer. For this reason, after *at* bytes the proxy still forwards everything that the client has
-    sent. Then it ends the server's input. The proxy reads and discards all further replies. The proxy closes the
+    sent. Then the proxy ends the server's input. The proxy reads and discards all further replies. The proxy closes the
     client's connection when the server has closed its own, or after ``CARRY_OUT`` seconds.
     """
 

@@ -50,7 +50,8 @@ def run(
     - *progress*: called after each test.
     - *walks*: the number of random walks, 0 for none. Default: the harness's.
     - *select*: words. A test runs if it matches one of these words. A word may be a topic (``lease``), a paragraph
-      (``4.3``) or a section (``4``) of the contract. It may also be a part of a test's name. By default, all tests run.
+      (``4.3``) or a section (``4``) of the contract. A word may also be a part of a test's name. By default, all tests
+      run.
     - *harness*: a subclass of ``UrlHarness``. The methods of the harness provide what the suite needs besides the URL.
 
     After Ctrl-C, the running test cleans up before ``KeyboardInterrupt`` is raised.

@@ -177,7 +177,7 @@ def consume(name: str) -> None:
             for lease in leases:
                 _run(caller, lease)
             if leases and caller.chance.random() < _load.late:
-                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end during this wait
+                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end during the sleep
             elif leases and caller.chance.random() < 0.05:
                 _settle(caller, consumer, [Touch(lease) for lease in leases])
             _settle(caller, consumer, [_verdict(caller, lease) for lease in leases])
@@ -308,7 +308,7 @@ def count(name: str) -> None:
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
         for queue in _load.queues:
             with contextlib.suppress(Unsupported):
-                backend.jobs(queue, State.READY, limit=1)  # some stores make due jobs ready only during such a call
+                backend.jobs(queue, State.READY, limit=1)  # some stores make due jobs ready only when jobs are listed
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)

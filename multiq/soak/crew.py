@@ -83,7 +83,7 @@ class Crew:
         return {name: f"{name} ended with {process.returncode} without having been killed: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
-        """The job processes of all workers, or of the worker with these options."""
+        """The job processes of all workers, or of the worker with the given options."""
         found = []
         for worker in self.workers.values() if options is None else [self.workers[options]]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -91,8 +91,8 @@ class Crew:
         return found
 
     def stop(self, *roles: str) -> dict[str, str]:
-        """End the clients of these roles. Returns a description of each client that did not end well. The keys are the
-        clients' names."""
+        """End the clients that have one of the given roles. Returns a description of each client that did not end well.
+        The keys are the clients' names."""
         for role in roles:
             (self._folder / f"stop-{role}").touch()
         ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}
@@ -125,8 +125,8 @@ class Crew:
     def kill_all(self) -> bool:
         """Kill all processes. Returns whether any process was still running.
 
-        If a signal comes while a process is being started, that process is missing in all lists. This method finds such
-        a missing process by its environment variables.
+        If a signal comes while a process is being started, that process is missing in all lists. The method finds a
+        process of this kind by its environment variables.
         """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:

@@ -171,7 +171,7 @@ def read(folder: Path) -> list[Event]:
 
 
 def _event(path: Path, line: bytes) -> Event | None:
-    """The event of a line. None means that the line is incomplete.
+    """The event of a line. If the result is None, the line is incomplete.
 
     An incomplete line belongs to a process that was killed while it wrote. A later process with the same pid continued
     the file.
@@ -185,7 +185,7 @@ def _event(path: Path, line: bytes) -> Event | None:
 
 
 def write(path: Path, events: Iterable[Event]) -> None:
-    """Write these events, compressed, into a file that ``replay`` reads."""
+    """Write the given events, compressed, into a file that ``replay`` reads."""
     path.write_bytes(gzip.compress(b"".join(_encode(event) + b"\n" for event in events), mtime=0))
 
 
@@ -195,7 +195,7 @@ def replay(path: Path) -> list[Event]:
 
 
 def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
-    """The events about these jobs, without the data of other jobs.
+    """The events about the given jobs, without the data of other jobs.
 
     Events that do not concern a single job, such as faults, measurements and counts, are included.
     """

@@ -73,8 +73,8 @@ class Setting:
     leases may end during the wait.
     """
     patience: float = 10.0
-    """Seconds that a due job may wait for an idle worker. This time is longer than a lease, because a lease may have to
-    end first."""
+    """Seconds that a due job may wait for an idle worker. The patience is longer than a lease, because a lease may have
+    to end first."""
     growth: float = 1.0
     """MiB that a process may grow for every 100,000 jobs."""
     slack: float = 1.0
@@ -421,7 +421,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
     "I15": typed,
     "I18": flat,
 }
-"""The invariants by name. I16 and I17 do not exist: these numbers are reserved for unique jobs and schedules."""
+"""The invariants by name. I16 and I17 do not exist: the numbers are reserved for unique jobs and schedules."""
 
 
 # --- readings ----------------------------------------------------------------------------------------------
@@ -430,8 +430,8 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 def _counted_as(stories: Stories, state: str) -> str:
     """The state under which I12 counts a job.
 
-    If jobs were left undone, delays may end between the count and the audit. In that case, I12 does not distinguish the
-    unfinished states.
+    If jobs were left undone, delays may end between the count and the audit. If jobs were left undone, I12 does not
+    distinguish the unfinished states.
     """
     return "unfinished" if stories.left_undone and state != "buried" else state
 
@@ -578,7 +578,8 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """The verdicts that were refused although their lease lasted. A worker would report such a job as lost."""
+    """The verdicts that were refused although their lease lasted. A worker would report a job with a refused verdict as
+    lost."""
     for claim in story.claims:
         said = next((said for said in story.verdicts if said.token == claim.token), None)
         if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
@@ -729,8 +730,8 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
 def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
     """Whether a lost client's transaction may have locked this job, so that a claim did not see the job.
 
-    A restarted server locks the rows of unfinished transactions again. The server rolls these transactions back in the
-    background, while it already serves clients. InnoDB rolls back in the background, and MariaDB logs "Starting in
+    A restarted server locks the rows of unfinished transactions again. The server rolls unfinished transactions back in
+    the background, while it already serves clients. InnoDB rolls back in the background, and MariaDB logs "Starting in
     background the rollback of recovered transactions".
     """
     faults = stories.faults_between(story.stored_at, claim.at, set())

@@ -32,7 +32,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     late: float = 0.03
     """The share of batches (0 to 1) that a plain consumer holds until about the end of their leases."""
     oversleep: float = 1.3
-    """The longest time that the consumer holds such a batch, in multiples of the ttr."""
+    """The longest time that the consumer holds a late batch, in multiples of the ttr."""
     released: float = 0.04
     """The share of jobs (0 to 1) that a plain consumer releases instead of acking."""
     weights: dict[str, int] = {}

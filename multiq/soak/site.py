@@ -38,7 +38,7 @@ class Server(Protocol):
 
 @dataclass
 class Site:
-    """A store under test. If a field of the site is None, the faults that need this field are not available."""
+    """A store under test. A fault is not available if the site lacks a field that the fault needs."""
 
     driver: str
     """The backend's name."""

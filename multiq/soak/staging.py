@@ -40,8 +40,8 @@ _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
 """The default ports of the stores that can be reached through a proxy: a single address, and no TLS."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
-"""The order in which the states are listed. With this order, a job that becomes ready during the listing may be listed
-twice, but is not missed."""
+"""The order in which the states are listed. If a job becomes ready during the listing, this order may list the job
+twice, but does not miss it."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100

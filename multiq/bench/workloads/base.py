@@ -67,7 +67,7 @@ class Workload(ABC):
     about: ClassVar[str]
     metrics: ClassVar[list[Metric]]
     baseline: ClassVar[str | None] = None
-    """The name of a method of ``Baseline``. This method's figure is compared with the first metric."""
+    """The name of a method of ``Baseline``. The figure of that method is compared with the first metric."""
     wants_idle: ClassVar[bool] = False
     """Whether the cost of an idle worker is one of the workload's figures."""
 

@@ -33,7 +33,7 @@ _SEED = 20  # a fixed seed gives the same jobs to each repeat and each target
 
 
 class NobodyToKill(MultiqError):
-    """No process of the worker runs a job at the moment, so no process can be killed in the middle of a job."""
+    """No process of the worker runs a job at the moment, so no process can be killed during a job."""
 
 
 class Drain(Workload):

@@ -379,7 +379,7 @@ class Seconds(float):
     """A duration in an answer. A duration is compared with the model's duration as exactly as the clock allows."""
 
 
-Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of such values
+Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these values
 
 
 class Pace:
@@ -390,9 +390,9 @@ class Pace:
         if self.is_real:
             self.step = 2 * max(can.delay_resolution, 0.3)  # half a tick is at least the backend's resolution
         else:
-            # 49/64 is not a round number, so a backend that cuts or rounds delays fails. This tick is a whole number of
-            # microseconds. The backend needs a resolution of a microsecond. Sums of ticks are exact, because 64 is a
-            # power of two.
+            # 49/64 is not a round number, so a backend that cuts or rounds delays fails. The tick of 49/64 s is a whole
+            # number of microseconds. The backend needs a resolution of a microsecond. Sums of ticks are exact, because
+            # 64 is a power of two.
             self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 

@@ -169,8 +169,8 @@ class History(NamedTuple):
 
 
 class Forget(NamedTuple):
-    """Forget the outcomes of those of the *recent* jobs that are in the queue. None means that all expired outcomes are
-    forgotten."""
+    """Forget the outcomes of those of the *recent* jobs that are in the queue. If ``jobs`` is None, all expired
+    outcomes are forgotten."""
 
     queue: int
     jobs: list[int] | None

@@ -5,7 +5,7 @@ A walk is a list of steps drawn at random. Time passes in ticks.
 If the clock is set by hand, a tick is exact, and delays and leases end at the moments of steps. A walk that shows a
 difference is shortened before it is reported.
 
-On a backend with a real clock, every delay and lease ends half a tick from any step. Because of this distance, an
+On a backend with a real clock, every delay and lease ends half a tick from any step. Because of the half tick, an
 answer that comes a few milliseconds late is still the same on a correct backend. If the machine is too slow for a walk,
 the walk ends without a result. On a backend with a real clock, a walk that shows a difference is not shortened.
 """

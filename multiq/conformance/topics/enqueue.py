@@ -116,7 +116,7 @@ class EnqueueTests(Topic):
     def test_the_callers_id_is_the_jobs_id(self) -> None:
         # Given an id that the caller has made
         job_id = new_id()
-        # When a job is enqueued with this id, then every answer has the job under this id
+        # When a job is enqueued with the caller's id, then every answer has the job under this id
         assert self.enqueue(id=job_id) == job_id
         assert self.peek(job_id).id == job_id
         assert self.take().id == job_id
@@ -124,11 +124,11 @@ class EnqueueTests(Topic):
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
     def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
-        # Given ids that are not UUIDs, and UUIDs in several spellings. A table could treat some of these ids as equal.
+        # Given ids that are not UUIDs, and UUIDs in several spellings. A table could treat some of the ids as equal.
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
-        # When jobs are enqueued with these ids, twice, in one call and one by one
+        # When jobs are enqueued with the unusual ids, twice, in one call and one by one
         for jobs in (batch, *([job] for job in batch)):
             assert self.backend.enqueue(self.queue, jobs) == [job.id for job in jobs]
         # Then each id is one job in every answer
@@ -387,7 +387,7 @@ class EnqueueTests(Topic):
     def test_a_job_is_there_for_all_clients_once_enqueue_returns(self) -> None:
         # Given two backend objects on one store
         other = self.another_backend()
-        # When one of them enqueues a job
+        # When one of the two objects enqueues a job
         job_id = self.enqueue(b"news")
         # Then the other object sees the job and can reserve it
         if self.can.exact_counts:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import JobRecord
 
-#: Different members. A collation, a pattern or trimming would treat some of these members as equal.
+#: Different members. A collation, a pattern or trimming would treat some of the members as equal.
 MEMBERS = [
     "a", "A", "a ", " a", "a\n", "\u00e1", "a\u0301", "\uff41", "*", "%", "_", "a%", "a*", "[a]", "\\", "'", '"',
     "a:b", "a/b", "1", "01", "1.0", "1e0", "nil", "null", "\u2603", "\U0001d11e", "x" * 200, "x" * 199, "x" * 199 + "y",
@@ -504,7 +504,7 @@ class HoldsTests(Topic):
 
     @promise("14.5")
     def test_other_jobs_are_not_doomed(self) -> None:
-        # Given a doomed job among others, one of which was held
+        # Given a doomed job among other jobs, one of which was held
         released, doomed = self.held(), self.held()
         plain = self.enqueue()
         assert self.backend.carry_out([Arrive(self.queue, released, "a"), Arrive(self.queue, doomed, "a", doom="why")])

@@ -92,7 +92,7 @@ class LimitsTests(_LimitsTopic):
         # Given more jobs than slots
         self.limit("api", slots=slots)
         ids = self.gated_all(*[b"x"] * 5, ttr=LONG)
-        # When the jobs are reserved in one call or one by one, then as many jobs are handed out as there are slots
+        # When the jobs are reserved in one call or one by one, then one job is handed out for each slot
         leases = self.reserve() if at_once else [lease for _ in range(5) for lease in self.reserve(1)]
         assert self.ids(leases) == ids[:slots]
         # When the handed-out jobs are done, then the next jobs are handed out
@@ -516,7 +516,7 @@ class LimitsTests(_LimitsTopic):
             assert self.reserve() == []
         self.harness.advance(0.5)
         self.backend.limits(self.queue, {"api": Quota(slots=1)})
-        # When the gate opens, then this is the job's first attempt, and its age includes the wait
+        # When the gate opens, then the job is in its first attempt, and its age includes the wait
         (lease,) = self.reserve()
         assert (lease.id, lease.attempt, lease.crashes, lease.kicks) == (job_id, 1, 0, 0)
         assert lease.age >= 0.5

@@ -200,8 +200,8 @@ class JobsTests(Topic):
     @promise("1.2", "9.2")
     @requires("lists_jobs")
     def test_due_and_abandoned_jobs_are_listed_as_ready(self) -> None:
-        # Given a delayed job that is due, and a job whose lease has ended. No consumer has called reserve after these
-        # two times had passed
+        # Given a delayed job that is due, and a job whose lease has ended. No consumer has called reserve after the due
+        # time and the end of the lease
         due = self.enqueue(delay=self.short_delay)
         abandoned = self.abandoned()
         self.harness.past(self.in_(self.short_delay))
@@ -384,7 +384,7 @@ class StatsTests(Topic):
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)
         self.harness.past(self.in_(self.short_delay))
-        # Then stats counts these two jobs as ready
+        # Then stats counts the two due jobs as ready
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")

@@ -778,7 +778,7 @@ class LostRepliesTests(Topic):
         self.eventually(lambda: self.counts() == expected)
 
     def _all_done(self, consumer: TrackedConsumer, leases: Sequence[Lease]) -> list[str]:
-        """Ack these leases and all leases that this consumer gets afterwards. Returns the ids of the acked jobs."""
+        """Ack the given leases and all leases that the consumer gets afterwards. Returns the ids of the acked jobs."""
         done: list[str] = []
         give_up_at = time.monotonic() + self.harness.patience
         while True:

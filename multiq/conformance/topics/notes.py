@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiq.backend import Backend, Note, NotePage, Step
 
 CONTENDERS = 16  # callers that change one note at the same time
-#: Keys. Some of these keys would match other keys if a prefix were a pattern, or if case were ignored.
+#: Keys. If a prefix were a pattern, or if case were ignored, some of the keys would match other keys.
 KEYS = [
     "!", "%", "%a", "*", "*a", "-", ".", "/", "0", "10", "2", "?", "A", "AB", "[", "[a]", "[ab]", "\\", "\\%", "_",
     "_a", "a", "a%b", "a*b", "a?b", "aB", "a[b", "a\\b", "a_b", "ab", "abc", "axb", "b", "{", "{a}", "|", "~",
@@ -256,7 +256,7 @@ class NotesTests(_Notes):
     @promise("16.4")
     @pytest.mark.parametrize("ttl", [None, LONG])
     def test_the_last_put_decides_how_long_a_note_stays(self, ttl: float | None) -> None:
-        # Given a note whose short ttl is replaced by a long ttl, and a note whose long ttl is replaced by a short ttl
+        # Given a note whose short ttl is replaced by a long ttl, and a note with the reverse change
         self.put("long", b"old", ttl=self.short_delay)
         self.put("long", b"new", ttl=ttl)
         self.put("short", b"old", ttl=ttl)

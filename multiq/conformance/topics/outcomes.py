@@ -161,7 +161,8 @@ class OutcomesTests(Topic):
 
     @promise("12.2", "5.8")
     def test_an_ack_after_another_verdict_keeps_nothing(self) -> None:
-        # Given buried and released jobs. Some are settled in the same call as the ack, and some in an earlier call
+        # Given buried and released jobs. Some jobs are settled in the same call as the ack, and some jobs in an earlier
+        # call
         ids = self.enqueue_all(b"1", b"2", b"3", b"4")
         one, two, three, four = self.reserve()
         self.settle(Bury(one), Release(two, delay=LONG))
@@ -612,7 +613,7 @@ class OutcomesTests(Topic):
 
     @promise("12.1", "5.9")
     def test_an_exchange_keeps_outcomes_and_hands_out_the_next(self) -> None:
-        # Given three jobs. Two of them are reserved, and one of the two leases was already settled
+        # Given three jobs. Two of the three jobs are reserved, and one of the two leases was already settled
         self.enqueue_all(b"1", b"2", b"3", ttr=LONG)
         one, two = sorted(self.reserve(2), key=lambda lease: lease.body)
         self.settle(Bury(two))
@@ -797,8 +798,8 @@ class OutcomesTests(Topic):
         return [outcome for outcome in self.backend.outcomes(self.queue, ids) if outcome is not None]
 
     def kept(self, *ids: str) -> list[bytes | None]:
-        """The bytes of the outcomes of the jobs with these ids, in the order of the ids. None for a job without an
-        outcome."""
+        """The bytes of the outcomes of the jobs with these ids, in the order of the ids. The entry is None for a job
+        without an outcome."""
         outcomes = self.backend.outcomes(self.queue, ids)
         assert all(outcome is None or outcome.id == job_id for outcome, job_id in zip(outcomes, ids, strict=True)), (
             "an outcome is not at the position of its id"
@@ -819,7 +820,7 @@ class OutcomesTests(Topic):
         reserved = self.enqueue()
         lease = self.take()
         ready, delayed = self.enqueue(), self.enqueue(delay=LONG)
-        # When these jobs are deleted with an outcome
+        # When the four jobs are deleted with an outcome
         after = After(keep=LONG, outcome=b"why", kind="cancelled")
         answers = self.backend.delete_many(self.queue, [ready, reserved, delayed, released], after=after)
         # Then the deleted jobs have the outcome, with the number of their last attempt. The reserved job has no outcome

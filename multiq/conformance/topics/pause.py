@@ -57,8 +57,7 @@ class PauseTests(Topic):
         # Given a short pause
         self.enqueue()
         self.backend.pause(self.queue, self.short_delay)
-        # When the queue is paused again for a longer time, then the queue is still paused after the end of the first
-        # pause
+        # When the queue is paused again for a longer time, then it is still paused after the end of the first pause
         self.backend.pause(self.queue, LONG)
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
@@ -78,7 +77,7 @@ class PauseTests(Topic):
         # Given a queue that was never paused
         self.enqueue()
         self.backend.resume(self.queue)
-        # Then its jobs are handed out
+        # Then the queue's jobs are handed out
         assert self.take()
 
     @promise("10.1")

@@ -27,8 +27,8 @@ class QueueOrderTests(Topic):
         for queue, priority in zip((first, second, third), priorities, strict=True):
             self.enqueue_all(*[queue.encode()] * 4, queue=queue, priority=priority)
         consumer = self.another_consumer(first, second, third)
-        # When each reserve is given another order of queues, then the job comes from the first queue of that order,
-        # whatever its priority
+        # When a reserve is given another order of queues, then the job comes from that order's first queue, whatever
+        # its priority
         for order in ((third, first, second), (second, third, first), (third, second, first), (first, second, third)):
             assert [lease.queue for lease in consumer.reserve(1, 0, order)] == [order[0]]
             assert consumer.queues == (first, second, third)

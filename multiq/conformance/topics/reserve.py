@@ -166,8 +166,8 @@ class ReserveTests(Topic):
         (lease,) = self.woken(waiting) if waits else self.reserve(1)
         asked_at = self.worker.asked_at
         left, looked = self.peek(job_id).due_in, time.monotonic()
-        # Then asked_at is a moment between the call and the beginning of the lease, or 0 if the consumer does not know
-        # the moment
+        # Then asked_at is a moment between the call and the beginning of the lease. It is 0 if the consumer does not
+        # know the moment
         assert lease.id == job_id
         assert asked_at == 0.0 or began <= asked_at <= looked
         assert left is not None

@@ -48,7 +48,7 @@ class ServerTimeTests(Topic):
     @promise("16.6")
     @requires("inspection")
     def test_a_delay_that_is_counted_from_the_time_ends_at_the_time_that_was_meant_or_later(self) -> None:
-        # Given a job that is to be due at a given time. Its delay is counted from the backend's time
+        # Given a job that is to be due at a given time. The job's delay is counted from the backend's time
         at = self.backend.now(self.queue) + 1.0
         self.enqueue(delay=at - self.backend.now(self.queue) + 2e-6)
         # When a consumer waits for the job
@@ -65,7 +65,8 @@ class SchedulesTests(Topic):
 
     @pytest.fixture(autouse=True)
     def _clean_up(self, _set_up: None) -> Iterator[None]:
-        """The store may be used for other tests, too. So delete all schedules and the mark that schedules exist."""
+        """The store may be used for other tests, too. So all schedules, and the mark that schedules exist, are
+        deleted."""
         self.app, self.task = self._program(self.backend)
         yield
         if not self.backend.declared.notes:
@@ -78,8 +79,8 @@ class SchedulesTests(Topic):
             self.backend.delete(RESTART, "schedules")
 
     def schedulers(self, count: int) -> list[Scheduler]:
-        """Several schedulers. Each has its own connection. A new scheduler reads the time again. This matters if a test
-        has moved the clock."""
+        """Several schedulers. Each has its own connection. A new scheduler reads the time again. The new reading
+        matters if a test has moved the clock."""
         return [Scheduler(self._program(self.another_backend())[0]) for _ in range(count)]
 
     def _program(self, backend: Backend) -> tuple[App, Task[..., None]]:
@@ -147,7 +148,7 @@ class SchedulesTests(Topic):
             self.backend.kick_job(self.queue, job_id)
         self.settle(*(Ack(lease) for lease in self.reserve(10)))
         early.look()
-        # Then the other scheduler makes none of these jobs a second time
+        # Then the other scheduler makes none of the finished jobs a second time
         assert not {job_id for job_id, _ in self.made()} & {*ids}
 
     @promise("17.3")

@@ -47,7 +47,7 @@ KINDS: dict[str, Make] = {
     "give back": lambda lease, after: GiveBack(lease, after=after),
     "delayed give back": lambda lease, after: GiveBack(lease, delay=LONG, after=after),
 }
-#: The states that the verdicts lead to. None means that the job is gone.
+#: The states that the verdicts lead to. If the state is None, the job is gone.
 ENDS: dict[str, State | None] = {
     "ack": None, "ack with an outcome": None, "release": State.READY, "delayed release": State.DELAYED,
     "bury": State.BURIED, "touch": State.RESERVED, "give back": State.READY, "delayed give back": State.DELAYED,
@@ -221,7 +221,7 @@ class StepsTests(_Steps):
             self.new(b"", terms=Terms(3), delay=LONG, priority=0),
         ]  # fmt: skip
         self.settle(self.verdict("ack", sender, *map(self.add, jobs)))
-        # Then the jobs have these options, and are as if enqueued now
+        # Then the jobs have the given options, and are as if enqueued now
         for job in jobs:
             record = self.peek(job.id)
             assert (record.body, record.priority, record.ttr) == (job.body, job.priority, job.ttr)
@@ -293,7 +293,7 @@ class StepsTests(_Steps):
     @promise("15.1", "15.5")
     @pytest.mark.parametrize("by", ["verdict", "carry_out"])
     def test_a_thousand_steps_are_carried_out(self, by: str) -> None:
-        # Given the largest number of steps. The steps enqueue jobs, and arrive at two of these jobs
+        # Given the largest number of steps. The steps enqueue jobs, and arrive at two of the new jobs
         sender = self.reserved()
         other = self.another_queue()
         waiting = self.held(400)
@@ -453,7 +453,7 @@ class StepsTests(_Steps):
     @promise("15.4", "5.7")
     @requires("atomic_batches")  # otherwise the two leases may be in two parts of the queue
     def test_the_verdicts_of_a_call_are_carried_out_in_their_order(self) -> None:
-        # Given two leases. The first verdict enqueues a job, and the second verdict releases this job
+        # Given two leases. The first verdict enqueues a job, and the second verdict releases the same job
         self.enqueue_all(b"a", b"b", ttr=LONG)
         one, other = self.reserve()
         job = self.new(b"new", terms=Terms(2))

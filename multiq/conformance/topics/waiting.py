@@ -157,7 +157,7 @@ class WaitingTests(Topic):
         last = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue(), last)
         waiting = self.waiting(consumer)
-        # When a job is enqueued in the last of these queues, then the consumer wakes
+        # When a job is enqueued in the last of the three queues, then the consumer wakes
         self.enqueue(b"last", queue=last)
         assert [lease.body for lease in self.woken(waiting)] == [b"last"]
 

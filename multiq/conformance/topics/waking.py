@@ -74,7 +74,7 @@ class WakingTests(Topic):
     @promise("3.10", "3.7", "5.9")
     @pytest.mark.parametrize("how", ["reserve", "exchange"])
     def test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues(self, how: str) -> None:
-        # Given a consumer of two queues. The consumer was woken before, and now waits again in a reserve or exchange
+        # Given a consumer of two queues. The consumer was woken before, and now waits again in a reserve or exchange.
         # When a job is enqueued in one of the queues, then the consumer has the job in time
         for at in (1, 0):
             self._in_time(partial(self._wakes_again, how, at))
@@ -135,7 +135,7 @@ class WakingTests(Topic):
             far.stats(self.queue)
             proxy.mode, step = Latency(LATENCY), LATENCY / 2
         for at in range(OFFSETS):
-            # When a job is enqueued at a moment during this time, then the consumer has the job in time
+            # When a job is enqueued while the consumer begins to wait, then the consumer has the job in time
             self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
 
     # --- sources of jobs ---
