@@ -246,7 +246,7 @@ async def watch(lags: list[float], nap: Callable[[], Awaitable[object]], expecte
         start, waited = time.perf_counter(), waited_for_core()
         try:
             await nap()
-        finally:  # the wait that the end of the measurement cancels is noted, too
+        finally:  # the wait that the end of the measurement cancels is also recorded
             late = time.perf_counter() - start - expected
             lags.append(max(0.0, late - (waited_for_core() - waited)))
 

@@ -1,5 +1,5 @@
-"""What multiq is compared with: the drivers' baselines, as ``multiq bench`` has them, and two loops of single puts
-through client libraries that multiq does not use.
+"""What multiq is compared with: the drivers' baselines of ``multiq bench``, and two simple loops. Each loop makes
+single puts through a client library that multiq does not use.
 
 These baselines guarantee less than multiq: they have no fencing, no delays and no counters, and support one reader
 only.

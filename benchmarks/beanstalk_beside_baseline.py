@@ -1,4 +1,5 @@
-"""multiq on beanstalkd beside its baseline, in one run: ``python benchmarks/beanstalk_beside_baseline.py --help``.
+"""multiq on beanstalkd, compared with its baseline in one run: ``python benchmarks/beanstalk_beside_baseline.py
+--help``.
 
 For each figure, multiq and a plain loop take turns on one private server over TCP. By default the server writes nothing
 to its disk; with ``--binlog 1`` it syncs before each answer. The script checks that no job was lost or doubled. The

@@ -42,7 +42,7 @@ async def anap(seconds: float) -> None:
 
 @app.task
 def compute(seconds: float) -> None:
-    """Keeps a core busy for a tenth of *seconds* of this process's own CPU time."""
+    """Keeps a core busy for *seconds* / 10 seconds of this process's own CPU time."""
     end = time.thread_time() + seconds / 10
     while time.thread_time() < end:
         pass

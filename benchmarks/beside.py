@@ -34,7 +34,7 @@ HERE = Path(__file__).parent
 QUEUE = "default"
 BODY = encode_envelope(Envelope(ENVELOPE_VERSION, "noop", [12345]))
 
-_PAUSE = 0.02  # seconds between two jobs, so that each finds the worker idle
+_PAUSE = 0.02  # seconds between two jobs, so that the worker is idle before each job
 
 
 def arguments(about: str | None, **numbers: int) -> argparse.Namespace:
@@ -103,7 +103,8 @@ def expect(seen: int | None, wanted: int) -> None:
 
 
 def environment(url: str, stamps: Path | None = None) -> dict[str, str]:
-    """The environment of a process that has to find ``bench_app``, its backend, and the file for the times."""
+    """The environment variables through which a process finds ``bench_app``, its backend, and the file for the
+    times."""
     return {**os.environ, "MULTIQ_URL": url, "PYTHONPATH": str(HERE), "BENCH_STAMPS": str(stamps)}
 
 

@@ -1,4 +1,4 @@
-"""multiq compared with the leanest loop on a server. Each server has a subclass; all servers are measured in the same
+"""multiq compared with the simplest loop on a server. Each server has a subclass; all servers are measured in the same
 way."""
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BesideServer(ABC):
 
     @abstractmethod
     def all_wait(self, url: str, workers: int) -> None:
-        """Wait until this many worker processes wait for jobs on the store."""
+        """Wait until *workers* worker processes wait for jobs on the store."""
 
     @abstractmethod
     def emptiness(self, url: str) -> AbstractContextManager[Callable[[], bool]]:

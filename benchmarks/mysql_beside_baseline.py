@@ -1,4 +1,4 @@
-"""multiq on MariaDB beside its baseline, in one run: ``python benchmarks/mysql_beside_baseline.py --help``.
+"""multiq on MariaDB, compared with its baseline in one run: ``python benchmarks/mysql_beside_baseline.py --help``.
 
 For each figure, multiq and a plain PyMySQL loop take turns on one private server over TCP, with
 ``innodb_flush_log_at_trx_commit=1``. The script checks that no job was lost or doubled. The script needs mariadbd and
@@ -42,8 +42,8 @@ def main() -> None:
 
 
 class BesideMysql(BesideServer):
-    """Each repeat has its own database. In a shared one, deleted rows that are not yet purged would slow down the next
-    repeat."""
+    """Each repeat has its own database. In a shared database, deleted rows that are not yet purged would slow down the
+    next repeat."""
 
     asks = drain_asks = "statements"
     singles = 1 / 10

@@ -70,7 +70,7 @@ def insert(connection: Connection[Any], layout: str, first: int, count: int, bod
 
 
 def work_off(connection: Connection[Any], layout: str) -> int:
-    """All jobs, one after the other. Returns how many."""
+    """Work off all jobs, one batch after the other. Returns how many."""
     worked, held = 0, ""
     while True:
         done = _DONE[layout](held) if held else []

@@ -1,4 +1,4 @@
-"""multiq on Redis beside its baseline, in one run: ``python benchmarks/redis_beside_baseline.py --help``.
+"""multiq on Redis, compared with its baseline in one run: ``python benchmarks/redis_beside_baseline.py --help``.
 
 For each figure, multiq and a plain redis-py loop take turns on one private server over TCP that writes nothing to its
 disk. The script checks that no job was lost or doubled. The script needs redis-server and the extra ``dev``.

@@ -1,4 +1,4 @@
-"""multiq on SQLite beside its baseline, in one run: ``python benchmarks/sqlite_beside_baseline.py --help``.
+"""multiq on SQLite, compared with its baseline in one run: ``python benchmarks/sqlite_beside_baseline.py --help``.
 
 For each figure, multiq and a plain ``sqlite3`` loop take turns, on new files. multiq and the loop have the same
 durability: WAL and ``synchronous=FULL``, one fsync per commit. The script checks that no job was lost or doubled.

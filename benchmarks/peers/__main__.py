@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _RESULTS = Path(__file__).parents[1] / "results"
 _PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 _QUICK = Size(share=0.1, pickup_seconds=1.5, idle_seconds=2.0)
-_SHOWN = 300  # the most characters of a reason
+_SHOWN = 300  # the largest number of characters of a reason
 
 
 @click.command(help=__doc__)
@@ -92,7 +92,7 @@ def _failing_into(row: results.Row, console: Console) -> Iterator[None]:
         yield
     except (NotInstalledError, ProgramError, NothingRanError, AssertionError, OSError) as error:
         reason = str(error)
-    except (pytest.skip.Exception, pytest.fail.Exception) as error:  # how the servers say that they are not installed
+    except (pytest.skip.Exception, pytest.fail.Exception) as error:  # raised if a server is not installed
         reason = str(error.msg)
     else:
         return

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 _BENCHMARKS = Path(__file__).parents[1]
-_SHOWN = 400  # the most characters of a log's end
+_SHOWN = 400  # the largest number of characters of a log's end
 _GOODBYE = 10.0  # seconds for a program to stop its workers and end
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _KEPT = HERE / ".envs"
-_SHOWN = 600  # the most characters of pip's output
+_SHOWN = 600  # the largest number of characters of pip's output
 
 
 class NotInstalledError(Exception):

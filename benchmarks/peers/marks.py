@@ -44,7 +44,7 @@ def read(folder: Path) -> list[Mark]:
 
 @functools.cache
 def _handle() -> int:
-    """This process's file, which later forks share. All processes append sixteen bytes at a time, so no record is
-    split."""
+    """The file of this process, which processes that are forked later share. All processes append sixteen bytes at a
+    time, so no record is split."""
     path = Path(os.environ[FOLDER], str(os.getpid()))
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -50,7 +50,7 @@ class Account(msgspec.Struct, frozen=True):
     jobs: int
     lost: int
     doubled: int
-    """Runs of a job beyond its first one."""
+    """Runs of a job after its first run."""
     early: int
     """Delayed jobs that began before they were due."""
 
@@ -80,8 +80,8 @@ class Turn(msgspec.Struct, frozen=True):
     """Jobs enqueued per second, one by one."""
     bulk: float | None
     drain: float
-    """Jobs drained per second, from the beginning of the first job to that of the last. All libraries run the same
-    number of jobs."""
+    """Jobs drained per second, from the beginning of the first job to the beginning of the last job. All libraries run
+    the same number of jobs."""
     producer_cpu: float
     """Seconds of the producer's processor time per 10,000 jobs enqueued one by one."""
     cpu: float
@@ -222,7 +222,7 @@ class Steps:
 
 
 class NothingRanError(Exception):
-    """No job began on the workers."""
+    """The workers began no job."""
 
 
 def _memory() -> Path | None:
@@ -233,7 +233,7 @@ def _memory() -> Path | None:
 
 
 def _processor_seconds(workers: Sequence[psutil.Process]) -> float:
-    """The CPU seconds of these processes and of their living children."""
+    """The CPU seconds of the given processes and of their living children."""
     total = 0.0
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):

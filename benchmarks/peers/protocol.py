@@ -1,9 +1,9 @@
 """The library's side of the protocol: a program in the library's own environment. The program executes the lines of its
 input.
 
-``python -m peers.protocol peers.libraries.huey_peer`` reads one JSON object a line and answers each with one: ``{"do":
-"enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07, "cpu": 0.04}``. The program ends its workers and itself
-at the end of its input. This module imports only the standard library and the library that it measures.
+``python -m peers.protocol peers.libraries.huey_peer`` reads one JSON object per line, and answers each with a line:
+``{"do": "enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07, "cpu": 0.04}``. The program ends its workers
+and itself at the end of its input. This module imports only the standard library and the library that it measures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BROKER = "PEERS_BROKER"  # the environment variable with the URL of the server or file
 
 _GRACE = 3.0  # seconds for workers to end by themselves
-_QUIET = (0.005, 0.030)  # seconds between two jobs, so that workers are idle; random, so that no timer aligns with them
+_QUIET = (0.005, 0.030)  # seconds between jobs, so that workers are idle; random, so that jobs do not align with timers
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Peer:
     packages: Sequence[str]
     """The distributions whose versions are reported."""
     workers: Sequence[Sequence[str]]
-    """The commands that start two worker processes. The first word of each is a program of this environment."""
+    """The commands that start two worker processes. The first word of each command is a program of this environment."""
     one: Callable[[int], Any]
     many: Callable[[Sequence[int]], Any] | None = None
     later: Callable[[int, float], Any] | None = None
@@ -153,7 +153,7 @@ class Program:
         give_up_at = time.monotonic() + _GRACE
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in workers:
-                with contextlib.suppress(ProcessLookupError):  # a leader that ended may have left others in its group
+                with contextlib.suppress(ProcessLookupError):  # a process group may outlive its leader
                     os.killpg(worker.pid, number)
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):

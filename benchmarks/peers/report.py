@@ -57,7 +57,7 @@ def markdown(run: Run) -> str:
 
 
 def include(run: Run, page: str) -> str:
-    """Replace the figures of a documentation page with those of this run.
+    """Replace the figures of a documentation page with the figures of this run.
 
     Raises ``ValueError`` if the page has no place for figures.
     """

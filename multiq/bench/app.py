@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 PLANTED = "planted://"
-"""The scheme of backends with a planted bug, as in ``planted://early``. Tests use backends with a planted bug to check
-that the bench finds bugs."""
+"""The URL scheme of backends with a planted bug, as in ``planted://early``. Tests use backends with a planted bug to
+check that the bench finds bugs."""
 
 
 class BenchApp(App):

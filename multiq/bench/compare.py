@@ -30,7 +30,7 @@ THRESHOLD = 0.10
 """The largest change for the worse that is not reported as worse."""
 
 ENOUGH = 5
-"""The number of repeats that a verdict needs. With fewer repeats than this, hardly any change can be distinguished from
+"""The number of repeats that a verdict needs. With fewer repeats, hardly any change can be distinguished from
 chance."""
 
 _CONFIDENCE = 0.95  # confidence level of the intervals that are shown
@@ -70,7 +70,8 @@ class Row(msgspec.Struct, frozen=True):
     ratio: float | None
     """The new median divided by the old median. The ratio is None if the old median is zero."""
     low: float | None
-    """The lower end of the ratio's 95 % confidence interval. The end is None with fewer than two repeats."""
+    """The lower end of the ratio's 95 % confidence interval. The lower end is None if there are fewer than two
+    repeats."""
     high: float | None
     """The upper end of the ratio's 95 % confidence interval."""
     verdict: Verdict

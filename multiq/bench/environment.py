@@ -25,7 +25,7 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 _PIECES = 5  # pieces of work in one reading; the result is the median of their durations
-_WARMING = 8  # the first readings, after which all pieces of work are equally fast
+_WARMING = 8  # readings that warm up the machine; after them, all pieces of work are equally fast
 _SLOWED = 1.25  # the ratio of a duration to the shortest duration; an idle machine stays below this ratio
 _OFTEN = 0.2  # share of all repeats
 _STOLEN = 0.02  # share of the CPU time of all cores

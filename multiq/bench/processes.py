@@ -1,7 +1,7 @@
 """The processes of a run: producers and workers.
 
 A fork server that has imported everything starts each process in milliseconds. If only one process can see a backend's
-jobs (memory), producers and workers are threads of this process instead.
+jobs, as with ``memory``, producers and workers are threads of this process instead.
 """
 
 from __future__ import annotations

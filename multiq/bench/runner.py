@@ -197,7 +197,7 @@ class _RunInProgress:
         try:
             outcome = step.workload.run(scenario, step.variant.parameters)
         except Infeasible:
-            scenario.empty()  # this removes the jobs that were enqueued before the error
+            scenario.empty()  # removes the jobs that were enqueued before the error
             self._record_aside(target, step.workload.name, verify(scenario.close()))
             raise
         except Exception as exc:  # noqa: BLE001 - the report has the error

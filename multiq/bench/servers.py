@@ -201,7 +201,7 @@ class Server(ABC):
         if not self.is_running:
             try:
                 self.start()
-            except BaseException:  # such as Ctrl-C while the server starts
+            except BaseException:  # an exception such as Ctrl-C while the server starts
                 self.close()
                 raise
         return self

@@ -144,7 +144,7 @@ def open_targets(
 def load_bench(backend: str) -> type[Bench] | None:
     """The driver's ``Bench``. The result is None if the driver has no ``Bench``. Raises ``BackendNotInstalled``."""
     if backend not in installed(GROUP):
-        load_driver(backend)  # if a driver is missing, this raises the usual error
+        load_driver(backend)  # if a driver is missing, this call raises the usual error
         return None
     return cast("type[Bench]", load(GROUP, backend))
 

@@ -126,7 +126,7 @@ class _Verifier:
         finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
         self._emptied = bytearray(
             self.enqueued
-        )  # how often each job was taken out, up to 255; this takes a megabyte for a million jobs
+        )  # how often each job was taken out, up to 255; a million jobs take a megabyte
         self._unknown += self._note_emptied()
         self.missing = [number for number, taken in self._jobs() if not taken and number not in finished]
         """The jobs that were neither run to the end nor taken out of the queue."""

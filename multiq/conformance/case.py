@@ -319,7 +319,8 @@ class Topic:
         return value is not None and abs(value - expected) <= tolerance
 
     def modest_limit(self) -> int:
-        """A body of the largest size that the backend accepts. Ends the test if that size is too large for a test."""
+        """A body of the largest size that the backend accepts. Ends the test if the largest size is too large for a
+        test."""
         if self.can.max_body is None or self.can.max_body > MODEST:
             self.does_not_apply("its largest body is larger than a test should be")
         return self.can.max_body
@@ -422,8 +423,8 @@ class Topic:
         pytest.skip(f"does not apply: {why}")
 
     def not_tried(self, why: str) -> NoReturn:
-        """End a test that needs a method which the harness does not override. The result says nothing about the
-        backend."""
+        """End a test that needs a method which the harness does not override. A test that was not tried says nothing
+        about the backend."""
         self._request.node.user_properties.append((NOT_TRIED, why))
         pytest.skip(f"not tried: {why}")
 

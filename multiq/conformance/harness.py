@@ -49,7 +49,7 @@ class Harness(ABC):
 
     slack: float = 0.1
     """How many seconds late the store may notice that a due time has passed or a lease has ended. A job may be late by
-    this slack, but it is never early.
+    up to the slack, but it is never early.
     """
 
     rounds: int = 25
@@ -282,8 +282,8 @@ def _take_all(backend: Backend, queue: str) -> int:
 def first_contact(harness: Harness) -> Capabilities:
     """Make one call to find out whether the backend answers. Returns the backend's capabilities.
 
-    Raises the ``MultiqError`` of a backend that does not answer. The error of an unreachable backend is raised once
-    here, and not in each test.
+    Raises the ``MultiqError`` of a backend that does not answer. The error of an unreachable backend is raised by this
+    call, and not again in each test.
     """
     with harness.open() as backend:
         backend.stats(harness.fresh_queue())

@@ -306,7 +306,7 @@ class Proxy:
             if link in self._links:
                 self._links.remove(link)
                 return
-        link.client.close()  # only the thread that ends second gets here
+        link.client.close()  # only the thread that ends second reaches this line
         link.server.close()
 
     # --- forwarding ---

@@ -26,7 +26,8 @@ NOT_TRIED = "multiq.not-tried"
 
 
 class NotTriedError(Exception):
-    """The harness lacks a method that a test needs. The report shows the test as *not tried*, with this message."""
+    """The harness lacks a method that a test needs. The report shows the test as *not tried*, with the error's
+    message."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest caches modules by name, so each run's file has a new name
-_TRIED = {"kept", "failed", "not tried"}  # a capability is untried if no test of it has such an outcome
+_TRIED = {"kept", "failed", "not tried"}  # outcomes of tests that have tried a capability
 _SHORT = 12  # the largest number of lines in a failure's summary
 _PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not affect this run
 
@@ -49,7 +49,7 @@ def run(
 
     - *progress*: called after each test.
     - *walks*: the number of random walks, 0 for none. Default: the harness's.
-    - *select*: words. A test runs if it matches one of these words. A word may be a topic (``lease``), a paragraph
+    - *select*: words. A test runs if it matches one of the words. A word may be a topic (``lease``), a paragraph
       (``4.3``) or a section (``4``) of the contract. A word may also be a part of a test's name. By default, all tests
       run.
     - *harness*: a subclass of ``UrlHarness``. The methods of the harness provide what the suite needs besides the URL.
@@ -92,7 +92,7 @@ def run_harness(
             f"select={list(select)!r} matches no test: name a topic, a paragraph, or a part of a test's name"
         )
     claimed = {power for power in POWERS if capabilities.claim(power)}
-    if not claimed & {"memos", "outcomes", "holds"}:  # only with these, a verdict stores something in a second step
+    if not claimed & {"memos", "outcomes", "holds"}:  # without these, no verdict has a second step
         claimed.discard("one_step")
     tried = {power for row in collector.rows if row.outcome in _TRIED for power in row.powers}
     return Report(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _load = of_this_process()
 _folder = Path(_load.folder)
 _parent = os.getppid()
-_OF_LANE = 3  # the largest number of jobs in one enqueue to the lane, because its only consumer takes jobs one by one
+_OF_LANE = 3  # the most jobs in one enqueue to ``lane``, whose only consumer takes jobs one by one
 _VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
 
 

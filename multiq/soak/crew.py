@@ -125,8 +125,8 @@ class Crew:
     def kill_all(self) -> bool:
         """Kill all processes. Returns whether any process was still running.
 
-        If a signal comes while a process is being started, that process is missing in all lists. The method finds a
-        process of this kind by its environment variables.
+        If a signal comes while a process is being started, that process is missing in all lists. This method finds a
+        process that is missing in the lists by its environment variables.
         """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:

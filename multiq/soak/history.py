@@ -1,6 +1,6 @@
 """The history of a soak. Each process appends events to its own file, with one write for each event.
 
-A written line is kept if its process is killed. All processes run on one machine, so their times of
+A written line is kept even if its process is killed. All processes run on one machine, so their times of
 ``time.monotonic_ns`` can be compared.
 
 A missing event would look like a fault of the tested system. For this reason, ``read`` raises an error if a process

@@ -88,7 +88,7 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
         others: list[str] = []
         backend = stack.enter_context(open_backend(direct))
         for queue in queues:
-            backend.stats(queue)  # if the URL is wrong, this raises an error before the soak begins
+            backend.stats(queue)  # a wrong URL raises an error here, before the soak begins
         # if other queues have appeared, the file is not removed
         stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))
         stack.callback(_clean, backend, name, direct, queues)

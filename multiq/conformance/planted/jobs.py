@@ -98,7 +98,7 @@ class _FencedByState(Planted):
 
 
 class _LateAccepted(MemoryConsumer):
-    """Accepts a verdict of a lease that has ended, until another consumer reserves the job."""
+    """Accepts a verdict on an ended lease until another consumer reserves the job."""
 
     def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
         lease = verdict.lease
@@ -1117,7 +1117,7 @@ class _NotifiesTooEarly(_Notifying):
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         cast("_NotifyingStore", self._store).notify()
-        time.sleep(0.02)  # stands for the duration of a commit
+        time.sleep(0.02)  # simulates the duration of a commit
         return super().enqueue(queue, jobs, connection=connection)
 
 

@@ -101,7 +101,7 @@ class _OutcomeOfEachMention(Planted):
 
 
 class _KeepsBefore(MemoryConsumer):
-    """A bug: the outcomes of living leases are stored, and the jobs are deleted in a second step."""
+    """A bug: the outcomes of leases that have not ended are stored, and the jobs are deleted in a second step."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         acks = {verdict.lease.token: verdict for verdict in reversed(verdicts) if isinstance(verdict, Ack)}

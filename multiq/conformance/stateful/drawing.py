@@ -90,8 +90,8 @@ class _Drawing:
         self._chance = chance
         self._flows = flows
         self._priorities = PRIORITIES if can.priorities else (PRIORITY_DEFAULT,)
-        # Without a total order, a job that was held may come after younger jobs of its priority. To avoid this, each
-        # held job keeps a priority that no other job has.
+        # Without a total order, a job that was held may come after younger jobs of its priority. Each held job
+        # therefore keeps a priority that no other job has.
         self._is_ordered_by_age = bool(can.total_order) or not flows
         self._own_priorities = itertools.count(max(PRIORITY_DEFAULT, *PRIORITIES[:-1]) + 1)
         self._states = [state for state in STORED_STATES if can.holds or state is not State.HELD]

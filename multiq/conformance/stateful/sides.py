@@ -84,7 +84,7 @@ class Side:
         self.places: list[tuple[str, NewJob]] = []  # job number -> the job's queue, and the job as it was enqueued
         self.ids: list[str] = []  # job number -> the job's current id
         self._numbers: dict[tuple[str, str], int] = {}
-        self._versions: dict[tuple[int, str], str] = {}  # home and key -> the version that was last read
+        self._versions: dict[tuple[int, str], str] = {}  # home queue and key -> the version that was last read
 
     # --- the operations, each with an answer that can be compared ---
 
@@ -287,7 +287,7 @@ class Side:
     # --- steps of verdicts ---
 
     def _step(self, act: Act) -> Step | None:
-        """Return the step for this act. The step is None if the act needs an earlier job, but there is none."""
+        """Return the step for an act. The step is None if the act needs an earlier job, but there is none."""
         match act:
             case Come(job=recent, member=member, expect=expect, doom=doom) if self.ids:
                 held = [number for number, (_, job) in enumerate(self.places) if job.terms is not None]

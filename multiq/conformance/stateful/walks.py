@@ -215,7 +215,7 @@ def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[
 
 
 def _in_groups(real: Answer, model: Answer, time: str) -> tuple[Answer, Answer]:
-    """Sort jobs with the same *time* by number in both listings. The contract does not define their order."""
+    """Sort jobs with the same *time* by number in both listings. The contract does not order jobs of equal time."""
     if len(real) != len(model):
         return real, model
     real_sorted: list[Answer] = []

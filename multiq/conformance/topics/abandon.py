@@ -51,7 +51,7 @@ class AbandonTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Abandon(lease))
-        # When this worker comes back, then its verdict is refused
+        # When the worker comes back, then its verdict is refused
         self.refused(Ack(lease), Touch(lease), Abandon(lease))
         assert self.stands(job_id, State.READY)
 

@@ -37,9 +37,10 @@ class CapabilitiesTests(Topic):
 
     @promise("11.8")
     def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
-        # Given the capabilities that the driver declares without a server, and those of a backend with its server
+        # Given the capabilities that the driver declares without a server, and the capabilities of a backend with its
+        # server
         declared, live = type(self.backend).declared, self.backend.capabilities
-        # Then the backend with its server has no power that the driver does not declare. Other measures may differ, and
+        # Then the backend with its server has no power that the driver does not declare. The measures may differ, and
         # powers may be missing
         assert live.backend == declared.backend
         gained = [power for power in POWERS if live.claim(power) and not declared.claim(power)]
@@ -78,7 +79,7 @@ class CapabilitiesTests(Topic):
     @requires("inspection", "management", "pausing", "purging")
     @pytest.mark.parametrize("power", OPTIONAL_PARTS)
     def test_an_optional_part_works_or_is_refused(self, power: str) -> None:
-        # Given calls of the methods of an optional part of the driver interface, as multiq makes them
+        # Given multiq's calls of an optional part of the driver interface
         queue, job_id = self.queue, new_id()
         calls: dict[str, Callable[[], object]] = {
             "peek": lambda: self.backend.peek(queue, job_id),
@@ -133,7 +134,7 @@ class CapabilitiesTests(Topic):
     def test_the_doctor_has_checks_of_the_driver_s_own(self) -> None:
         # Given the findings of the doctor
         findings = self.backend.doctor()
-        # Then there are findings beyond the general ones, each with a level and a reason in words
+        # Then there are more than the general findings, each with a level and a reason in words
         general = {finding.what for finding in Backend.doctor(self.backend)}
         assert {finding.what for finding in findings} - general
         assert {finding.level for finding in findings} <= {"ok", "warn", "bad", "unknown"}

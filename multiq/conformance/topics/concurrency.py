@@ -340,7 +340,7 @@ class ConcurrencyTests(Topic):
                 self.given(State.BURIED)
             # When several threads kick three jobs each at the same time
             kicked = together([lambda backend=backend: backend.kick(self.queue, 3) for backend in backends])  # type: ignore[misc]
-            # Then the sum of their counts is the number of jobs that became ready
+            # Then the sum of the returned counts is the number of jobs that became ready
             moved = min(10, 3 * len(backends))
             assert sum(kicked) == moved
             assert self.counts() == (moved, 0, 0, 10 - moved)
@@ -377,7 +377,7 @@ class ConcurrencyTests(Topic):
                 for backend, batch in zip(backends, batches, strict=True)
             ]
         )
-        # Then all jobs are there, and the jobs of each producer are in their order
+        # Then all jobs are stored, and the jobs of each producer are in order
         bodies = [lease.body for lease in self.reserve(ALL)]
         for at, batch in enumerate(batches):
             assert self.in_line([body for body in bodies if body.startswith(b"%d." % at)], [job.body for job in batch])
@@ -416,7 +416,7 @@ class ConcurrencyTests(Topic):
             batch = [self.new(b"a"), self.new(b"b")]
             # When both calls arrive at the same time
             together([lambda backend=backend: backend.enqueue(self.queue, batch) for backend in backends])  # type: ignore[misc]  # noqa: B023
-            # Then each job is there once
+            # Then each job is stored once
             assert self.in_line(self.bodies(), [b"a", b"b"])
             self._ack_all([self.worker])
 

@@ -133,7 +133,7 @@ class DeleteTests(Topic):
             self.take(by=self.another_consumer())
             self.harness.past(self.in_(self.short_ttr))
         other = self.enqueue()
-        # When this job and another job are deleted
+        # When the job and another job are deleted
         answers = self.backend.delete_many(self.queue, [other, job_id])
         # Then both jobs are gone, and their ids can be used again
         assert answers == [None, None]

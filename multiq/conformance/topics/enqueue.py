@@ -1,4 +1,4 @@
-"""Enqueue: each job is stored once and unchanged. When a job is due, it is handed out in its order."""
+"""Enqueue: each job is stored once and unchanged. A due job is handed out in its order."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class EnqueueTests(Topic):
         # Given a batch of 1,000 jobs. A driver may send the batch in several parts
         bodies = [b"%04d" % number for number in range(1000)]
         ids = self.enqueue_all(*bodies)
-        # Then all jobs are there, in order
+        # Then all jobs are stored, in order
         assert len(set(ids)) == 1000
         assert self.counts() == (1000, 0, 0, 0)
         leases = self.reserve(ALL)
@@ -219,7 +219,7 @@ class EnqueueTests(Topic):
         # Given a batch that has one id twice
         job_id = new_id()
         ids = self.backend.enqueue(self.queue, [NewJob(b"a", job_id), NewJob(b"b", new_id()), NewJob(b"c", job_id)])
-        # Then the first of the two jobs is there
+        # Then the first of the two jobs is stored
         assert (ids[0], ids[2]) == (job_id, job_id)
         assert self.in_line(self.bodies(), [b"a", b"b"])
 
@@ -231,7 +231,7 @@ class EnqueueTests(Topic):
         self.backend.enqueue(self.queue, batch[1:2])
         # When the whole batch is sent again
         ids = self.backend.enqueue(self.queue, batch)
-        # Then each job is there once
+        # Then each job is stored once
         assert ids == [job.id for job in batch]
         assert sorted(self.bodies()) == [b"0", b"1", b"2", b"3"]
 
@@ -244,7 +244,7 @@ class EnqueueTests(Topic):
         self.enqueue(b"there", queue=other, id=job_id)
         # When one of the two jobs is deleted
         self.backend.delete(self.queue, job_id)
-        # Then the other job is still there
+        # Then the other job still exists
         assert self.peek(job_id, other).body == b"there"
         assert self.reserve() == []
 
@@ -279,7 +279,7 @@ class EnqueueTests(Topic):
         # Given a body of exactly the limit
         body = b"\xa5" * self.modest_limit()
         self.enqueue(body)
-        # Then the whole body is there
+        # Then the whole body is stored
         assert self.take().body == body
 
     @promise("2.6")

@@ -118,5 +118,5 @@ class GiveBackTests(Topic):
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="failed before"))
         self.settle(GiveBack(self.take()))
-        # Then the reason is still there
+        # Then the reason is still stored
         assert self.peek(job_id).reason == "failed before"

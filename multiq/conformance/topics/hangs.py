@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LATE = 1.0  # a call must have ended this many seconds after its deadline
-WAIT_LATE = 2.0  # the same for a reserve that waits: the server must first end the wait
+WAIT_LATE = 2.0  # the same limit for a reserve that waits: the server must first end the wait
 
 
 class HangsTests(Topic):
@@ -84,7 +84,7 @@ class HangsTests(Topic):
         # Then the error names the job, because the server may have stored the job
         assert caught.value.ids == (job.id,)
         assert isinstance(caught.value.__cause__, BackendTimeout)
-        # When the job is enqueued again on a server that answers, then the job is there once
+        # When the job is enqueued again on a server that answers, then the job exists once
         for _ in range(2):
             assert self._answers(lambda: far.enqueue(self.queue, caught.value.jobs)) == [job.id]
         assert self.counts() == (1, 1, 0, 0)

@@ -252,7 +252,7 @@ class HoldsTests(Topic):
 
     @promise("14.3", "5.2")
     def test_a_verdict_on_a_job_that_was_held_has_its_own_delay(self) -> None:
-        # Given a running job that was held, with a delay
+        # Given a running job that was enqueued as held, with a delay
         job_id = self.held(1, delay=self.short_delay)
         self.arrive(job_id, "a")
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
@@ -526,7 +526,7 @@ class HoldsTests(Topic):
         after = self.peek(job_id)
         assert _timeless(after) == _timeless(before)
         assert after.due_in == before.due_in or self.about(after.due_in, before.due_in or 0.0)
-        # And neither its present lease nor a later lease is doomed
+        # And neither the job's present lease nor a later lease is doomed
         if state is State.RESERVED:
             self.settle(Release(next(iter(self.worker.held.values()))))
         elif state is State.BURIED:
@@ -581,7 +581,7 @@ class HoldsTests(Topic):
     @requires("client_ids", "management")
     @pytest.mark.parametrize("end", ["delete", "purge", "kick_job", "released", "doomed"])
     def test_a_later_job_of_the_same_id_begins_without_arrivals(self, end: str) -> None:
-        # Given a held job that is gone, after a member has arrived at it
+        # Given a held job that has ended or was released, after a member had arrived at it
         job_id = self.held(2)
         self.arrive(job_id, "a")
         if end == "delete":
@@ -722,7 +722,7 @@ class HeldJobsTests(Topic):
         # Given jobs in all states
         held = self._one_in_each_state()
         self.arrive(held, "a")
-        # When all jobs except the held ones are purged, then the held job still waits
+        # When all jobs except the held jobs are purged, then the held job still waits
         assert self.backend.purge(self.queue, [State.READY, State.DELAYED, State.BURIED]) == 3
         assert (self.counts(), self.held_count()) == ((0, 0, 1, 0), 1)
         assert self.peek(held).awaits == 1
@@ -950,7 +950,7 @@ class HeldJobsTests(Topic):
         self.arrive(doomed, "a", doom="why")
         # When all backends are closed, and the store is restarted
         self._start_anew()
-        # Then the arrival still counts, and the reason of the doomed job is still there
+        # Then the arrival still counts, and the doomed job still has its reason
         assert (self.state(job_id), self.peek(job_id).awaits) == (State.HELD, 1)
         self.arrive(job_id, "a")
         assert self.state(job_id) is State.HELD

@@ -20,7 +20,7 @@ class KickTests(Topic):
     def test_no_more_jobs_than_the_limit_are_kicked(self) -> None:
         # Given five buried jobs
         self._bury(b"a", b"b", b"c", b"d", b"e")
-        # When two jobs are kicked, four times
+        # When a kick of two jobs is called four times
         kicked = [self.backend.kick(self.queue, 2) for _ in range(4)]
         # Then each call returns the number of jobs that it kicked
         assert kicked == [2, 2, 1, 0]

@@ -25,7 +25,7 @@ class LifecycleTests(Topic):
 
     @promise("11.6")
     def test_a_closed_backend_leaves_its_consumers_alone(self) -> None:
-        # Given a backend with two consumers. One consumer holds a lease, and the other waits
+        # Given a backend with two consumers. One consumer holds a lease, and the other consumer waits
         theirs = self.another_backend()
         holder, sleeper = (self.another_consumer(backend=theirs) for _ in range(2))
         self.enqueue()
@@ -33,7 +33,8 @@ class LifecycleTests(Topic):
         waiting = self.waiting(sleeper)
         # When the backend is closed
         theirs.close()
-        # Then the waiting consumer gets the next job. A consumer that gets BackendUnavailable first tries again.
+        # Then the waiting consumer gets the next job. If the consumer gets BackendUnavailable before the job, it tries
+        # again.
         job_id = self.enqueue()
         try:
             leases = self.woken(waiting)

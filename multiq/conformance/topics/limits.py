@@ -136,7 +136,7 @@ class LimitsTests(_LimitsTopic):
     @promise("19.2")
     @pytest.mark.parametrize("verdict", FREEING)
     def test_each_verdict_frees_the_slot_once(self, verdict: str) -> None:
-        # Given a limit with one slot, a running job that uses the slot, and two jobs that wait for it
+        # Given a limit with one slot, a running job that uses the slot, and two jobs that wait for the slot
         self.limit("api", slots=1)
         first = self.gated(b"first", ttr=LONG, priority=2000 if self.can.priorities else PRIORITY_DEFAULT)
         lease = self.take()
@@ -190,7 +190,7 @@ class LimitsTests(_LimitsTopic):
         first, second, _ = self.gated_all(b"a", b"b", b"c", ttr=self.short_ttr)
         late = self.take()
         self.harness.past(self.in_(self.short_ttr))
-        # When a call reserves that job together with another job
+        # When a call reserves the job together with another job
         again = self.reserve(2)
         assert self.ids(again) == [first, second]
         # Then a late verdict on the first lease frees no slot, even in a call with a verdict on the other job
@@ -246,7 +246,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.3")
     def test_a_burst_is_handed_out_at_once_and_then_one_at_a_time(self) -> None:
-        # Given a rate of one job in some seconds, with a burst of three
+        # Given a rate of one job every few seconds, with a burst of three jobs
         pause = max(1.0, 2 * self.can.delay_resolution)
         self.limit("api", rate=1, per=pause, burst=3)
         ids = self.gated_all(*[b"x"] * 6, ttr=LONG)
@@ -368,7 +368,7 @@ class LimitsTests(_LimitsTopic):
     @promise("19.6", "19.4")
     @requires("total_order")
     def test_a_job_behind_one_that_waits_at_another_gate_is_next(self) -> None:
-        # Given a job that waits for one of its gates, and an older and a younger job behind it
+        # Given a job that waits for one of its gates. An older and a younger job wait behind it
         self.limit("api", slots=1)
         self.limit("smtp", slots=1)
         self.gated(b"smtp", SMTP, ttr=LONG)
@@ -537,7 +537,7 @@ class LimitsTests(_LimitsTopic):
     @pytest.mark.parametrize("memo", [b"", b"memo"], ids=["empty", "some bytes"])
     @pytest.mark.parametrize("doom", ["", "why"], ids=["not doomed", "doomed"])
     def test_a_gate_also_counts_for_a_job_with_a_memo(self, memo: bytes, doom: str) -> None:
-        # Given two jobs with one gate. The first job has a memo and perhaps the reason of a doom
+        # Given two jobs with one gate. The first job has a memo, and possibly the reason of a doom
         self.limit("api", slots=1)
         terms = Terms(1 if doom else 0, gates=(API,))
         if doom:
@@ -559,7 +559,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.6", "3.4")
     def test_parked_jobs_of_one_gate_keep_their_order(self) -> None:
-        # Given a limit with one slot, and jobs of several priorities. The first job runs, and the others are parked
+        # Given a limit with one slot, and jobs of several priorities. The first job runs, and the other jobs are parked
         self.need("priorities")
         self.limit("api", slots=1)
         ids = []
@@ -716,7 +716,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.9")
     def test_the_keys_of_a_fair_limit_take_turns(self) -> None:
-        # Given a busy key, and other keys that come later
+        # Given a key with many jobs, and other keys whose jobs come later
         self.limit("tenant", fair=True)
         for key, count in (("a", 8), ("b", 2), ("c", 1)):
             self.gated_all(*[key.encode()] * count, gate=Gate("tenant", key), ttr=LONG)
@@ -728,7 +728,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.9", "3.1")
     def test_the_jobs_of_one_call_are_in_the_order_of_their_turns(self) -> None:
-        # Given a busy key, and another key that comes later
+        # Given a key with many jobs, and another key whose jobs come later
         self.limit("tenant", fair=True)
         for key, count in (("a", 3), ("b", 2)):
             self.gated_all(*[key.encode()] * count, gate=Gate("tenant", key), ttr=LONG)
@@ -875,7 +875,7 @@ class LimitsTests(_LimitsTopic):
         (lease,) = self.reserve()
         ids = [self.gated(str(key).encode(), Gate("all"), Gate("tenant", str(key)), ttr=LONG) for key in range(25)]
         assert self.reserve() == []
-        # When the slot is free, and most of the jobs leave without having run
+        # When the slot is free, and most of the jobs are deleted or delayed before they run
         if not before:
             self.settle(Ack(lease))
         for job_id in ids[:20]:
@@ -940,7 +940,7 @@ class LimitsTests(_LimitsTopic):
             leases = self.reserve(by=self.another_consumer(self.queue, other))
             assert sorted(one.queue for one in leases) == sorted([self.queue, other])
             self.settle(*map(Ack, leases))
-        # And of the jobs that carry_out enqueues, one is handed out at a time, too
+        # And the jobs that carry_out enqueues are also handed out one at a time
         self.backend.carry_out([Enqueue(self.queue, self.new(b"y", ttr=LONG, terms=terms)) for _ in range(3)])
         assert len(self.reserve()) == 1
 
@@ -983,7 +983,7 @@ class LimitsTests(_LimitsTopic):
         self.limit("api", slots=10)
         gated = self.gated_all(*[b"gated"] * 4, ttr=LONG)
         plain = self.enqueue_all(*[b"plain"] * 3, ttr=LONG)
-        # When the consumer takes at most one job with gates, or none, then it gets the jobs without gates as before
+        # When the consumer takes at most one job with gates, or none, then it still gets the jobs without gates
         self.worker.most_gated = 1
         assert sorted(self.ids(self.reserve(3))) == sorted([gated[0], *plain[:2]])
         self.worker.most_gated = 0
@@ -1010,7 +1010,7 @@ class LimitsUniqueTests(_LimitsTopic):
         assert self.add(b"other", key=b"2", until=until) == second
         assert (self.peek(second).body, self.peek(second).held_by) == (b"second", "limit api")
         assert self.states()["api"].parked == 1
-        # When the job was reserved, then its key is free if ``until`` is "reserved", and otherwise still taken
+        # When the job was reserved, then its key is free only if ``until`` is "reserved"
         self.settle(Ack(lease))
         assert self.ids(self.reserve()) == [second]
         assert (self.add(b"third", key=b"2", until=until) != second) == (until == "reserved")
@@ -1181,7 +1181,7 @@ class LimitsWakingTests(_LimitsTopic):
 
         consumers = [self.another_consumer(backend=self.another_backend()) for _ in range(4)]
         together([partial(work, consumer) for consumer in consumers])
-        # Then no job is left behind
+        # Then all jobs are done
         assert len(done) == jobs
 
     @promise("19.7")

@@ -685,7 +685,8 @@ class LostRepliesTests(Topic):
     def _cuts(self) -> Iterator[Cut]:
         """Yield cuts, each with its own queue.
 
-        The first ``Cut`` has no fault. The next cuts cut the reply at several bytes, and the last cuts cut the request.
+        The first ``Cut`` has no fault. The next ``Cut`` objects end the reply at several bytes, and the last ``Cut``
+        objects end the request.
         """
         proxy, far = self.proxied()
         whole = Cut(proxy, far, None)

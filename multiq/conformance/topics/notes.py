@@ -57,7 +57,7 @@ class NotesTests(_Notes):
 
     @promise("16.1", "16.3")
     def test_a_note_is_stored_and_read(self) -> None:
-        # Given a home without notes
+        # Given a queue without notes
         assert self.backend.note(self.queue, "key") is None
         # When a note is stored, then every client reads it
         self.put("key", b"value")
@@ -142,7 +142,7 @@ class NotesTests(_Notes):
 
     @promise("16.1", "11.5")
     def test_notes_of_different_homes_are_different_notes(self) -> None:
-        # Given homes of similar names, with notes of one key
+        # Given queues of similar names, with notes of one key
         homes = [self.queue, self.another_queue(), self.another_queue(".A"), self.another_queue(".a")]
         for home in homes:
             self.put("key", home.encode(), home=home)
@@ -277,7 +277,7 @@ class NotesTests(_Notes):
         # None if this machine has stalled for so long that the note has expired
         version = "1" if note is None else note.version
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
-        # Then a condition with its version does not hold, and a condition with the empty version holds
+        # Then a condition with the expired note's version does not hold, and a condition with the empty version holds
         assert not self.change(Put(self.queue, "key", b"wrong"), when={"key": version})
         assert self.change(Put(self.queue, "key", b"new"), when={"key": ""})
         assert self.note("key").value == b"new"
@@ -320,7 +320,7 @@ class NotesTests(_Notes):
     @promise("16.5", "10.1", "10.4", "8.1")
     @requires("pausing", "purging", "management")
     def test_the_verbs_for_jobs_leave_notes_alone(self) -> None:
-        # Given a home with notes, and jobs
+        # Given a queue with notes and jobs
         self.put("key", b"value")
         before = self.note("key")
         job_id = self.enqueue()
@@ -445,7 +445,7 @@ class CompareAndSetTests(_Notes):
         self.drop("key")
         assert self.change(Put(self.queue, "key", b"wrong"), when={"key": version}) is False
         assert not self.is_there("key")
-        # And after the note is stored again with the same bytes, neither condition holds
+        # And after the note is stored again with the same bytes, a condition with the old version does not hold
         self.put("key", b"old")
         assert self.change(Put(self.queue, "key", b"wrong"), when={"key": version}) is False
         assert self.change(Drop(self.queue, "key"), when={"key": version}) is False
@@ -462,7 +462,7 @@ class CompareAndSetTests(_Notes):
 
     @promise("16.2")
     def test_the_version_of_another_note_does_not_hold(self) -> None:
-        # Given notes of two keys and two homes
+        # Given notes of two keys and two queues
         home = self.another_queue()
         self.put("key")
         self.put("other")

@@ -145,7 +145,7 @@ class OutcomesTests(Topic):
 
     @promise("12.2", "12.4", "4.4")
     def test_a_stale_ack_keeps_nothing_and_leaves_what_the_new_holder_keeps(self) -> None:
-        # Given a job whose lease has ended. Another consumer has reserved the job after that
+        # Given a job whose lease has ended. Another consumer has reserved the job after the end of the lease
         stale = self.abandoned()
         other = self.another_consumer()
         lease = self.take(by=other)

@@ -183,7 +183,7 @@ class PauseTests(Topic):
         # When an exchange acks the reserved job, then the ack is accepted, and no job is handed out
         assert self.worker.exchange([Ack(lease)], 2, 0) == ([None], [])
         assert self.counts() == (1, 0, 0, 0)
-        # And a job that an exchange releases is not handed out by the same exchange either
+        # And the same exchange does not hand out a job that it releases
         self.backend.resume(self.queue)
         lease = self.take()
         self.backend.pause(self.queue, LONG)

@@ -140,7 +140,7 @@ class ReserveTests(Topic):
         producers = [self.backend, self.another_backend()]
         for turn, number in enumerate(NUMBERS):
             producers[turn % 2].enqueue(self.queue, [self.new(number)])
-        # Then the jobs come in the order of all enqueues
+        # Then the jobs come in the order in which the two producers enqueued
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
@@ -261,7 +261,7 @@ class ReserveTests(Topic):
     @promise("3.3")
     @requires("priorities")
     def test_earlier_queues_come_first_against_all_priorities(self) -> None:
-        # Given the best priorities in the last queue, and the worst in the first queue
+        # Given the best priorities in the last queue, and the worst priorities in the first queue
         high, middle, low = (self.another_queue() for _ in range(3))
         for queue, priority in ((low, 0), (middle, 500), (high, PRIORITY_MAX)):
             self.enqueue_all(queue.encode(), queue.encode(), queue=queue, priority=priority)
@@ -316,7 +316,7 @@ class ReserveTests(Topic):
 
     @promise("3.3")
     def test_twenty_queues_are_served_in_their_order(self) -> None:
-        # Given a consumer of many queues, with a job in each
+        # Given a consumer of many queues, with a job in each queue
         queues = [self.another_queue() for _ in range(20)]
         for queue in reversed(queues):
             self.enqueue(queue=queue)

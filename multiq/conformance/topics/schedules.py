@@ -79,8 +79,8 @@ class SchedulesTests(Topic):
             self.backend.delete(RESTART, "schedules")
 
     def schedulers(self, count: int) -> list[Scheduler]:
-        """Several schedulers. Each has its own connection. A new scheduler reads the time again. The new reading
-        matters if a test has moved the clock."""
+        """Several schedulers. Each scheduler has its own connection. A new scheduler reads the time again. The new
+        reading matters if a test has moved the clock."""
         return [Scheduler(self._program(self.another_backend())[0]) for _ in range(count)]
 
     def _program(self, backend: Backend) -> tuple[App, Task[..., None]]:
@@ -177,7 +177,7 @@ class SchedulesTests(Topic):
     @promise("17.4")
     @pytest.mark.parametrize("overlap", ["skip", "follow"])
     def test_an_occurrence_is_not_made_while_the_job_before_is_there(self, overlap: str) -> None:
-        # Given schedulers that have made an occurrence. Its job runs
+        # Given schedulers that have made the job of an occurrence. Its job runs
         self.app.schedules.add(self.queue, self.task.s(), every=2, overlap=overlap)
         Scheduler(self.app).look()
         self.harness.advance(3)

@@ -169,7 +169,7 @@ class SettleTests(Topic):
 
     @promise("5.9", "3.2")
     def test_an_exchange_settles_before_it_waits(self) -> None:
-        # Given a consumer that settles, and then waits for the next job
+        # Given a consumer that settles a lease, and then waits for the next job
         job_id = self.enqueue()
         lease = self.take()
         consumer = self.worker

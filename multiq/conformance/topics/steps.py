@@ -310,7 +310,7 @@ class StepsTests(_Steps):
         else:
             assert self.backend.carry_out(steps) is True
             self.settle(Ack(sender))
-        # Then all steps have an effect, at the latest after a relay
+        # Then all steps have an effect, at the latest after a call of relay
         assert self.backend.relay([self.queue, other]) == 0
         assert (self.counts(), self.held_count()) == ((301, 0, 0, 0), 1)
         assert self.counts(other) == (299, 0, 0, 0)
@@ -665,7 +665,7 @@ class StepsTests(_Steps):
         with pytest.raises(PayloadTooLarge) as refusal:
             call()
         assert (refusal.value.size_bytes, refusal.value.limit_bytes) == (limit + 1, limit)
-        # And nothing of the call has happened
+        # And no part of the call was carried out
         self._assert_untouched(job_id, reserved=2)
         self.settle(Ack(one), Ack(other))
 
@@ -849,7 +849,7 @@ class OneStepEverywhereTests(_Steps):
                     if was_put:
                         return
 
-            # When notes of two homes are changed in one call, then an observer sees both changes at the same time
+            # When notes of two queues are changed in one call, then an observer sees both changes at the same time
             watching = self.background(watch)
             assert self.backend.carry_out([Put(home, "key", value) for home in homes]) is True
             watching.result(HANGS)

@@ -482,7 +482,7 @@ class UniqueTests(_UniqueTopic):
     def test_steps_with_and_without_keys_belong_to_verdicts_of_one_call(self) -> None:
         # Given two running jobs
         leases = [self.take() for _ in self.enqueue_all(b"a", b"b")]
-        # When a step of the first job adds a job with a key, and a step of the second job adds a job without one
+        # When one step adds a job with a key, and the other job's step adds a job without a key
         plain = self.new(b"plain")
         steps = [Enqueue(self.queue, self.unique(b"unique")), Enqueue(self.queue, plain)]
         self.settle(*[Ack(lease, After(steps=(step,))) for lease, step in zip(leases, steps, strict=True)])

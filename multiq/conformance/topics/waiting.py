@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 IDLE = 3.0  # seconds of a wait during which requests are counted
 IDLE_REQUESTS = 2  # the largest number of requests of a consumer during one wait in the server
-IDLE_TRIES = 3  # the number of waits, one of which must be within IDLE_REQUESTS: a busy machine may disturb the others
+IDLE_TRIES = 3  # the number of waits; one must be within IDLE_REQUESTS, because a busy machine may disturb the others
 SPINNING = 0.25  # the share of a core that a waiting consumer must not exceed
 
 

@@ -213,7 +213,7 @@ class WakingTests(Topic):
         for _ in range(TRIES):
             try:
                 took, most = late()
-            except BackendTimeout as exc:  # the server had no time for the call; this shows nothing about waking
+            except BackendTimeout as exc:  # the server had no time for the call, which shows nothing about waking
                 took, most = 1.0, 0.0
                 seen.append(str(exc))
             else:
