@@ -2,8 +2,8 @@
 
 To compare processes, the jobs compute for a millisecond, and two processes are compared with one. On two cores, the
 ratio is 2 at most. The jobs of threads and coroutines sleep for 10 ms, and their rate is compared with the highest
-possible rate. 50 threads can end at most 5,000 of these jobs per second. 200 coroutines can end at most 20,000. The
-first and the last tenth of the jobs are not counted, so that the worker's start has no effect.
+possible rate. 50 threads can end at most 5,000 of these jobs per second. 200 coroutines can end at most 20,000 jobs per
+second. The first and the last tenth of the jobs are not counted, so that the worker's start has no effect.
 """
 
 from __future__ import annotations

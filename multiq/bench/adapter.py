@@ -115,7 +115,7 @@ class Adapter(ABC):
     """A server or file that a run measures, with the data that the driver can read from it."""
 
     url: str
-    """The URL for ``multiq.App``. Shown masked."""
+    """The URL for ``multiq.App``. The results show it without its password."""
 
     @abstractmethod
     def version(self) -> str:

@@ -130,7 +130,8 @@ def bars(
 
 
 def curves(results: Sequence[Result], histogram: str, names: Sequence[str], title: str) -> str | None:
-    """A curve of milliseconds over the percentiles for each target, on a logarithmic axis. None without histograms."""
+    """A curve of milliseconds over the percentiles for each target, on a logarithmic axis. The result is
+    None if there are no histograms."""
     rows = []
     for result in results:
         merged = _merged(result, histogram)
@@ -246,7 +247,8 @@ def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) ->
 
 
 def calm(report: Report, title: str) -> str | None:
-    """The durations of a fixed piece of work around each repeat, in the order of the run. None without samples."""
+    """The durations of a fixed piece of work around each repeat, in the order of the run. The result is None if
+    there are no samples."""
     rows = [
         {
             "second": sample.started,

@@ -48,7 +48,7 @@ def run(
     """Run the suite against the backend of *url*, in real time. The suite uses new queues, and empties them afterwards.
 
     - *progress*: called after each test.
-    - *walks*: the number of random walks, 0 for none. Default: the harness's.
+    - *walks*: the number of random walks, 0 for none. The default is the harness's number.
     - *select*: words. A test runs if it matches one of the words. A word may be a topic (``lease``), a paragraph
       (``4.3``) or a section (``4``) of the contract. A word may also be a part of a test's name. By default, all tests
       run.
