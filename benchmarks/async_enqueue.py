@@ -1,13 +1,15 @@
 """How fast coroutines enqueue, and what a hung server does to their event loop: ``benchmarks/async_enqueue.py --help``.
 
-- One by one: each ``aenqueue`` begins when the previous one has returned. *Alone*: with a pause before each call.
+- One by one: each ``aenqueue`` begins when the previous call has returned. *Alone*: one by one, with a pause before
+  each call.
 - 200 at a time: 200 coroutines enqueue without a pause, so the rate is what one event loop and one queue can take.
-- 200 now and then: 200 coroutines pause at random, so that together they enqueue at a quarter, a half and all of the
-  rate of one by one. The latency counts from the moment at which the call should have begun.
-- Hung: the server is stopped for two seconds (SIGSTOP; on SQLite, another connection holds the write lock). Meanwhile
-  200 enqueues and 200 calls for statistics begin, one pair every 10 ms. The loop's lag is measured every millisecond,
-  and so is that of another ``asyncio.to_thread``. Time for which the loop's thread waits for a core is not counted. The
-  same is done with the plain calls in ``asyncio.to_thread``, and with no calls at all.
+- 200 now and then: 200 coroutines pause at random. The 200 coroutines' total rate is a quarter, a half and all of the
+  one-by-one rate. The latency counts from the moment at which the call should have begun.
+- Hung: the server is stopped for two seconds by SIGSTOP. On SQLite, another connection holds the write lock instead.
+  While the server hangs, an enqueue and a call for statistics begin every 10 ms, 200 of each. The event loop's lag is
+  measured every millisecond, as is the lag of an unrelated ``asyncio.to_thread``. A time during which the loop's thread
+  waits for a CPU core is not counted. For comparison, the measurement is repeated with the plain calls in
+  ``asyncio.to_thread``, and with no calls.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 Hung: TypeAlias = "Callable[[], AbstractContextManager[None]]"
-"""Makes the store hang for the time of the block."""
+"""Makes the store hang until the end of the ``with`` block."""
 
 CALLERS = 200
 HANGS = 2.0  # seconds
@@ -199,7 +201,7 @@ async def now_and_then(work: multiq.Task[[int], None], per_second: float, second
 
 
 async def hangs(app: multiq.App, hung: Hung) -> Figures:
-    """How late the loop's other work is while the server does not answer."""
+    """How late the event loop's other work is while the server does not answer."""
     work, queue = app.task(never), app.queue()
     await work.aenqueue(1)
 
@@ -238,18 +240,19 @@ async def hangs(app: multiq.App, hung: Hung) -> Figures:
 
 
 async def watch(lags: list[float], nap: Callable[[], Awaitable[object]], expected: float) -> None:
-    """Note how late the loop goes on after each *nap*, less the time for which its thread waited for a core."""
+    """Note how late the event loop resumes after each *nap*. The time that its thread waited for a CPU core is
+    subtracted."""
     while True:
         start, waited = time.perf_counter(), waited_for_core()
         try:
             await nap()
-        finally:  # also the wait that the end of the measurement cancels
+        finally:  # the wait that the end of the measurement cancels is also recorded
             late = time.perf_counter() - start - expected
             lags.append(max(0.0, late - (waited_for_core() - waited)))
 
 
 def waited_for_core() -> float:
-    """The seconds for which this thread was ready to run and had no core, because the machine was busy."""
+    """How many seconds this thread was ready to run but had no CPU core, because the machine was busy."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 

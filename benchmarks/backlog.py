@@ -1,4 +1,4 @@
-"""Shared by the scripts on long queues: fills a queue, and measures the verbs in front of it."""
+"""Shared by the scripts on long queues: fills a queue, and measures enqueue, reserve and ack on the full queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Verbs = dict[str, list[float]]
 
 
 def batches(count: int) -> list[int]:
-    """How many jobs to enqueue with each call."""
+    """The sizes of the bulk enqueues that add up to *count* jobs."""
     return [min(BATCH, count - start) for start in range(0, count, BATCH)]
 
 
@@ -36,7 +36,8 @@ def fill(backend: Backend, count: int) -> None:
 
 
 def verbs(*backends: Backend) -> list[Verbs]:
-    """Seconds of each call of each verb on each backend, measured in turns. The length of the queues stays the same."""
+    """How many seconds each enqueue, reserve and ack takes on each backend. The backends take turns. The queues'
+    lengths do not change during the measurement."""
     times: list[Verbs] = [{"enqueue": [], "reserve": [], "ack": []} for _ in backends]
     with ExitStack() as stack:
         consumers = [stack.enter_context(backend.consumer([QUEUE])) for backend in backends]
@@ -47,7 +48,7 @@ def verbs(*backends: Backend) -> list[Verbs]:
 
 
 def beside_empty(empty: Verbs, full: Verbs) -> Figures:
-    """The cost of each verb on a full queue, and on an empty one."""
+    """The time of each verb (enqueue, reserve, ack) on a full queue and on an empty one."""
     figures: Figures = {}
     for verb, times in full.items():
         median, p99 = median_and_p99(times)

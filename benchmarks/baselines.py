@@ -1,7 +1,8 @@
-"""What multiq is compared with: the drivers' baselines, as ``multiq bench`` has them, and two loops of single puts
-through client libraries that multiq does not use.
+"""What multiq is compared with: the drivers' baselines of ``multiq bench``, and two simple loops. Each loop makes
+single puts through a client library that multiq does not use.
 
-They guarantee less than multiq's contract: no fencing, no delays, no counters, one reader.
+These baselines guarantee less than multiq: they have no fencing, no delays and no counters, and support one reader
+only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def baseline_of(url: str, body: bytes) -> Iterator[Baseline]:
-    """The leanest loops on the server of *url*, for bodies as large as those of a no-op task."""
+    """The simplest possible loops on the server of *url*, for bodies as large as those of a no-op task."""
     bench = load_bench(url.partition(":")[0])
     assert bench is not None  # noqa: S101 - all drivers that are measured here have one
     with bench.at(url) as adapter:
@@ -36,7 +37,7 @@ def baseline_of(url: str, body: bytes) -> Iterator[Baseline]:
 
 
 def pushes_through_redis_py(port: int, body: bytes, count: int) -> float:
-    """``LPUSH`` per second, each with a round trip of its own, plain redis-py with hiredis."""
+    """Calls of ``LPUSH`` per second through plain redis-py with hiredis, with one round trip for each call."""
     with closing(redis.Redis(port=port, protocol=2, retry=Retry(NoBackoff(), 0))) as client:
         client.lpush("baseline:list", body)
         start = time.perf_counter()
@@ -48,7 +49,8 @@ def pushes_through_redis_py(port: int, body: bytes, count: int) -> float:
 
 
 def puts_through_greenstalk(address: tuple[str, int], body: bytes, count: int) -> float:
-    """greenstalk's ``put`` per second, each with a round trip of its own. The jobs are deleted again."""
+    """Calls of greenstalk's ``put`` per second, with one round trip for each call. The function deletes its jobs at the
+    end."""
     with greenstalk.Client(address, encoding=None, use="baseline", watch="baseline") as client:
         put = client.put
         start = time.perf_counter()

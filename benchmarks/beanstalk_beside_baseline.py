@@ -1,8 +1,9 @@
-"""multiq on beanstalkd beside its baseline, in one run: ``python benchmarks/beanstalk_beside_baseline.py --help``.
+"""multiq on beanstalkd, compared with its baseline in one run: ``python benchmarks/beanstalk_beside_baseline.py
+--help``.
 
-Each figure of multiq and the plain loop it is compared with are taken in turns on one private server, over TCP, that
-writes nothing to its disk, or with ``--binlog 1`` syncs before each answer. Every job is accounted for. Needs
-beanstalkd and the extra ``dev``.
+For each figure, multiq and a plain loop take turns on one private server over TCP. By default the server writes nothing
+to its disk; with ``--binlog 1`` it syncs before each answer. The script checks that no job was lost or doubled. The
+script needs beanstalkd and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 class BesideBeanstalk(BesideServer):
-    """One job at a time is compared with greenstalk's ``put``; the app stays connected."""
+    """The rate of single enqueues is compared with greenstalk's ``put``. The app stays connected."""
 
     delay = 1.0  # the server's delays are whole seconds
 
@@ -67,7 +68,7 @@ class BesideBeanstalk(BesideServer):
             yield lambda: not _jobs(client.stats("tube", QUEUE))
 
     def asked(self) -> int:
-        """All commands, without those that only this script sends."""
+        """How many commands the server received, without those that only the script itself sends."""
         with self._server.client() as client:
             stats = client.stats()
         return sum(int(value) for name, value in stats.items() if name.startswith("cmd-") and name not in _OURS)
@@ -78,7 +79,7 @@ class BesideBeanstalk(BesideServer):
 
 
 def _jobs(stats: dict[str, str]) -> int:
-    """How many jobs a tube holds. beanstalkd has no statistics of a tube without jobs."""
+    """How many jobs a tube holds. beanstalkd keeps no statistics of a tube without jobs."""
     states = ("ready", "reserved", "delayed", "buried")
     return sum(int(stats.get(f"current-jobs-{state}", 0)) for state in states)
 

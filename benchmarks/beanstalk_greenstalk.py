@@ -1,8 +1,8 @@
 """The cost of inspection and management through greenstalk: ``python benchmarks/beanstalk_greenstalk.py --help``.
 
-It measures (for docs/decisions/0010) the round trips and the CPU time of each call, in turns; the cost of a parser; and
-the time after which a call ends on a server that is stopped, or sends its reply byte by byte. The server is private.
-Needs beanstalkd and the extra ``dev``.
+The script measures the round trips and the CPU time of each call, in turns, and the cost of a parser. The script also
+measures when a call ends on a server that is stopped, or that sends its reply byte by byte. docs/decisions/0010 uses
+the figures. The server is private. The script needs beanstalkd and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _TUBES = 100
-_JOBS = 100  # of a kick or a purge
+_JOBS = 100  # jobs that one call kicks or purges
 _DEADLINE = 0.5  # seconds
 _DRIP = 0.2  # seconds between two bytes
 _MOST_BYTES = 20
@@ -49,7 +49,7 @@ _JOB_STATS = (
 
 
 class Trips:
-    """Counts round trips: each ends with a call of one of these methods."""
+    """Counts round trips: each round trip ends with a call of one of these methods."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -76,7 +76,7 @@ class Kind(NamedTuple):
     ours: Callable[[], object]
     theirs: Callable[[], object]
     every: int = 1
-    """The call is made this many times less often than a peek."""
+    """How many peeks are made for each call of the given kind."""
     prepare: Callable[[], object] = int
 
 
@@ -131,7 +131,7 @@ def compare_calls(server: BeanstalkServer, calls: int, turns: int) -> None:
 
 
 def cpu_time(kind: Kind, count: int, turns: int) -> tuple[float, float]:
-    """Milliseconds of CPU per call, ours and theirs: the medians of several turns."""
+    """Milliseconds of CPU time per call, through multiq and through greenstalk: the medians of several turns."""
     spent: tuple[list[float], list[float]] = [], []
     for _ in range(turns):
         for call, figures in zip((kind.ours, kind.theirs), spent, strict=True):
@@ -236,7 +236,7 @@ def _queues(client: Any) -> list[str]:
 
 
 def _kick(client: Any) -> int:
-    """Kick by id, because the server's ``kick`` command takes delayed jobs if no job is buried."""
+    """Kick by id, because the server's ``kick`` command kicks delayed jobs if no job is buried."""
     for _ in range(_JOBS):
         client.kick_job(client.peek_buried().id)
     return _JOBS

@@ -18,7 +18,8 @@ def noop(number: int) -> None:
 
 @app.task
 def stamp(sent_at: int) -> None:
-    """Writes how many nanoseconds after ``sent_at`` (``time.monotonic_ns``, one clock for all processes) it began."""
+    """Writes how many nanoseconds after ``sent_at`` the job began. ``sent_at`` is a time of ``time.monotonic_ns``,
+    which is one clock for all processes."""
     late = time.monotonic_ns() - sent_at
     handle = os.open(os.environ["BENCH_STAMPS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
@@ -29,19 +30,19 @@ def stamp(sent_at: int) -> None:
 
 @app.task
 def nap(seconds: float) -> None:
-    """Sleeps, as a job does that waits for another service."""
+    """Sleeps, like a job that waits for another service."""
     time.sleep(seconds)
 
 
 @app.task(name="anap")
 async def anap(seconds: float) -> None:
-    """``nap`` as a coroutine."""
+    """Does the work of ``nap`` as a coroutine."""
     await asyncio.sleep(seconds)
 
 
 @app.task
 def compute(seconds: float) -> None:
-    """Keeps a core busy for a tenth of *seconds* of CPU time: time that other processes take does not count."""
+    """Keeps a core busy for *seconds* / 10 seconds of this process's own CPU time."""
     end = time.thread_time() + seconds / 10
     while time.thread_time() < end:
         pass

@@ -1,7 +1,7 @@
-"""Shared by all scripts here: options, turns, medians, latency, verification, workers, the table.
+"""Shared by all scripts in this folder: options, turns, medians, latency, verification, workers and the table.
 
-A figure of multiq and its baseline are taken in turns (A B A B...), because the machine's speed changes over time; the
-ratio is of the medians.
+multiq and its baseline are measured in turns (A B A B...), because the machine's speed changes over time. The reported
+ratio is the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ HERE = Path(__file__).parent
 QUEUE = "default"
 BODY = encode_envelope(Envelope(ENVELOPE_VERSION, "noop", [12345]))
 
-_PAUSE = 0.02  # seconds between two jobs, so that each finds the worker idle
+_PAUSE = 0.02  # seconds between two jobs, so that the worker is idle before each job
 
 
 def arguments(about: str | None, **numbers: int) -> argparse.Namespace:
-    """A script's options: its *numbers* with their defaults, and ``--json``."""
+    """The options of a script: *numbers* with their default values, and ``--json``."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{default:,} unless told")
@@ -47,7 +47,7 @@ def arguments(about: str | None, **numbers: int) -> argparse.Namespace:
 
 
 def report(title: str, measurements: Mapping[str, Callable[[], Figures]], *, as_json: bool) -> None:
-    """Take each measurement, print its name meanwhile, and print all figures at the end."""
+    """Take the measurements one after the other, and print the name of each. At the end, print all figures."""
     figures = {}
     with Console(stderr=True).status("") as status:
         for name, measure in measurements.items():
@@ -97,20 +97,21 @@ def median_and_p99(values: Sequence[float]) -> tuple[float, float]:
 
 
 def expect(seen: int | None, wanted: int) -> None:
-    """Fail, and so void all figures, if a job was lost or doubled."""
+    """Raise an error if a job was lost or doubled, because the figures would then be worthless."""
     if seen != wanted:
         raise SystemExit(f"the figures are void: {seen} jobs where {wanted} should be")
 
 
 def environment(url: str, stamps: Path | None = None) -> dict[str, str]:
-    """What a process needs to find ``bench_app``, its backend, and the file that it stamps."""
+    """The environment variables through which a process finds ``bench_app``, its backend, and the file for the
+    times."""
     return {**os.environ, "MULTIQ_URL": url, "PYTHONPATH": str(HERE), "BENCH_STAMPS": str(stamps)}
 
 
 class Workers:
-    """A worker of the benchmark's app in processes of its own, until the end of the ``with``.
+    """Worker processes for the benchmark's app, which run until the end of the ``with`` block.
 
-    Each process runs one inline loop unless *threads* or *concurrency* say otherwise.
+    By default, each process runs one job at a time. *threads* or *concurrency* change this.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Workers:
 
 
 def send(stamps: Path, count: int, delay: float = 0.0) -> list[float]:
-    """Enqueue jobs one by one while the worker is idle. Returns how late each job began, in ms."""
+    """Enqueue jobs one by one while the worker is idle. Returns by how many milliseconds each job began late."""
     stamps.write_text("")
     task = stamp.options(delay=delay) if delay else stamp
     for _ in range(count):
@@ -145,12 +146,12 @@ def send(stamps: Path, count: int, delay: float = 0.0) -> list[float]:
 
 
 def lateness(stamps: Path) -> list[float]:
-    """How late each job that has stamped the file began, in ms."""
+    """By how many milliseconds each job began late, for the jobs that have written their time to the file."""
     return [int(line) / 1e6 for line in stamps.read_text().split()]
 
 
 def latencies(name: str, values: Sequence[float]) -> Figures:
-    """Median and 99th percentile of milliseconds."""
+    """The median and the 99th percentile, in milliseconds."""
     median, p99 = median_and_p99(values)
     return {f"{name} p50 ms": median, f"{name} p99 ms": p99}
 

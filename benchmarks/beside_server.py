@@ -1,4 +1,5 @@
-"""multiq compared with the leanest loop on a server. Each server has a subclass, and all are measured alike."""
+"""multiq compared with the simplest loop on a server. Each server has a subclass; all servers are measured in the same
+way."""
 
 from __future__ import annotations
 
@@ -40,18 +41,19 @@ _LOOK = 0.002  # seconds between two checks whether the queue is empty
 
 
 class BesideServer(ABC):
-    """The measurements on one server. Before each one, the jobs and tables of the previous one are removed."""
+    """The measurements on one server. Before each measurement, the jobs and tables of the previous measurement are
+    removed."""
 
     asks: ClassVar[str] = "commands"
-    """The unit of ``asked``."""
+    """The unit of the value that ``asked`` returns."""
     drain_asks: ClassVar[str] = "commands"
-    """The unit of ``asked_by_drain``."""
+    """The unit of the value that ``asked_by_drain`` returns."""
     singles: ClassVar[float] = 1 / 4
-    """How many of ``--jobs`` are enqueued one by one."""
+    """Which part of ``--jobs`` is enqueued one by one."""
     delay: ClassVar[float] = 0.5
-    """Seconds of a delayed job; some servers support whole seconds only."""
+    """The delay of a delayed job, in seconds. Some servers support whole seconds only."""
     settling: ClassVar[float] = 1
-    """Seconds after which a waiting worker sends no more than its lowest rate of requests."""
+    """How many seconds pass until an idle worker's requests have reached their lowest rate."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.jobs: int = options.jobs
@@ -80,28 +82,28 @@ class BesideServer(ABC):
 
     @abstractmethod
     def all_wait(self, url: str, workers: int) -> None:
-        """Wait until this many worker processes wait for jobs on the store."""
+        """Wait until *workers* worker processes wait for jobs on the store."""
 
     @abstractmethod
     def emptiness(self, url: str) -> AbstractContextManager[Callable[[], bool]]:
-        """A cheap check whether all jobs are gone, on a connection that is not multiq's."""
+        """A quick check that all jobs are gone, through a connection that multiq does not use."""
 
     @abstractmethod
     def asked(self) -> int:
         """How many requests workers have sent to the server so far."""
 
     def asked_by_drain(self) -> int:
-        """Like ``asked``, for servers that count the requests of a drain in another way."""
+        """Like ``asked``, for servers that count requests differently during a drain."""
         return self.asked()
 
     def limit_one_by_one(self, count: int) -> float:
-        """Jobs per second of the leanest loop that enqueues each job with a round trip of its own."""
+        """Jobs per second of the simplest loop that enqueues each job with one round trip."""
         return self._leanest(lambda baseline: baseline.put_one_by_one(count))
 
     # --- the three figures beside their limits ---
 
     def single_enqueue(self) -> Figures:
-        """The backend's enqueue of one job at a time, its id included."""
+        """The backend's rate of single enqueues, including the creation of the id."""
         count = int(self.jobs * self.singles)
 
         def put() -> None:
@@ -115,7 +117,7 @@ class BesideServer(ABC):
         return self._enqueue(count, put, as_tasks, lambda: self.limit_one_by_one(count))
 
     def bulk_enqueue(self) -> Figures:
-        """The backend's enqueue of 1,000 jobs at a time, ids included."""
+        """The backend's rate of enqueues of 1,000 jobs at a time, including the creation of the ids."""
 
         def put() -> None:
             for _ in range(0, self.jobs, BULK):
@@ -129,8 +131,8 @@ class BesideServer(ABC):
         )
 
     def drain(self) -> Figures:
-        """The rate of two inline worker processes, compared with one loop that deletes the last 100 jobs and takes the
-        next 100."""
+        """The rate of two worker processes with one job at a time. The baseline is one loop that deletes the last 100
+        jobs and takes the next 100."""
         counted: list[float] = []
 
         def ours() -> float:
@@ -155,7 +157,7 @@ class BesideServer(ABC):
     # --- figures without a baseline ---
 
     def latency(self) -> Figures:
-        """Pickup by a worker that waits, and how late it begins delayed jobs."""
+        """How fast an idle worker picks up jobs, and how late it begins delayed jobs."""
         with tempfile.TemporaryDirectory(prefix="multiq-bench-") as folder, self.connected() as url:
             stamps = Path(folder, "stamps")
             with Workers(url, processes=1, stamps=stamps):
@@ -165,7 +167,7 @@ class BesideServer(ABC):
                 return {**pickup, **latencies("delayed, late", send(stamps, self.samples, self.delay))}
 
     def idle(self) -> Figures:
-        """How many requests a waiting worker sends."""
+        """How many requests an idle worker sends."""
         with self.connected() as url, Workers(url, processes=1):
             self.all_wait(url, 1)
             time.sleep(self.settling)
@@ -178,7 +180,8 @@ class BesideServer(ABC):
     def _enqueue(
         self, count: int, put: Callable[[], object], put_tasks: Callable[[], object], baseline: Callable[[], float]
     ) -> Figures:
-        """By the backend, against the baseline; and through a task, which encodes arguments and makes a handle."""
+        """Two rates: enqueues through the backend, compared with the baseline, and enqueues through a task. A task also
+        encodes the arguments and makes a handle."""
 
         def measured(work: Callable[[], object]) -> float:
             with self.connected():

@@ -1,11 +1,12 @@
-"""CPU time of a job, of the client and the server: plain jobs, jobs whose results are kept, and members of a batch.
+"""The CPU time that a job costs the client and the server: plain jobs, jobs whose results are kept, and members of a
+batch.
 
     python benchmarks/effects.py mysql kept --than plain              # kept results beside plain jobs
     python benchmarks/effects.py mysql plain --than-code ../multiq-old  # this code beside another checkout
 
-Each measurement is a process of its own, with a server of its own. The two kinds take turns, so that the machine's load
-affects both in the same way. The ratio is the median of the pairs' ratios: the speed of the first, as a part of the
-second's.
+Each measurement runs in a new process with its own server. The two kinds of jobs take turns, so that the machine's load
+affects both kinds in the same way. For each pair of measurements, the first speed is divided by the second. The result
+is the median of these ratios.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """multiq on MariaDB with a long queue, and with many deleted jobs: ``python benchmarks/mysql_backlog.py --help``.
 
-It measures two things. First, what enqueue, reserve and ack cost if a million jobs wait (``--waiting``), compared with
-an empty queue. Second, what reserve costs while another client holds a snapshot open, so that InnoDB cannot purge a
-hundred thousand finished jobs (``--past``). The servers are private, with ``innodb_flush_log_at_trx_commit=1``. Needs
-the extra ``dev``, and mariadbd (``.ci/install-servers``).
+The script measures two things. First, the script measures enqueue, reserve and ack while a million jobs wait
+(``--waiting``), and compares the times with an empty queue. Second, the script measures reserve while another client
+holds a snapshot open. The snapshot prevents InnoDB from purging a hundred thousand finished jobs (``--past``). The
+servers are private, with ``innodb_flush_log_at_trx_commit=1``. The script needs the extra ``dev``, and mariadbd
+(``.ci/install-servers``).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def waiting_jobs(options: argparse.Namespace) -> Figures:
-    """The cost of the verbs while all these jobs wait, and what each job takes on the disk."""
+    """How long enqueue, reserve and ack take on a long queue, and how much disk space a job takes."""
     with (
         MysqlServer(**SETTINGS) as server,
         server.database() as place,
@@ -74,9 +75,9 @@ def waiting_jobs(options: argparse.Namespace) -> Figures:
 
 
 def open_snapshot(options: argparse.Namespace) -> Figures:
-    """The same work on two servers; on one, another client's transaction began before the work.
+    """Does the same work on two servers. On one server, another client's transaction began before the work.
 
-    They run one after the other, because a second busy server would dominate p99.
+    The two servers are measured one after the other, because a second busy server would distort the 99th percentile.
     """
     figures: Figures = {"jobs worked off": options.past}
     for name, is_held in (("snapshot held", True), ("no snapshot", False)):
@@ -95,7 +96,7 @@ def open_snapshot(options: argparse.Namespace) -> Figures:
 
 
 class _Side:
-    """The cost on one server with a queue that is drained: 100 jobs at a time, and single jobs in between."""
+    """Times on one server while a queue is drained: reserves of 100 jobs, with reserves of single jobs in between."""
 
     def __init__(self, stack: ExitStack, server: MysqlServer) -> None:
         self.server = server
@@ -112,7 +113,7 @@ class _Side:
             cursor.execute("SELECT COUNT(*) FROM multiq_jobs")
 
     def step(self, count: int) -> bool:
-        """Reserve and ack one job, then 100. Returns whether all *count* jobs are done."""
+        """Reserve and ack one job, then 100 jobs. Returns whether all *count* jobs are done."""
         for limit, name in ((1, "reserve of one"), (TAKEN, "reserve of 100")):
             if self._done == count:
                 return True
@@ -139,7 +140,7 @@ class _Side:
 
 
 def _newcomer(url: str) -> tuple[float, float]:
-    """Run a fresh process: seconds of its first reserve, and of the next ones."""
+    """Run a new process that measures its first reserve and its later reserves. Returns the seconds."""
     done = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-c", _NEWCOMER, url, QUEUE], capture_output=True, text=True, check=True
     )

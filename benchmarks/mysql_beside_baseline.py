@@ -1,7 +1,8 @@
-"""multiq on MariaDB beside its baseline, in one run: ``python benchmarks/mysql_beside_baseline.py --help``.
+"""multiq on MariaDB, compared with its baseline in one run: ``python benchmarks/mysql_beside_baseline.py --help``.
 
-Each figure of multiq and the plain PyMySQL loop it is compared with are taken in turns on one private server, over TCP,
-with ``innodb_flush_log_at_trx_commit=1``. Every job is accounted for. Needs mariadbd and the extra ``dev``.
+For each figure, multiq and a plain PyMySQL loop take turns on one private server over TCP, with
+``innodb_flush_log_at_trx_commit=1``. The script checks that no job was lost or doubled. The script needs mariadbd and
+the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-IDLE_WORKERS = 10  # each has its own database, so that one idle time gives ten samples
+IDLE_WORKERS = 10  # each worker has its own database, so that one idle period gives ten samples
 
 
 def main() -> None:
@@ -41,8 +42,8 @@ def main() -> None:
 
 
 class BesideMysql(BesideServer):
-    """Each repeat has a database of its own, because deleted rows that are not yet purged would slow down the next
-    repeat."""
+    """Each repeat has its own database. In a shared database, deleted rows that are not yet purged would slow down the
+    next repeat."""
 
     asks = drain_asks = "statements"
     singles = 1 / 10
@@ -68,7 +69,7 @@ class BesideMysql(BesideServer):
                 app.close()
 
     def all_wait(self, url: str, workers: int) -> None:
-        """Wait until the workers are connected as well as the producer."""
+        """Wait until the workers and the producer are connected."""
 
         def waiting() -> bool:
             asked = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = %s"
@@ -79,7 +80,7 @@ class BesideMysql(BesideServer):
 
     @contextmanager
     def emptiness(self, url: str) -> Iterator[Callable[[], bool]]:
-        """The check reads the last row, because a scan from the first would pass deleted rows not yet purged."""
+        """The check reads the last row. A scan from the first row would pass deleted rows that are not yet purged."""
         with self._server.client(_database(url)) as client, client.cursor() as cursor:
             yield lambda: not cursor.execute("SELECT seq FROM multiq_jobs ORDER BY seq DESC LIMIT 1")
 
@@ -87,7 +88,7 @@ class BesideMysql(BesideServer):
         return self._server.status("Questions")
 
     def latency(self) -> Figures:
-        """How late the first job begins at a worker that was idle for ten seconds."""
+        """How late a worker begins its first job after ten idle seconds."""
         with tempfile.TemporaryDirectory(prefix="multiq-bench-") as folder, ExitStack() as stack:
             stamps = Path(folder, "stamps")
             stamps.write_text("")

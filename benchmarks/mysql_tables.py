@@ -1,10 +1,10 @@
-"""Measures three layouts of the MySQL tables with minimal SQL. The figures decided docs/decisions/0013.
+"""Measures three layouts of the MySQL tables with minimal SQL. docs/decisions/0013 uses the figures.
 
     python benchmarks/mysql_tables.py
 
-together: one table that also has the bodies. apart: bodies in a table of their own. split: two small tables list the
-ready and the reserved jobs, and a third table has the other columns (as in Solid Queue). Jobs are inserted 1,000 at a
-time and claimed 100 at a time. The transaction of a claim deletes the jobs of the previous claim.
+together: one table that also has the bodies. apart: bodies in a separate table. split: two small tables list the ready
+and the reserved jobs, and a third table has the other columns (as in Solid Queue). Jobs are inserted 1,000 at a time
+and claimed 100 at a time. The transaction of a claim deletes the jobs of the previous claim.
 """
 
 # ruff: noqa: S608 - the statements are made of numbers
@@ -70,7 +70,7 @@ def insert(connection: Connection[Any], layout: str, first: int, count: int, bod
 
 
 def work_off(connection: Connection[Any], layout: str) -> int:
-    """All jobs, one after the other. Returns how many."""
+    """Work off all jobs, one batch after the other. Returns how many."""
     worked, held = 0, ""
     while True:
         done = _DONE[layout](held) if held else []
@@ -146,7 +146,7 @@ def main() -> None:
 
 
 def measure(server: MysqlServer, layout: str, jobs: int, body: str) -> tuple[float, float]:
-    """Jobs inserted a second, and jobs worked off a second."""
+    """The numbers of jobs that are inserted and worked off per second."""
     with server.database() as place, server.client(place.name, client_flag=CLIENT.MULTI_STATEMENTS) as connection:
         ask(connection, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED", *SCHEMAS[layout])
         start = time.perf_counter()

@@ -1,8 +1,9 @@
 """multiq on Redis with a long queue, on a private server: ``python benchmarks/redis_backlog.py --help``.
 
-It measures three things: the memory that a waiting job takes; what enqueue, reserve and ack cost if a million jobs wait
-(``--waiting``), compared with an empty queue; and how long other clients wait when a hundred thousand jobs (``--due``)
-become due at the same time. Needs the extra ``dev``, and redis-server (``.ci/install-servers``).
+The script measures how much memory a waiting job takes. The script measures enqueue, reserve and ack while a million
+jobs wait (``--waiting``), and compares the times with an empty queue. The script also measures how long other clients
+wait when a hundred thousand jobs (``--due``) become due at the same time. The script needs the extra ``dev``, and
+redis-server (``.ci/install-servers``).
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def main() -> None:
 
 
 def waiting_jobs(options: argparse.Namespace) -> Figures:
-    """Memory per waiting job, and the cost of the verbs while all these jobs wait, in turns with an empty server."""
+    """The memory of each waiting job, and how long enqueue, reserve and ack take. A full and an empty server take
+    turns."""
     with (
         RedisServer() as server,
         open_backend(server.url) as long,
@@ -64,8 +66,8 @@ def _memory(server: RedisServer) -> int:
 
 
 def due_at_once(options: argparse.Namespace) -> Figures:
-    """All jobs are due at one moment: how long another client's PING takes until they are handed out."""
-    lead = 2 + options.due / 15_000  # seconds to enqueue them in
+    """All jobs become due at one moment. Measures another client's PING until all jobs are handed out."""
+    lead = 2 + options.due / 15_000  # seconds in which the jobs are enqueued
     with RedisServer() as server, open_backend(server.url) as backend:
         moment = time.time() + lead
         for size in batches(options.due):
@@ -90,7 +92,7 @@ def due_at_once(options: argparse.Namespace) -> Figures:
 
 
 def _slowest(server: RedisServer) -> float:
-    """The server's own measurement, which contains no scheduling delay of this process."""
+    """The server's own measurement, which scheduling delays of this process do not affect."""
     with server.client() as client:
         entries = client.slowlog_get(1000)
     mine = [entry["duration"] for entry in entries if entry["command"].upper().startswith(b"EVAL")]
@@ -108,7 +110,7 @@ def _drain(backend: Backend, count: int) -> None:
 
 
 class Bystander:
-    """Another client in a process of its own, which sends PING about 500 times a second."""
+    """Another client in a separate process, which sends PING about 500 times a second."""
 
     _SOURCE = """
 import sys, threading, time, redis
@@ -126,7 +128,7 @@ print(*waits)
 
     def __init__(self, server: RedisServer) -> None:
         self.waits: list[float] = []
-        """Seconds from each PING to its answer, once the measurement is over."""
+        """The seconds from each PING to its answer, after the measurement has ended."""
         self._command = [sys.executable, "-c", self._SOURCE, str(server.socket)]
 
     def __enter__(self) -> Self:

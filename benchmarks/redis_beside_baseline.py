@@ -1,7 +1,7 @@
-"""multiq on Redis beside its baseline, in one run: ``python benchmarks/redis_beside_baseline.py --help``.
+"""multiq on Redis, compared with its baseline in one run: ``python benchmarks/redis_beside_baseline.py --help``.
 
-Each figure of multiq and the plain redis-py loop it is compared with are taken in turns on one private server, over
-TCP, that writes nothing to its disk. Every job is accounted for. Needs redis-server and the extra ``dev``.
+For each figure, multiq and a plain redis-py loop take turns on one private server over TCP that writes nothing to its
+disk. The script checks that no job was lost or doubled. The script needs redis-server and the extra ``dev``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 class BesideRedis(BesideServer):
-    """One job at a time is compared with ``LPUSH`` through redis-py; the app stays connected."""
+    """The rate of single enqueues is compared with ``LPUSH`` through redis-py. The app stays connected."""
 
     drain_asks = "scripts"
 

@@ -2,11 +2,10 @@
 
     python benchmarks/schedules.py [look|lateness|beside] [BACKEND ...]
 
-``look`` stores 10,000 schedules that are due once a day, and measures the CPU time of a scheduler's looks of ten
-minutes. The time in which the schedules are loaded is not counted. ``lateness`` has a worker run a schedule of every
-second, and reads
-from the jobs how late they were reserved, by the server's clock. ``beside`` has workers run plain jobs, in turns with
-10,000 stored schedules and with none.
+``look`` stores 10,000 schedules that are due once a day. ``look`` measures the CPU time that a scheduler takes in ten
+minutes to look for due schedules. The CPU time for loading the schedules is not counted. ``lateness`` runs a scheduler
+with a schedule that is due every second. ``lateness`` reports how late the jobs were reserved, by the server's clock.
+``beside`` measures workers with plain jobs. Turns with 10,000 stored schedules alternate with turns without schedules.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def store_schedules() -> None:
 
 
 def look(backend: str) -> None:
-    """Print the CPU time of a scheduler that has nothing to make, and of loading."""
+    """Print the CPU time of a scheduler that has no job to create, and the CPU time of loading the schedules."""
     store_schedules()
     scheduler = Scheduler(app)
     began = time.process_time()
@@ -78,7 +77,7 @@ def look(backend: str) -> None:
 
 
 def lateness(backend: str) -> None:
-    """Print how late the jobs of a schedule of every second are reserved, while a scheduler runs, too."""
+    """Print how late the jobs of an every-second schedule are reserved while a scheduler runs."""
     app.schedules.add("secondly", work.s(), "* * * * * *")
     process = subprocess.Popen(  # noqa: S603 - our own command
         [sys.executable, "-m", "multiq", "-c", app.url, "scheduler"]
@@ -93,7 +92,7 @@ def lateness(backend: str) -> None:
     finally:
         process.terminate()
         process.wait()
-    # the first ones were due while the scheduler started
+    # the first jobs were due while the scheduler started
     late = sorted(late[3:])
     print(
         f"{backend}: {len(late)} occurrences: late by p50 {late[len(late) // 2] * 1000:.1f} ms, "
@@ -103,7 +102,7 @@ def lateness(backend: str) -> None:
 
 
 def beside(backend: str) -> None:
-    """Print the rate and the CPU time of a worker with stored schedules, as parts of those without schedules."""
+    """Print a worker's rate and CPU time with stored schedules, each divided by the value without schedules."""
     jobs = _JOBS[backend]
     rates: list[float] = []
     costs: list[float] = []
@@ -126,7 +125,7 @@ def beside(backend: str) -> None:
 
 
 def drain(place: multiq.App, jobs: int) -> tuple[float, float]:
-    """Return the jobs per second of a worker that is already running, and its CPU time in seconds."""
+    """Return the jobs per second and the CPU seconds of a worker that is already running."""
     queue = place.queue("plain")
     queue.pause(600)
     task = place.task(name="work", queue="plain")(work.function)

@@ -1,7 +1,7 @@
-"""multiq on SQLite beside its baseline, in one run: ``python benchmarks/sqlite_beside_baseline.py --help``.
+"""multiq on SQLite, compared with its baseline in one run: ``python benchmarks/sqlite_beside_baseline.py --help``.
 
-Each figure of multiq and the plain ``sqlite3`` loop it is compared with are taken in turns, on fresh files. Durability
-is the same for both: WAL and ``synchronous=FULL``, one fsync per commit. Every job is accounted for.
+For each figure, multiq and a plain ``sqlite3`` loop take turns, on new files. multiq and the loop have the same
+durability: WAL and ``synchronous=FULL``, one fsync per commit. The script checks that no job was lost or doubled.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def bulk_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
-    """``task.enqueue_many`` by 1,000, against 1,000 rows in a transaction."""
+    """``task.enqueue_many`` with 1,000 jobs per call, compared with 1,000 rows in a transaction."""
 
     def ours(path: Path) -> float:
         app.connect(f"sqlite:///{path}")
@@ -67,7 +67,7 @@ def bulk_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 def single_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
-    """``task.enqueue``, against one row in a transaction of its own."""
+    """``task.enqueue``, compared with one row in each transaction."""
     count = options.jobs // 10
 
     def ours(path: Path) -> float:
@@ -81,7 +81,8 @@ def single_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 def drain(folder: Path, options: argparse.Namespace) -> Figures:
-    """One inline worker process, from its start to the last job's ack, compared with take-and-delete by 100."""
+    """One worker process with one job at a time, from its start to the last job's ack. The baseline takes and deletes
+    100 jobs at a time."""
 
     def ours(path: Path) -> float:
         app.connect(f"sqlite:///{path}")

@@ -1,9 +1,9 @@
 """How a worker's speed grows with processes, threads and coroutines: ``python benchmarks/worker_scaling.py --help``.
 
-Processes: the jobs compute for a millisecond, and two processes are compared with one (2 at most, on two cores).
-Threads and coroutines: the jobs sleep for 10 ms, and their rate is compared with the highest possible one. 50 threads
-can end 5,000 such jobs a second, and 200 coroutines 20,000. The first and the last tenth of the jobs do not count, so
-the worker's start does not count either.
+To compare processes, the jobs compute for a millisecond, and two processes are compared with one. On two cores, the
+ratio is 2 at most. The jobs of threads and coroutines sleep for 10 ms, and their rate is compared with the highest
+possible rate. 50 threads can end at most 5,000 of these jobs per second. 200 coroutines can end at most 20,000 jobs per
+second. The first and the last tenth of the jobs are not counted, so that the worker's start has no effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 QUEUE = app.queue()
 NAP = 0.010  # seconds
 _LOOK = 0.01
-_SHARE = 0.1  # of the jobs, at the beginning and at the end, that are not counted
+_SHARE = 0.1  # the part of the jobs, at the beginning and at the end, that is not counted
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def processes(url: str, repeats: int, jobs: int) -> Figures:
-    """Rates of one and of two processes, in turns."""
+    """The rates of one and of two processes, measured in turns."""
     rates: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(repeats):
         for number, found in rates.items():
@@ -60,7 +60,7 @@ def processes(url: str, repeats: int, jobs: int) -> Figures:
 
 
 def reached(url: str, repeats: int, jobs: int, task: Task[[float], Any], *, threads: int, concurrency: int) -> Figures:
-    """The rate of one process, and the highest rate that its slots allow."""
+    """The rate of one process, and the highest rate that its threads or coroutines allow."""
     limit = max(threads, concurrency) / NAP
     rate = median_rate(repeats, lambda: drained(url, task, jobs, threads=threads, concurrency=concurrency))
     return {"jobs /s": rate, "arithmetic limit /s": limit, "share": rate / limit}
@@ -69,7 +69,7 @@ def reached(url: str, repeats: int, jobs: int, task: Task[[float], Any], *, thre
 def drained(
     url: str, task: Task[[float], Any], jobs: int, *, processes: int = 1, threads: int = 1, concurrency: int = 0
 ) -> float:
-    """Jobs per second of a worker with these slots."""
+    """The jobs per second of a worker with this number of processes, threads and coroutines."""
     task.enqueue_many([(NAP,)] * jobs)
     with Workers(url, processes=processes, threads=threads, concurrency=concurrency):
         begun = _when(jobs * (1 - _SHARE))
@@ -80,7 +80,7 @@ def drained(
 
 
 def _when(left: float) -> tuple[float, int]:
-    """Wait until at most *left* jobs are left. Returns the time, and the number of jobs."""
+    """Wait until at most *left* jobs remain. Returns the time and the number of remaining jobs."""
     while True:
         stats = QUEUE.stats()
         count = (stats.ready or 0) + (stats.reserved or 0)

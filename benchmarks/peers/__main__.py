@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _RESULTS = Path(__file__).parents[1] / "results"
 _PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 _QUICK = Size(share=0.1, pickup_seconds=1.5, idle_seconds=2.0)
-_SHOWN = 300  # characters of a reason
+_SHOWN = 300  # the largest number of characters of a reason
 
 
 @click.command(help=__doc__)
@@ -46,13 +46,14 @@ def main(repeats: int, quick: bool, only: Sequence[str], into: Path | None, rend
         chosen = [entry for entry in ENTRIES if not only or set(only) & {entry.key, entry.library, entry.store}]
         if not chosen:
             raise click.UsageError(f"nothing is called {', '.join(only)}; names: {', '.join(e.key for e in ENTRIES)}")
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and workers are ended
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a SIGTERM also ends the servers and workers
         signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes start with SIGINT ignored
         run = _run(chosen, 1 if quick else repeats, _QUICK if quick else Size(), console)
     show(run)
     if folder is not None:
         _write(run, folder)
-    # A lost or doubled job of a peer is a result. One of multiq's is a bug, and the exit code is 1.
+    # A lost or doubled job of another library is only a result. If multiq loses or doubles a job, that is a bug, and
+    # the exit code is 1.
     sys.exit(0 if all(row.is_clean for row in run.rows if row.entry.is_ours) else 1)
 
 
@@ -86,12 +87,12 @@ def _run(chosen: Sequence[Entry], repeats: int, size: Size, console: Console) ->
 
 @contextlib.contextmanager
 def _failing_into(row: results.Row, console: Console) -> Iterator[None]:
-    """A library or a server that is missing or crashes becomes a reason in its row; the others go on."""
+    """If a library or a server is missing or crashes, its row shows the reason. The other rows are still measured."""
     try:
         yield
     except (NotInstalledError, ProgramError, NothingRanError, AssertionError, OSError) as error:
         reason = str(error)
-    except (pytest.skip.Exception, pytest.fail.Exception) as error:  # how the servers say that they are not installed
+    except (pytest.skip.Exception, pytest.fail.Exception) as error:  # raised if a server is not installed
         reason = str(error.msg)
     else:
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 JOBS = 20_000
-"""Jobs that every library enqueues and then drains. It enqueues some of the jobs one by one, and the rest in bulk if it
-can."""
+"""Jobs that every library enqueues and then drains. Every library enqueues some of the jobs one by one, and the rest in
+bulk if the library has a bulk enqueue."""
 
 
 class Entry(NamedTuple):
@@ -14,15 +14,15 @@ class Entry(NamedTuple):
 
     name: str
     library: str
-    """The library whose environment it runs in."""
+    """The name of the library whose environment the program runs in."""
     module: str
     store: str
     one: int
-    """How many of the jobs are enqueued one by one, to measure that rate: so many that this takes a few seconds at
-    most."""
+    """How many jobs are enqueued one by one to measure that rate. The number is so small that this takes a few seconds
+    at most."""
     long: int = 0
-    """How many are enqueued and drained in a second, longer run; 0: no second run, because the first one takes long
-    enough."""
+    """How many jobs are enqueued and drained in a second, longer run. 0 means no second run, because the first takes
+    long enough."""
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""``peers.svg``: what each library drains and enqueues, a column of bars for each, on light and dark pages."""
+"""``peers.svg``: bar charts of how fast each library drains and enqueues, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _OURS, _OTHERS, _TEXT = "#e8590c", "#868e96", "#7d8590"  # enough contrast on white as well as on near black
 _PANELS = {"drain": "drained", "bulk": "enqueued in bulk", "enqueue": "enqueued one by one"}
 _STORES = {"redis": "Redis", "sqlite": "SQLite", "mysql": "MariaDB"}
-_BAR, _WIDTH, _NAMES = 24, 270, 62  # pixels of a bar's step, of a panel, and for the names
-_ROOM = 1.35  # of the longest bar, for its label beside it
+_BAR, _WIDTH, _NAMES = 24, 270, 62  # pixels: the distance of two bars, the width of a panel, the space for names
+_ROOM = 1.35  # times the longest bar: the width of the axis, so that the bar's label has room
 _CONFIG = {
     "background": None,
     "font": "sans-serif",
@@ -26,7 +26,8 @@ _CONFIG = {
 
 
 def picture(run: Run) -> str:
-    """The SVG: a row of panels for each store, a panel for each figure, multiq on top, then the fastest to drain."""
+    """The SVG: a row of panels for each store, and a panel for each figure. multiq is on top; the others follow by
+    their drain rate."""
     rows = [
         {
             "spacing": 24,
@@ -40,7 +41,7 @@ def picture(run: Run) -> str:
 
 
 def _panel(rows: Sequence[Row], store: str, name: str, *, first: bool) -> dict[str, Any]:
-    """The bars of one figure; only the *first* panel of a row has the libraries' names."""
+    """The bars of one figure. Only the *first* panel of a row shows the libraries' names."""
     values = [
         {
             "library": row.entry.name,

@@ -1,4 +1,4 @@
-"""The runner's side of the protocol: sends requests to a library's program, a line each."""
+"""The runner's side of the protocol: sends requests to a library's program, one per line."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from typing import Self
 
 _BENCHMARKS = Path(__file__).parents[1]
-_SHOWN = 400  # characters of a log's end
+_SHOWN = 400  # the largest number of characters of a log's end
 _GOODBYE = 10.0  # seconds for a program to stop its workers and end
 
 
 class ProgramError(Exception):
-    """A library's program ended, or did not answer in time; the text has the end of its output."""
+    """A library's program ended, or did not answer in time. The message shows the end of the program's output."""
 
 
 class Client:
-    """A program in a library's environment, until the end of the ``with``; its workers end with it."""
+    """A program in a library's environment, which runs until the end of the ``with`` block. The program's workers end
+    with the program."""
 
     def __init__(self, python: Path, module: str, url: str, folder: Path, *, patience: float) -> None:
         self._patience = patience
@@ -51,7 +52,7 @@ class Client:
                 cwd=folder,
                 env=environment,
                 text=True,
-                start_new_session=True,  # Ctrl-C reaches the runner only, which then ends this
+                start_new_session=True,  # Ctrl-C reaches only the runner, which then ends this program
             )
         self._input = cast("IO[str]", self._process.stdin)
         self._output = cast("IO[str]", self._process.stdout)
@@ -59,7 +60,7 @@ class Client:
         threading.Thread(target=self._read, daemon=True).start()
 
     def ask(self, do: str, **arguments: Any) -> Mapping[str, Any]:
-        """The answer to one line. Raises ``ProgramError``."""
+        """The answer to one request line. Raises ``ProgramError``."""
         with contextlib.suppress(BrokenPipeError):
             self._input.write(json.dumps({"do": do, **arguments}) + "\n")
             self._input.flush()
@@ -88,7 +89,7 @@ class Client:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GOODBYE)
         finally:
-            if self._process.returncode is None:  # the program did not end, and its workers perhaps did not either
+            if self._process.returncode is None:  # the program did not end, so its workers may still run
                 for pid in (self._process.pid, *self._pids):
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""An environment of its own for each library, with pinned versions, made once and kept in ``.envs``."""
+"""A separate environment for each library, with pinned versions. Each environment is made once and kept in
+``.envs``."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 _KEPT = HERE / ".envs"
-_SHOWN = 600  # characters of what pip says
+_SHOWN = 600  # the largest number of characters of pip's output
 
 
 class NotInstalledError(Exception):
-    """A library's environment could not be made; the text has the end of pip's output."""
+    """A library's environment could not be made. The message shows the end of pip's output."""
 
 
 def interpreter(library: str) -> Path:
-    """The interpreter of a library's environment, which is made if need be. Raises ``NotInstalledError``.
+    """The Python interpreter of a library's environment. The environment is made first if it is missing. Raises
+    ``NotInstalledError``.
 
     multiq runs in the environment of this process.
     """

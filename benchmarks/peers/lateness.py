@@ -2,9 +2,9 @@
 
     PYTHONPATH=benchmarks:tests python -m peers.lateness
 
-Each library runs the same 20 schedules, each due at the beginning of every minute, with one scheduler and one worker,
-which have nothing else to do. A job's lateness is the time from the beginning of the minute to the job's beginning. The
-libraries take turns, because they would disturb each other at the beginning of a minute.
+Each library runs the same 20 schedules, each due at the beginning of every minute. One scheduler and one worker run
+with no other work. A job's lateness is the time from the beginning of the minute to the job's beginning. The libraries
+take turns, because at the beginning of a minute they would slow down each other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ROWS = [
     ("celery", "redis"), ("rq", "redis"), ("huey", "redis"), ("huey", "sqlite"),
 ]  # fmt: skip
 _MINUTE = 60.0
-_START = 12.0  # seconds before the first minute that counts, for programs to start
+_START = 12.0  # seconds before the first minute that counts, so that the programs can start
 _END = 70.0  # seconds after the beginning of the last minute: Huey begins jobs at any second of their minute
 _EARLY = 1.0  # seconds: a job that begins in the last second of a minute belongs to the next minute
 
@@ -45,7 +45,7 @@ class Row(NamedTuple):
     library: str
     store: str
     late: list[float]
-    """Milliseconds from the beginning of the minute."""
+    """How many milliseconds after the beginning of the minute each job began."""
     lost: int
     doubled: int
 
@@ -93,7 +93,7 @@ def take_turn(library: str, store: str, minutes: int) -> Row:
 
 
 def _next_minute() -> float:
-    """The next beginning of a minute at which all programs have started."""
+    """The next beginning of a minute, late enough for all programs to have started."""
     return ((time.time() + _START) // _MINUTE + 1) * _MINUTE
 
 

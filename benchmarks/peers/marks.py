@@ -1,6 +1,7 @@
-"""Records of what ran, and when: each job of every library writes its number and the time, and does nothing else.
+"""Records which jobs ran and when: each job of every library writes its number and the time, and does nothing else.
 
-It appends sixteen bytes to a file in memory, one file per process. That takes about a microsecond, the same for all.
+A job appends sixteen bytes to a file in memory. Each process has its own file. The write takes about a microsecond, for
+all libraries alike.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = "PEERS_MARKS"  # the environment variable that names where the files are
+FOLDER = "PEERS_MARKS"  # the environment variable that names the folder of the files
 
 _RECORD = struct.Struct("<qq")
 
@@ -31,7 +32,7 @@ def mark(number: int) -> None:
 
 
 def count(folder: Path) -> int:
-    """The number of runs so far, from the sizes of the files."""
+    """The number of runs so far, computed from the sizes of the files."""
     return sum(entry.stat().st_size for entry in os.scandir(folder)) // _RECORD.size
 
 
@@ -43,7 +44,7 @@ def read(folder: Path) -> list[Mark]:
 
 @functools.cache
 def _handle() -> int:
-    """This process's file, shared with children forked later. All of them append sixteen bytes at a time, and no append
-    is torn."""
+    """The file of this process, which processes that are forked later share. All processes append sixteen bytes at a
+    time, so no record is split."""
     path = Path(os.environ[FOLDER], str(os.getpid()))
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

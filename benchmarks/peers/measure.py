@@ -1,4 +1,4 @@
-"""One library's turn: the same steps for all libraries, and a check of every job."""
+"""One library's turn: the same steps for every library, and a check that every job ran once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from peers.marks import Mark
     from peers.stores import Store
 
-_AT_ONCE = 2000  # jobs that a library without bulk enqueues between two answers
+_AT_ONCE = 2000  # jobs that a library without bulk enqueue enqueues between two answers
 _WARM = 50  # jobs that are checked but not measured
-_STANDSTILL = 15.0  # seconds without a run after which jobs that have not run count as lost
-_LATE_TWINS = 0.3  # seconds for jobs to be run once more
-_TOLERANCE = 1.0  # milliseconds that a job may begin early: times are kept in whole ones
-_PATIENCE = 120.0  # seconds for an answer
+_STANDSTILL = 15.0  # if no job runs for this many seconds, the rest count as lost
+_LATE_TWINS = 0.3  # seconds to wait for a job that runs a second time
+_TOLERANCE = 1.0  # milliseconds: a job may begin this early, because times are kept in whole milliseconds
+_PATIENCE = 120.0  # seconds to wait for an answer
 _DELAYED = 40  # jobs
 
 
@@ -37,11 +37,11 @@ class Size(msgspec.Struct, frozen=True):
     """How much is done in one turn."""
 
     share: float = 1.0
-    """The share of the catalogue's jobs that this turn runs."""
+    """Which part of the catalogue's jobs this turn runs."""
     pickup_seconds: float = 2.5
     idle_seconds: float = 4.0
     delays: tuple[float, float] = (1.0, 3.0)
-    """The shortest and the longest, in seconds."""
+    """The shortest and the longest delay, in seconds."""
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ class Account(msgspec.Struct, frozen=True):
     jobs: int
     lost: int
     doubled: int
-    """Runs of a job beyond its first one."""
+    """Runs of a job after its first run."""
     early: int
     """Delayed jobs that began before they were due."""
 
@@ -64,7 +64,7 @@ class Description(msgspec.Struct, frozen=True):
 
     versions: dict[str, str]
     bulk: int | None
-    """Jobs in one call; None: it has no bulk enqueue."""
+    """How many jobs one bulk call enqueues. If the value is None, the library has no bulk enqueue."""
     later: bool
     settings: str
     killed: str
@@ -72,29 +72,30 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The figures of one turn. None: the library or the store does not support it."""
+    """The figures of one turn. A figure is None if the library or the store does not support what it measures."""
 
     description: Description
     account: Account
     enqueue: float
-    """Jobs a second, one by one."""
+    """Jobs enqueued per second, one by one."""
     bulk: float | None
     drain: float
-    """Jobs a second, from the beginning of the first job to that of the last. All libraries run the same number."""
+    """Jobs drained per second, from the beginning of the first job to the beginning of the last job. All libraries run
+    the same number of jobs."""
     producer_cpu: float
     """Seconds of the producer's processor time per 10,000 jobs enqueued one by one."""
     cpu: float
     """Seconds of the workers' processor time per 10,000 drained jobs."""
     pickup: list[float]
-    """Milliseconds from just before enqueue to the job's beginning."""
+    """Milliseconds from just before the enqueue to the beginning of the job."""
     late: list[float]
-    """Milliseconds from when a delayed job was due to its beginning."""
+    """Milliseconds from the time at which a delayed job was due to its beginning."""
     idle: float | None
-    """Commands a second that idle workers send."""
+    """Commands per second that idle workers send."""
     long_bulk: float | None = None
-    """Jobs a second in bulk, of the long run; None: there was no long run."""
+    """Jobs enqueued in bulk per second in the long run. If the value is None, there was no long run."""
     long_drain: float | None = None
-    """Jobs a second, drained in the long run."""
+    """Jobs drained per second in the long run."""
 
 
 def take_turn(entry: Entry, python: Path, store: Store, size: Size) -> Turn:
@@ -108,7 +109,7 @@ def take_turn(entry: Entry, python: Path, store: Store, size: Size) -> Turn:
 
 
 def account(seen: Sequence[Mark], numbers: Collection[int], early: int) -> Account:
-    """Compare what ran with the *numbers* that were enqueued."""
+    """Compare the jobs that ran with the *numbers* that were enqueued."""
     runs = Counter(mark.number for mark in seen)
     lost = sum(runs[number] == 0 for number in numbers)
     return Account(len(numbers), lost, runs.total() - len(runs), early)
@@ -148,13 +149,13 @@ class Steps:
         )
 
     def _enqueue(self, do: str, count: int) -> tuple[float, float]:
-        """Jobs a second, and processor seconds per 10,000, after a few that connect and warm up."""
+        """Jobs per second, and CPU seconds per 10,000 jobs. A few jobs to connect and warm up are not counted."""
         self._client.ask(do, first=self._take(_WARM), count=_WARM)
         took = self._client.ask(do, first=self._take(count), count=count)
         return count / took["seconds"], took["cpu"] / count * 10_000
 
     def _long_run(self) -> tuple[float, float]:
-        """Enqueue in bulk, and drain with new workers: jobs a second of both."""
+        """Enqueue in bulk, and drain with new workers. Returns the jobs per second of both steps."""
         count = self._some(self._entry.long)
         bulk = self._enqueue("enqueue_bulk", count)[0]
         drain = self._drain()[0]
@@ -167,7 +168,7 @@ class Steps:
         return max(_WARM, int(jobs * self._size.share))
 
     def _drain(self) -> tuple[float, float]:
-        """Run all waiting jobs. Returns jobs a second, and processor seconds per 10,000 jobs."""
+        """Run all waiting jobs. Returns the jobs per second, and the CPU seconds per 10,000 jobs."""
         ran_before = {mark.number for mark in marks.read(self._client.marks)}
         workers = [psutil.Process(pid) for pid in self._client.ask("start")["pids"]]
         self._wait_for(len(ran_before) + 1)
@@ -194,14 +195,15 @@ class Steps:
         return self._since(first, due)
 
     def _since(self, first: int, times: Sequence[int]) -> list[float]:
-        """Milliseconds from each of the *times* to the first run of its job; those of lost jobs are missing."""
+        """The milliseconds from each of the *times* to the first run of its job. Lost jobs are left out."""
         began: dict[int, int] = {}
         for mark in marks.read(self._client.marks):
             began.setdefault(mark.number, mark.at)
         return [(began[number] - at) / 1e6 for number, at in enumerate(times, first) if number in began]
 
     def _wait_for(self, count: int) -> None:
-        """Wait until *count* jobs have run, or none has run for a long time. ``account`` counts the others as lost."""
+        """Wait until *count* jobs have run, or until no job has run for a long time. ``account`` counts the jobs that
+        did not run as lost."""
         seen, give_up_at = 0, time.monotonic() + _STANDSTILL
         while (now := marks.count(self._client.marks)) < count:
             if now > seen:
@@ -220,17 +222,18 @@ class Steps:
 
 
 class NothingRanError(Exception):
-    """The workers did not begin a single job."""
+    """The workers began no job."""
 
 
 def _memory() -> Path | None:
-    """A folder in memory, so that the figures include no disk writes of marks; None: the user's ``TMPDIR`` is used."""
+    """A folder in memory, so that the marks' writes to disk do not affect the figures. If the result is None, the
+    user's ``TMPDIR`` is used."""
     shm = Path("/dev/shm")  # noqa: S108 - a private folder is created in it
     return shm if shm.is_dir() and "TMPDIR" not in os.environ else None
 
 
 def _processor_seconds(workers: Sequence[psutil.Process]) -> float:
-    """CPU seconds of these processes and of their living children."""
+    """The CPU seconds of the given processes and of their living children."""
     total = 0.0
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,8 +1,9 @@
-"""The library's side of the protocol: a program in the library's own environment that executes lines of its input.
+"""The library's side of the protocol: a program in the library's own environment. The program executes the lines of its
+input.
 
-``python -m peers.protocol peers.libraries.huey_peer`` reads one JSON object a line and answers each with one:
-``{"do": "enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07, "cpu": 0.04}``. It ends, and its workers with
-it, at the end of its input. Nothing but the standard library and the one library is imported here.
+``python -m peers.protocol peers.libraries.huey_peer`` reads one JSON object per line, and answers each with a line:
+``{"do": "enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07, "cpu": 0.04}``. The program ends its workers
+and itself at the end of its input. This module imports only the standard library and the library that it measures.
 """
 
 from __future__ import annotations
@@ -31,29 +32,30 @@ if TYPE_CHECKING:
 BROKER = "PEERS_BROKER"  # the environment variable with the URL of the server or file
 
 _GRACE = 3.0  # seconds for workers to end by themselves
-_QUIET = (0.005, 0.030)  # seconds between two jobs that find the workers idle; random, to avoid synchrony with timers
+_QUIET = (0.005, 0.030)  # seconds between jobs, so that workers are idle; random, so that jobs do not align with timers
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One library with its settings: how to enqueue the job, and what its workers' commands are.
+    """One library with its settings: how to enqueue the job, and the commands of its workers.
 
-    The three methods may be coroutine functions; then ``start`` is awaited before any of them.
+    The three methods may be coroutine functions. If the methods are coroutine functions, ``start`` is awaited before
+    the other methods.
     """
 
     packages: Sequence[str]
-    """The distributions whose versions matter."""
+    """The distributions whose versions are reported."""
     workers: Sequence[Sequence[str]]
-    """The commands that make two worker processes; the first word is a program of this environment."""
+    """The commands that start two worker processes. The first word of each command is a program of this environment."""
     one: Callable[[int], Any]
     many: Callable[[Sequence[int]], Any] | None = None
     later: Callable[[int, float], Any] | None = None
-    """The enqueue of a job that begins after this number of seconds."""
+    """Enqueue a job that begins after this number of seconds."""
     start: Callable[[], Any] = lambda: None
     bulk: int = 1000
-    """How many jobs ``many`` is given at a time."""
+    """The number of jobs in each call of ``many``."""
     settings: str = ""
-    """The settings that differ from the library's defaults, with these defaults."""
+    """The settings that differ from the library's defaults, with the default values."""
     killed: str = ""
     """What happens to the jobs of a worker that is killed."""
     caveats: Sequence[str] = ()
@@ -62,7 +64,7 @@ class Peer:
 
 
 class Program:
-    """The requests that the lines can make: one method each."""
+    """The requests that an input line can make. Each request is one method."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -125,7 +127,7 @@ class Program:
         return {"sent": sent}
 
     def delayed(self, first: int, delays: Sequence[float]) -> dict[str, Any]:
-        """Returns the earliest time at which each job was due: its delay after the call for it began."""
+        """Returns the earliest time at which each job could be due: the time of its enqueue call plus its delay."""
         later = self._peer.later
         if later is None:
             raise ValueError("this library has no delays: its description says so")
@@ -137,7 +139,7 @@ class Program:
         return {"due": due}
 
     def start(self) -> dict[str, Any]:
-        """The worker processes, each command in a session of its own."""
+        """The worker processes. Each command runs in its own session."""
         here = Path(sys.executable).parent
         for program, *arguments in self._peer.workers:
             command = [str(here / program), *arguments]
@@ -146,12 +148,12 @@ class Program:
         return {"pids": [worker.pid for worker in self._workers]}
 
     def stop(self) -> dict[str, Any]:
-        """End the workers, first with SIGTERM, and after a grace period with SIGKILL."""
+        """End the workers with SIGTERM, and after a grace period with SIGKILL."""
         workers, self._workers = self._workers, []
         give_up_at = time.monotonic() + _GRACE
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in workers:
-                with contextlib.suppress(ProcessLookupError):  # a leader that ended may have left others in its group
+                with contextlib.suppress(ProcessLookupError):  # a process group may outlive its leader
                     os.killpg(worker.pid, number)
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -164,7 +166,7 @@ class Program:
 
 
 def main() -> None:
-    # what a library prints must not come between the answers
+    # a library's own output must not mix with the answers
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     program = Program(importlib.import_module(sys.argv[1]).PEER)

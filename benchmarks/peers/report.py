@@ -27,12 +27,12 @@ _FIGURES = (
 _PICTURE = "![Bars: jobs a second, drained and enqueued](peers.svg)"
 _BEGIN, _END = "<!-- figures of the last recorded run -->", "<!-- end of the figures -->"
 _STORES = {"redis": "Redis", "sqlite": "SQLite", "mysql": "MariaDB"}
-_WIDE = 2000  # characters: nothing is wrapped in a file
+_WIDE = 2000  # characters: in a file, no line is wrapped
 _READABLE = 140  # characters: a narrower terminal would break the words of the headings
 
 
 def show(run: Run) -> None:
-    """The tables, as wide as the terminal is."""
+    """The tables, as wide as the terminal."""
     console = Console()
     console.width = max(console.width, _READABLE)
     for store, title in _STORES.items():
@@ -57,7 +57,7 @@ def markdown(run: Run) -> str:
 
 
 def include(run: Run, page: str) -> str:
-    """A page of the documentation with its figures replaced by this run's.
+    """Replace the figures of a documentation page with the figures of this run.
 
     Raises ``ValueError`` if the page has no place for figures.
     """
@@ -69,7 +69,7 @@ def include(run: Run, page: str) -> str:
 
 
 def figures(run: Run) -> str:
-    """When and where, the tables, and multiq's figures as multiples of its peers'."""
+    """The time and machine of the run, the tables, and multiq's figures as multiples of its peers' figures."""
     turns = "one turn" if run.repeats == 1 else f"{run.repeats} turns"
     about = (
         f"{run.when}, {run.machine}. Medians of {turns} of each library, and half of the spread where there are "
@@ -144,7 +144,7 @@ def _verdict(row: Row) -> str:
 
 
 def _ratios(run: Run) -> Iterator[str]:
-    """multiq's figures as multiples of the best peer's."""
+    """multiq's figures as multiples of the best peer's figures."""
     for store, title in _STORES.items():
         rows = run.rows_of(store)
         ours = next((row for row in rows if row.entry.is_ours and row.turns), None)
@@ -171,7 +171,7 @@ def _multiple(ours: Row, others: list[Row], name: str, what: str) -> str | None:
 
 
 def _long_runs(rows: list[Row]) -> Iterator[str]:
-    """The second run with more jobs, of the libraries that finish the first too quickly."""
+    """The second run with more jobs, for the libraries that finish the first run too quickly."""
     for row in rows:
         if row.figures("long_drain"):
             rates = f"in bulk {_rate(row, 'long_bulk')} /s, drain {_rate(row, 'long_drain')} /s"

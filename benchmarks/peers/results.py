@@ -1,4 +1,4 @@
-"""The results of a run as it stores them, and their medians, spreads and percentiles."""
+"""The stored results of a run, and their medians, spreads and percentiles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Row(msgspec.Struct):
-    """One library on one store, and its turns."""
+    """One library on one store, with all its turns."""
 
     key: str
     turns: list[Turn] = []
@@ -35,7 +35,7 @@ class Row(msgspec.Struct):
 
     @property
     def account(self) -> Account:
-        """The account of all turns together."""
+        """The counts of lost, doubled and early jobs of all turns together."""
         each = [turn.account for turn in self.turns]
         return Account(
             sum(one.jobs for one in each),
@@ -49,7 +49,7 @@ class Row(msgspec.Struct):
         return self.failure is None and self.account.is_clean
 
     def figures(self, name: str) -> list[float]:
-        """One figure of all turns that have it."""
+        """The values of one figure, from all turns that measured it."""
         return [value for turn in self.turns if (value := getattr(turn, name)) is not None]
 
     def samples(self, name: str) -> list[float]:
@@ -62,14 +62,14 @@ class Row(msgspec.Struct):
 
 
 class StoreRecord(msgspec.Struct):
-    """The store that held the jobs."""
+    """The version of the store that held the jobs, and what survives a crash of that store."""
 
     version: str
     durability: str
 
 
 class Run(msgspec.Struct):
-    """All that is written to ``peers.json``."""
+    """The content of ``peers.json``."""
 
     when: str
     machine: str
@@ -77,10 +77,11 @@ class Run(msgspec.Struct):
     stores: dict[str, StoreRecord]
     rows: list[Row]
     jobs: int = 0
-    """How many jobs each library enqueued and drained in a turn. 0 in older files, where the numbers differ."""
+    """How many jobs each library enqueued and drained in a turn. The number is 0 in older files, where the libraries'
+    numbers differ."""
 
     def rows_of(self, store: str) -> list[Row]:
-        """The rows of one store: multiq first, then the others by their drain, the fastest first."""
+        """The rows of one store: multiq first, then the other libraries by drain rate, the fastest first."""
         rows = [row for row in self.rows if row.entry.store == store]
         return sorted(rows, key=lambda row: (not row.entry.is_ours, -(row.median("drain") or 0)))
 
@@ -100,7 +101,7 @@ def today() -> str:
 
 
 def machine() -> str:
-    """What figures depend on, in one line."""
+    """The machine and versions on which figures depend, in one line."""
     names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     kernel = ".".join(platform.release().split(".")[:2])
     busy = f"load at the start {os.getloadavg()[0]:.1f}"

@@ -22,7 +22,7 @@ _BUFFER = 1 << 16
 
 
 class Store(ABC):
-    """One server or file, from the ``with`` to its end."""
+    """A server or file that exists until the end of the ``with`` block."""
 
     durability: str
     """What survives a crash, in a few words."""
@@ -32,14 +32,14 @@ class Store(ABC):
 
     @abstractmethod
     def fresh(self) -> contextlib.AbstractContextManager[str]:
-        """An empty place for one turn: its URL."""
+        """The URL of an empty store for one turn."""
 
     @abstractmethod
     def version(self) -> str:
         """The program's name and version."""
 
     def commands(self, seconds: float) -> float | None:
-        """Commands or statements that clients send in *seconds*; None: there is no server."""
+        """How many commands or statements clients send in *seconds*. If the result is None, the store has no server."""
         time.sleep(seconds)
         return None
 
@@ -68,7 +68,7 @@ class RedisStore(Store):
         return f"Redis {self._server.ask('INFO', 'server')['redis_version']}"
 
     def commands(self, seconds: float) -> float:
-        """Counted by MONITOR, because the server's own counters count a script's inner calls as clients' commands."""
+        """Counts with MONITOR, because the server's own counters include the commands inside scripts."""
         seen = bytearray()
         end = time.monotonic() + seconds
         with socket.create_connection((self._server.url.split("/")[2].split(":")[0], self._server.port)) as connection:

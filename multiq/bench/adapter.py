@@ -1,7 +1,8 @@
-"""The bench's driver interface starts a server, reads its settings and counters, and measures a baseline on it.
+"""The bench's driver interface starts a server, reads the server's settings and counters, and measures a baseline.
 
 A driver registers a subclass of ``Bench`` in the entry-point group ``multiq.bench``, under the backend's name. The
-bench can also measure a driver without a ``Bench``, by a URL. For such a driver the bench reports fewer figures.
+bench can also measure a driver that has no ``Bench``, if it gets a URL. For a driver without a ``Bench``, the bench
+reports fewer figures.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ _Number = TypeVar("_Number", int, float)
 Profile: TypeAlias = Literal["fast", "durable"]
 """The durability of acknowledged jobs.
 
-- ``fast``: no call waits for the disk, and a crash of the server or the machine may lose jobs.
+- ``fast``: no call waits for the disk. A crash of the server or the machine may lose jobs.
 - ``durable``: every acknowledged job is on the disk.
 
 The bench sets all its own servers to the same level. The bench and the baselines connect over loopback TCP.
 """
 
 Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
-"""The worst failure that an acknowledged job survives. Without a server, ``server crash`` means that all processes die.
+"""The worst failure that an acknowledged job survives. If the backend has no server, ``server crash`` means that all
+processes die.
 """
 
 PUT_BATCH = 1000
-"""The number of jobs that a baseline enqueues in one call. multiq enqueues the same number in its workload."""
+"""The number of jobs that a baseline enqueues in one call. The compared workload of multiq enqueues the same number per
+call."""
 
 TAKE_BATCH = 100
 """The number of jobs that a baseline reserves in one call."""
@@ -49,25 +52,27 @@ class Durability(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """A server's counts since its start. The difference of two readings is the cost of the work in between.
+    """A server's counts since its start. The difference of two readings is the cost of the work between the readings.
 
     A field is None if this server does not count the quantity.
     """
 
     commands: int | None = None
-    """Requests of the server's clients, except requests that only read counters and settings. A script is one request.
+    """Requests of the server's clients, except requests that only read counters and settings. A Lua script counts as
+    one request.
     """
     received: int | None = None
-    """Bytes from the server's clients."""
+    """Bytes received from the server's clients."""
     sent: int | None = None
-    """Bytes to the server's clients."""
+    """Bytes sent to the server's clients."""
     memory: int | None = None
     """Bytes that the server uses now."""
     cpu: float | None = None
-    """CPU seconds of the server's processes, user and system."""
+    """CPU seconds of the server's processes, in user and in system mode."""
 
     def since(self, before: Counters) -> Counters:
-        """The difference from an earlier reading. ``memory`` is not a difference: it is the current number of bytes."""
+        """The difference between this reading and an *earlier* reading. ``memory`` is not a difference: it is the
+        current number of bytes."""
         return Counters(
             commands=_difference(self.commands, before.commands),
             received=_difference(self.received, before.received),
@@ -80,9 +85,9 @@ class Counters(msgspec.Struct, frozen=True):
 class Baseline(ABC):
     """The fastest loops that the store and its client library allow, with one client.
 
-    The loops write each job as durably as the server's settings say, mark the job as taken, and delete the job. The
-    loops check no lease token, and have no delays and no counters. The loops use their own keys or tables. ``close``
-    removes these.
+    The loops write each job as durably as the server's settings say. The loops also mark the job as taken, and delete
+    the job. The loops check no lease token, and have no delays and no counters. The loops use their own keys or tables.
+    ``close`` removes the keys or tables.
     """
 
     @abstractmethod
@@ -110,7 +115,7 @@ class Adapter(ABC):
     """A server or file that a run measures, with the data that the driver can read from it."""
 
     url: str
-    """The URL for ``multiq.App``. Shown masked."""
+    """The URL for ``multiq.App``. The results show it without its password."""
 
     @abstractmethod
     def version(self) -> str:
@@ -125,12 +130,12 @@ class Adapter(ABC):
         return Counters()
 
     def baseline(self, body: bytes) -> Baseline | None:  # noqa: ARG002 - a hook
-        """The baseline on this server for jobs of this *body*. None if the driver has no baseline."""
+        """The baseline on this server for jobs of this *body*. Returns None if the driver has no baseline."""
         return None
 
     def sweep(self, queue: str) -> None:  # noqa: B027 - a hook
-        """Remove the data that an empty *queue* leaves in the store. A driver need not override this if its store
-        removes everything by itself.
+        """Remove the data that an empty *queue* leaves in the store. A driver needs this method only if its store does
+        not remove everything by itself.
         """
 
 
@@ -140,15 +145,16 @@ class Bench(ABC):
     @classmethod
     @abstractmethod
     def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Adapter]:
-        """Run a server in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with``.
+        """Run a server in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with`` block.
 
-        Raises ``ServerMissing``. The error's message names the missing program and how to install it.
+        Raises ``ServerMissing``. If a program is missing, the error's message names the program and says how to install
+        it.
         """
 
     @classmethod
     @abstractmethod
     def at(cls, url: str) -> AbstractContextManager[Adapter]:
-        """The user's server at *url*. The bench changes none of its settings."""
+        """The user's server at *url*. The bench does not change the settings of a user's server."""
 
 
 def _difference(now: _Number | None, before: _Number | None) -> _Number | None:

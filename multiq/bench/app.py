@@ -1,4 +1,4 @@
-"""The app of the bench. Its tasks are ordinary tasks that write each of their runs into a run log."""
+"""The app of the bench. The bench's tasks are ordinary tasks that write each of their runs into a run log."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 PLANTED = "planted://"
-"""The scheme of backends with a planted bug, as in ``planted://early``. Tests use such backends to check that the bench
-finds bugs."""
+"""The URL scheme of backends with a planted bug, as in ``planted://early``. Tests use backends with a planted bug to
+check that the bench finds bugs."""
 
 
 class BenchApp(App):
-    """An app with the bench's tasks. Its workers write run logs into *folder*. Each run log has room for *capacity*
-    runs.
+    """An app with the bench's tasks. The app's workers write run logs into *folder*. Each run log has room for
+    *capacity* runs.
     """
 
     def __init__(self, url: str, folder: Path | None = None, capacity: int = 0) -> None:

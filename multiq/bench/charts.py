@@ -1,4 +1,5 @@
-"""Charts as inline SVG, drawn by Vega-Lite. The page's CSS variables set their colours for light, dark and paper.
+"""Charts as inline SVG, drawn by Vega-Lite. The colours of a chart come from the page's CSS variables, for light, dark
+and paper.
 
 Every bar and every point of a percentile curve has a title. Browsers show the titles, and screen readers read them out.
 """
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
 Spec: TypeAlias = dict[str, Any]
 
 COLOURS = 8
-"""The number of distinct colours of targets, ``--c1`` to ``--c8``. Further targets use the same colours again."""
+"""The number of distinct colours of targets, ``--c1`` to ``--c8``. If there are more targets, the colours repeat."""
 
-_WIDTH = 330  # CSS pixels of a plot; with its axis it fits a phone, and two or three fit beside each other
+_WIDTH = 330  # CSS pixels of a plot; a plot with its axis fits a phone, and two or three plots fit beside each other
 _PLOT = _WIDTH - 110  # width of bars, with room for figures beside them
 _BAR = 30  # height of a target's row
 _OUTLIER = 2  # repeats beyond this multiple of the longest bar are not shown, so that the bars have room
@@ -63,7 +64,8 @@ _CONFIG: Spec = {
 def bars(
     results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_baseline: bool = False
 ) -> str | None:
-    """A bar for each target, with its repeats as dots and its baseline as a mark. None if no target has a figure."""
+    """A bar for each target, with its repeats as dots and its baseline as a mark. The result is None if no target has a
+    figure."""
     rows: list[dict[str, Any]] = []
     for result in results:
         found = summary(result, metric)
@@ -128,7 +130,8 @@ def bars(
 
 
 def curves(results: Sequence[Result], histogram: str, names: Sequence[str], title: str) -> str | None:
-    """A curve of milliseconds over the percentiles for each target, on a logarithmic axis. None without histograms."""
+    """A curve of milliseconds over the percentiles for each target, on a logarithmic axis. The result is
+    None if there are no histograms."""
     rows = []
     for result in results:
         merged = _merged(result, histogram)
@@ -136,7 +139,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
             continue
         for percentile in _PERCENTILES:
             if merged.get_total_count() * (1 - percentile / 100) < 1:
-                break  # a percentile finer than the count only repeats the largest value
+                break  # a percentile finer than the number of values only repeats the largest value
             value = max(1, merged.get_value_at_percentile(percentile)) / 1000
             rows.append({
                 "who": safe(result.target),
@@ -177,7 +180,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
 def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> str | None:
     """Jobs per second over time. Each target has a strip, with a line for each repeat.
 
-    None if no repeat has a timeline of five points.
+    The result is None if no repeat has a timeline of five points.
     """
     rows = [
         {"who": safe(result.target), "repeat": repeat, "second": second, "rate": rate}
@@ -210,8 +213,8 @@ def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> st
 
 
 def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> str | None:
-    """A bar for each target. The bar consists of several figures with the same unit. None if no target has such a
-    figure."""
+    """A bar for each target. The bar consists of several figures with the same unit. The result is None if no target
+    has such a figure."""
     rows = []
     for result in results:
         for order, metric in enumerate(metrics):
@@ -244,7 +247,8 @@ def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) ->
 
 
 def calm(report: Report, title: str) -> str | None:
-    """The durations of a fixed piece of work around each repeat, in the order of the run. None without samples."""
+    """The durations of a fixed piece of work around each repeat, in the order of the run. The result is None if
+    there are no samples."""
     rows = [
         {
             "second": sample.started,
@@ -271,7 +275,7 @@ def calm(report: Report, title: str) -> str | None:
 
 
 def dash(names: Sequence[str], name: str) -> str:
-    """The stroke of this target's curves, in the format of ``stroke-dasharray``."""
+    """The dash pattern of this target's curves, in the format of ``stroke-dasharray``."""
     return " ".join(map(str, _DASHES[names.index(name) % len(_DASHES)]))
 
 
@@ -341,7 +345,7 @@ def _draw(spec: Mapping[str, Any], title: str) -> str:
 
 
 def _titled(svg: str, title: str) -> str:
-    """The drawing with a title. Each mark's description becomes the mark's title, which browsers show."""
+    """The drawing as SVG with a title. Each mark's description becomes the mark's title, which browsers show."""
     ET.register_namespace("", _SVG)
     root = ET.fromstring(svg)  # noqa: S314 - drawn by this program
     for mark in list(root.iter()):

@@ -1,8 +1,8 @@
-"""Compares two runs. A figure is worse, better, not different, or too noisy for a verdict.
+"""Compares two runs. Each figure is worse, better, not different, or too noisy for a verdict.
 
-Each figure is compared by Welch's test on the logarithms of the repeats, because "slower" means a ratio. From ten
-repeats on, Yuen's test is used. Yuen's test is Welch's test without the lowest and the highest fifth of the repeats. So
-a few repeats that other programs have disturbed do not change the verdict.
+Each figure is compared by Welch's test on the logarithms of the repeats. The logarithms are used because "slower" means
+a ratio. From ten repeats on, Yuen's test is used. Yuen's test is Welch's test without the lowest and the highest fifth
+of the repeats. With Yuen's test, a few repeats that other programs have disturbed do not change the verdict.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ THRESHOLD = 0.10
 """The largest change for the worse that is not reported as worse."""
 
 ENOUGH = 5
-"""The number of repeats for a verdict. With fewer repeats, hardly any change can be distinguished from chance."""
+"""The number of repeats that a verdict needs. With fewer repeats, hardly any change can be distinguished from
+chance."""
 
-_CONFIDENCE = 0.95  # of the intervals that are shown
+_CONFIDENCE = 0.95  # confidence level of the intervals that are shown
 _FALSE_ALARM = 0.05  # chance that a comparison of two equal builds calls any figure worse
-_TRIM = 0.2  # share of the repeats, at each end
-_ENOUGH_TO_TRIM = 10  # repeats; with fewer, trimming leaves too few for a verdict
+_TRIM = 0.2  # share of the repeats that is cut off at each end
+_ENOUGH_TO_TRIM = 10  # with fewer repeats, trimming leaves too few for a verdict
 _SAME_MACHINE = ("CPU", "cores", "disk")  # entries of the environment that must be equal in two runs
 _PASSING = ("load",)  # entries of the environment that describe one moment only
 
@@ -57,7 +58,7 @@ class ReportsDiffer(MultiqError, ValueError):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One figure in both runs."""
+    """One figure that both runs have."""
 
     workload: str
     variant: str
@@ -67,18 +68,19 @@ class Row(msgspec.Struct, frozen=True):
     """The median of the old repeats."""
     new: float
     ratio: float | None
-    """The new median divided by the old median. None if the old median is zero."""
+    """The new median divided by the old median. The ratio is None if the old median is zero."""
     low: float | None
-    """The lower end of the ratio's 95 % confidence interval. None with fewer than two repeats."""
+    """The lower end of the ratio's 95 % confidence interval. The lower end is None if there are fewer than two
+    repeats."""
     high: float | None
-    """The upper end of the interval."""
+    """The upper end of the ratio's 95 % confidence interval."""
     verdict: Verdict
     why: str = ""
     """The reason why there is no verdict, in a few words."""
 
     @property
     def title(self) -> str:
-        """The name of the figure, in a line."""
+        """The full name of the figure, as one line."""
         place = " ".join(filter(None, (self.target, self.workload, self.variant)))
         return f"{place}: {label(self.metric)}"
 
@@ -89,25 +91,25 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def harm(self) -> float:
-        """The ratio, inverted for figures of which more is better. A value above 1 always means worse."""
+        """The ratio, inverted if more is better. A ratio above 1 always means that the figure is worse."""
         ratio = self.ratio or 1.0
         return 1 / ratio if self.metric.better == "higher" else ratio
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The verdicts on all figures that two runs share."""
+    """The verdicts on all figures that both runs have."""
 
     old: str
     """The old run's multiq version and its time."""
     new: str
     threshold: float
-    """The threshold that the caller has set: 0.1 is ten per cent."""
+    """The threshold that the caller has set. 0.1 means ten per cent."""
     drift: float
-    """The share by which the machine itself was slower in the new run, measured by a fixed piece of work: 0.05 is five
-    per cent.
+    """How much slower the machine itself was in the new run, measured by a fixed piece of work. 0.05 means five per
+    cent.
 
-    A negative value means that the machine was faster. The absolute value is added to the threshold of all figures that
-    depend on time.
+    A negative value means that the machine was faster. The absolute value of the drift is added to the threshold of all
+    figures that depend on time.
     """
     caveats: list[str]
     """All differences between the runs except multiq's build."""
@@ -159,8 +161,9 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: bool = False) -> Comparison:
     """Compare the figures that both runs have, except those that a comparison leaves out (``Metric.counts``).
 
-    - *threshold*: the share by which a figure may be worse.
-    - *anyway*: whether to compare runs of different work or of different machines. The differences are then caveats.
+    - *threshold*: how much worse a figure may be. 0.1 means ten per cent.
+    - *anyway*: whether to compare runs of different work or of different machines. With *anyway*, the differences
+      become caveats.
 
     Raises ``ReportsDiffer`` if the runs differ and *anyway* is false, or if the runs have no figure in common.
     """
@@ -267,7 +270,7 @@ def _left_out(old: Report, new: Report) -> Iterator[str]:
 
 
 def _drift(old: Report, new: Report) -> float:
-    """The share by which the fixed piece of work took longer in the new run: 0.05 is five per cent."""
+    """How much longer the fixed piece of work took in the new run. 0.05 means five per cent."""
     if not old.reference or not new.reference:
         return 0.0
     return new.reference / old.reference - 1
@@ -324,7 +327,7 @@ def _pairs(old: Report, new: Report) -> Iterator[_Pair]:
 
 
 def _missing(old: Report, new: Report) -> Iterator[str]:
-    """Figures of the old run that the new run lacks, although it did the same work."""
+    """Figures that the new run lacks, although both runs did the same work."""
     defined = {workload.name: workload.metrics for workload in new.workloads}
     for before, after in _shared(old, new):
         for metric in defined.get(after.workload, ()):
@@ -382,8 +385,8 @@ def _why_not(pair: _Pair) -> str:
 
 
 def _test(pair: _Pair, allowed: float) -> _Test | None:
-    """Test whether the ratio of new to old exceeds the *allowed* change. None if there are too few repeats for a
-    test."""
+    """Test whether the ratio of new to old exceeds the *allowed* change. Returns None if there are too few repeats for
+    a test."""
     if _why_not(pair):
         return None
     old, new = [math.log(value) for value in pair.old], [math.log(value) for value in pair.new]
@@ -406,9 +409,9 @@ def _exact(change: float, metric: Metric, allowed: float) -> _Test:
 
 
 def _holm(chances: Sequence[float]) -> list[bool]:
-    """The p-values that are significant when all are tested together, by Holm's method.
+    """The p-values that are significant if all figures are tested together, by Holm's method.
 
-    The method limits the chance of any false alarm to ``_FALSE_ALARM``, whatever the number of tests. Of n p-values,
+    Holm's method limits the chance of any false alarm to ``_FALSE_ALARM``, whatever the number of tests. Of n p-values,
     the smallest must be at most ``_FALSE_ALARM`` / n, the next at most ``_FALSE_ALARM`` / (n - 1), and so on. The first
     p-value above its limit and all larger p-values are not significant.
     """

@@ -25,11 +25,11 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 _PIECES = 5  # pieces of work in one reading; the result is the median of their durations
-_WARMING = 8  # readings; after these, the first pieces are as fast as the others
+_WARMING = 8  # readings that warm up the machine; after them, all pieces of work are equally fast
 _SLOWED = 1.25  # the ratio of a duration to the shortest duration; an idle machine stays below this ratio
 _OFTEN = 0.2  # share of all repeats
 _STOLEN = 0.02  # share of the CPU time of all cores
-_BUSY = 0.5  # share of the cores, in the minute before the run
+_BUSY = 0.5  # share of the cores that were busy in the minute before the run
 
 
 def describe(folder: Path) -> dict[str, str]:
@@ -49,7 +49,8 @@ def describe(folder: Path) -> dict[str, str]:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """The type of the file system that holds a folder, as in ``ext4``. None if the system does not report the type."""
+    """The type of the file system that holds a folder, as in ``ext4``. The result is None if the system does not report
+    the type."""
     real, found, kind = folder.resolve(), "", None
     with suppress(OSError, psutil.Error):
         for partition in psutil.disk_partitions(all=True):
@@ -70,7 +71,7 @@ class Reading(NamedTuple):
     seconds: float
     """The duration of a fixed piece of work with some computing and some system calls."""
     stolen: float
-    """Steal time: the CPU seconds that the host gave to other machines, on all cores, since the machine started. 0 if
+    """Steal time: the CPU seconds that the host gave to other machines since the start, summed over all cores. 0 means
     unknown."""
     passed: float
     """CPU seconds of all cores since the machine started."""
@@ -81,7 +82,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.reference = float("inf")
-        """Seconds of the fixed piece of work, at its fastest so far."""
+        """The shortest duration of the fixed piece of work so far, in seconds."""
         self._calms: list[float] = []
         self._load = psutil.getloadavg()[0]
         self._first = self._last = min(self.read() for _ in range(_WARMING))
@@ -97,14 +98,15 @@ class Meter:
         return reading
 
     def calm(self, readings: Sequence[Reading]) -> float:
-        """The slowness of the machine around a repeat. 1.0: as fast as its fastest reading so far. 2.0: half as
-        fast."""
+        """The slowness of the machine around a repeat. 1.0 means as fast as the fastest reading so far. 2.0 means half
+        as fast."""
         calm = max(reading.seconds for reading in readings) / self.reference
         self._calms.append(calm)
         return calm
 
     def verdict(self) -> str | None:
-        """The known reasons why the figures of this run may be unreliable, in a sentence or two, or None."""
+        """Known reasons why the figures of this run may be unreliable, in one or two sentences. The result is None if
+        there are no known reasons."""
         return "; ".join(self._reasons()) or None
 
     def _reasons(self) -> Iterator[str]:
@@ -123,8 +125,8 @@ class Meter:
 
 
 def _timed() -> float:
-    """Do the fixed piece of work, and return its duration in seconds. Half of the work is in the kernel, as in the work
-    of a queue."""
+    """Do the fixed piece of work, and return its duration in seconds. Half of the work runs in the kernel, like half of
+    a queue's work."""
     start = time.perf_counter()
     data = b"multiq"
     for _ in range(2000):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .report import Metric, Report, Result, Violation, Workload
 
 UNKNOWN = "-"
-"""Shown for a figure that the server does not report, or that no repeat has."""
+"""The text for a figure that the server does not report, or that no repeat has."""
 
 
 class Summary(NamedTuple):
@@ -25,7 +25,8 @@ class Summary(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """The largest distance of a repeat from the median, as a share of the median. 0 for a median of 0."""
+        """The largest distance of a repeat from the median, divided by the median. The result is 0 if the median is
+        0."""
         if not self.median:
             return 0.0
         return max(self.highest - self.median, self.median - self.lowest) / abs(self.median)
@@ -46,7 +47,7 @@ class VerificationSummary(NamedTuple):
 
 
 def summary(result: Result, metric: Metric) -> Summary | None:
-    """The figure's median and range. None if no repeat has the figure."""
+    """The figure's median and range. The result is None if no repeat has the figure."""
     values = result.figures(metric.name)
     return Summary(median(values), min(values), max(values)) if values else None
 
@@ -60,12 +61,13 @@ def number(value: float) -> str:
 
 
 def label(metric: Metric) -> str:
-    """The figure's name and unit: ``pickup p50, ms``. Only the unit if it begins with the name: ``commands/job``."""
+    """The figure's name and unit: ``pickup p50, ms``. The figure's name is left out if the unit begins with the name:
+    ``commands/job``."""
     return metric.unit if metric.unit.startswith(metric.name) else f"{metric.name}, {metric.unit}"
 
 
 def share_of_baseline(result: Result, headline: Metric) -> float | None:
-    """The headline figure as a share of the baseline: 0.48 is 48 %. None without a baseline."""
+    """The headline figure divided by the baseline: 0.48 is 48 %. The share is None if there is no baseline."""
     found = summary(result, headline)
     if found is None or not result.baseline or not found.median:
         return None
@@ -73,12 +75,12 @@ def share_of_baseline(result: Result, headline: Metric) -> float | None:
 
 
 def is_cost(metric: Metric) -> bool:
-    """Whether the metric is a cost of the jobs. Any other metric is a speed."""
+    """Whether the metric is a cost of the jobs. Every metric that is not a cost is a speed."""
     return metric.unit.endswith("/job") or metric.unit == "MB"
 
 
 def speeds(workload: Workload) -> list[Metric]:
-    """The headline metric, and then the metrics of speed. The headline metric may be a time per job."""
+    """The headline metric, followed by the metrics of speed. The headline metric may be a time per job."""
     headline, *others = workload.metrics
     return [headline, *(metric for metric in others if not is_cost(metric) or metric.unit == headline.unit)]
 
@@ -89,7 +91,7 @@ def costs(workload: Workload) -> list[Metric]:
 
 
 def best(results: Sequence[Result], metric: Metric) -> str | None:
-    """The target with the best median. None if fewer than two targets have the figure."""
+    """The target with the best median. The result is None if fewer than two targets have the figure."""
     medians = {result.target: found.median for result in results if (found := summary(result, metric))}
     if len(medians) < 2:
         return None

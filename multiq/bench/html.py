@@ -1,6 +1,6 @@
-"""A run as one page of HTML. It has charts, and shows the promises of each backend beside its speeds.
+"""A run as one page of HTML. The page has charts, and shows the promises of each backend beside its speeds.
 
-The page loads nothing from elsewhere.
+The page loads nothing from other servers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Line(NamedTuple):
     best: int | None = None
     """The index of the cell to highlight."""
     kind: str = ""
-    """``variant``, ``cost``, or empty."""
+    """The kind of the row: ``variant``, ``cost``, or empty."""
 
 
 class _Section(NamedTuple):
@@ -110,7 +110,7 @@ def _printable(value: Any) -> Any:
 
 
 def _svg(drawn: str | None) -> Markup | None:
-    """The SVG as markup. The template does not escape markup again."""
+    """The SVG as markup. The template does not escape markup a second time."""
     return Markup(drawn) if drawn else None  # noqa: S704 - Vega and ElementTree have escaped all its text
 
 
@@ -164,14 +164,14 @@ def _names(report: Report) -> list[str]:
 
 
 def _charts(workload: Workload, by_variant: dict[str, list[Result]], names: Sequence[str]) -> Iterator[_Chart]:
-    """Curves for histograms, bars for the other metrics of speed, time lines, and the CPU time per job."""
+    """The charts of a workload: curves for histograms, bars for other speeds, time lines, and the CPU time per job."""
     for variant, results in by_variant.items():
         histograms = dict.fromkeys(
             name for result in results for sample in result.samples for name in sample.histograms
         )
         for metric in speeds(workload):
             if histograms and metric.unit in {"ms", "us"}:
-                continue  # the metric is a point of the curve
+                continue  # this metric is already a point of the curve
             has_baseline = metric is workload.metrics[0]
             caption = _caption(label(metric), variant)
             yield from _chart(caption, charts.bars(results, metric, names, caption, has_baseline=has_baseline))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MemoryAdapter(Adapter):
-    """This process's memory. No other process sees its jobs."""
+    """This process's memory. No other process sees the jobs of the memory store."""
 
     def __init__(self, url: str) -> None:
         self.url = url

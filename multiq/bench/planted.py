@@ -1,8 +1,8 @@
 """Backends with one bug each, planted on purpose. The tests of the verification use these backends.
 
 ``planted://half-lost`` wraps the memory backend. ``planted://half-lost@sqlite:///jobs.db`` wraps the backend of that
-URL, so that several processes share the jobs. With each bug, the total numbers of jobs are still right. A check that
-only compares counts would not find such a bug.
+URL, so that several processes share the jobs. Each bug leaves the total numbers of jobs right. A check that only
+compares counts would not find such a bug.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
 _KEPT_BACK = 10  # one job out of this number is handed out
-_FOR_GOOD = 10**8  # seconds; no run waits for such a delay
+_FOR_GOOD = 10**8  # seconds: a delay so long that no run waits for its end
 
 
 class PlantedBug(NamedTuple):
@@ -35,7 +35,7 @@ class PlantedBug(NamedTuple):
     wrap: Callable[[Backend], Backend]
 
     def open(self, *, name: str = "", url: str = "") -> Backend:
-        """Return the backend of *url* with this bug. Without *url*: a memory backend with this bug.
+        """Return the backend of *url* with this bug. Without *url*, the bug is added to a memory backend.
 
         Memory backends of the same *name* share their jobs.
         """
@@ -84,7 +84,8 @@ class _BuggyBackend(Backend):
         return [job]
 
     def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:  # noqa: ARG002 - a hook
-        """The leases that a consumer gets when it asks for *limit* jobs. The wrapped store has handed out *leases*."""
+        """The leases that a consumer gets when it asks for *limit* jobs. Called when the wrapped store has handed out
+        *leases*."""
         return leases
 
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:  # a hook
@@ -94,7 +95,7 @@ class _BuggyBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         copies = [self.stored(job) for job in jobs]
         once = [job for stored in copies for job in stored[:1]]
-        # the second copies come last, so that a consumer that takes only a few jobs sees none of them
+        # the duplicate leases come last, so that a consumer that takes only a few jobs sees no duplicate
         again = [job for stored in copies for job in stored[1:]]
         if once:
             self._inner.enqueue(queue, [*once, *again], connection=connection)

@@ -1,7 +1,7 @@
 """The processes of a run: producers and workers.
 
 A fork server that has imported everything starts each process in milliseconds. If only one process can see a backend's
-jobs (memory), producers and workers are threads of this process instead.
+jobs, as with ``memory``, producers and workers are threads of this process instead.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LoadProcess(Generic[R]):
         if is_process:
             self._runner = _processes.Process(target=_serve, args=(url, far_end, function, arguments), daemon=True)
             self._runner.start()
-            far_end.close()  # so that the pipe ends when the process dies
+            far_end.close()  # the parent's copy must be closed, so that the pipe ends when the process dies
         else:
             self._runner = threading.Thread(target=_do, args=(url, far_end, function, arguments), daemon=True)
             self._runner.start()
@@ -98,8 +98,8 @@ class LoadProcess(Generic[R]):
         return done
 
     def end(self) -> None:
-        """End the process, even if it is busy. A thread is not ended: it ends by itself, because all its waits are
-        short."""
+        """End the process, even if it is busy. If the work runs in a thread, the thread ends by itself, because all its
+        waits are short."""
         self._line.close()
         if not isinstance(self._runner, threading.Thread) and self._runner.is_alive():
             self._runner.kill()
@@ -120,7 +120,7 @@ class LoadProcess(Generic[R]):
 class WorkerProcess:
     """A ``multiq.Worker`` with its supervisor, in a separate process.
 
-    If *is_process* is false, threads of this process run the workers. There are as many threads as *options* has
+    If *is_process* is false, threads of this process run the workers. The number of threads is the *options*' number of
     processes.
     """
 
@@ -167,7 +167,7 @@ class WorkerProcess:
     def end(self) -> None:
         """End the process, even if it is busy.
 
-        The worker is first asked to stop, because a worker that ends cleanly leaves no folder and no sidecar process.
+        The worker is first asked to stop. A worker that ends cleanly leaves no folder and no sidecar process.
         """
         for worker in self._workers:
             worker.stop()
@@ -203,7 +203,7 @@ class RunProcesses:
         return process
 
     def start_worker(self, options: WorkerOptions) -> WorkerProcess:
-        """Start a worker. This method does not wait until the worker works."""
+        """Start a worker. This method returns before the worker has begun to reserve."""
         worker = WorkerProcess(self._url, options, is_process=self.are_processes)
         self._all.append(worker)
         return worker
@@ -220,7 +220,8 @@ class RunProcesses:
 
 
 def _nothing() -> None:
-    """The function of the first process. When that process ends, the fork server has imported everything."""
+    """The function of the first process. When the process with this function ends, the fork server has imported
+    everything."""
 
 
 def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -257,7 +258,7 @@ def _do(
 
 def _work(url: str, options: WorkerOptions) -> None:
     _leave_terminal()
-    # Failures are part of the work, and their log lines would break up the progress bar.
+    # Failures are part of the work. The log lines of planned failures would break up the progress bar.
     handler = logging.FileHandler(options.folder / "worker.log")
     logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
     with BenchApp(url, options.folder, options.capacity) as app:
@@ -267,8 +268,8 @@ def _work(url: str, options: WorkerOptions) -> None:
 def _leave_terminal() -> None:
     """Leave the terminal's session, so that Ctrl-C does not reach this process. The bench ends its processes itself.
 
-    If the bench is killed, no process stays behind. The fork server ends by itself. On Linux, the end of the fork
-    server makes the kernel send SIGTERM to all processes that the fork server has forked (``PR_SET_PDEATHSIG``).
+    If the bench is killed, all its processes end. The fork server ends by itself. On Linux, the end of the fork server
+    makes the kernel send SIGTERM to all processes that the fork server has forked (``PR_SET_PDEATHSIG``).
     """
     os.setsid()
     if sys.platform == "linux":

@@ -1,5 +1,5 @@
-"""The results of a run as one document. ``--json`` writes this document. The table, the page and the comparison read
-it."""
+"""The results of a run as one document. The option ``--json`` writes the results as one document. The table, the page
+and the comparison read the document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Metric(msgspec.Struct, frozen=True):
     """
 
     name: str
-    """A word or two: ``drained``, ``pickup p50``, ``client CPU``."""
+    """The name in a word or two: ``drained``, ``pickup p50``, ``client CPU``."""
     unit: str
     """``jobs/s``, ``ms``, ``us/job``, ``commands/job``, ``MB``..."""
     better: Better
@@ -39,9 +39,10 @@ class Violation(msgspec.Struct, frozen=True):
     """The kind of the violation:
 
     - ``lost``: the job was enqueued, but neither run to its end nor handed out when the queue was emptied.
-    - ``doubled``: the job was handed out again. No crash, lease end, release or kick explains the repetition.
+    - ``doubled``: the job was handed out again without an explanation. A crash, the end of a lease, a release or a kick
+      would explain the repetition.
     - ``early``: the job was begun before its due time.
-    - ``out of order``: the job was begun before a job that was to go first, although there was only one consumer.
+    - ``out of order``: with only one consumer, the job was begun before a job that was to go first.
     - ``overlap``: two runs of the job were under way at the same time.
     - ``invented``: the job was run, but never enqueued.
     - ``left over``: the job was in the store when all work was done.
@@ -49,7 +50,7 @@ class Violation(msgspec.Struct, frozen=True):
     """
     count: int
     example: str
-    """One case in a sentence: job, times, process."""
+    """One case in a sentence, with the job, the times and the process."""
 
 
 class Verification(msgspec.Struct, frozen=True):
@@ -57,12 +58,12 @@ class Verification(msgspec.Struct, frozen=True):
 
     enqueued: int
     finished: int
-    """The number of jobs that ran to their end at least once, or were handed out when the queue was emptied."""
+    """How many jobs ran to their end at least once, or were handed out when the queue was emptied."""
     runs: int
     explained: int
     """Repeated runs of a job that a crash, a failure or the end of a lease explains.
 
-    "At least once" allows such runs, so such a run is not a violation.
+    "At least once" allows a second run after a crash, so a run of that kind is not a violation.
     """
     violations: list[Violation]
     checked: list[str]
@@ -73,7 +74,7 @@ class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"})
     """One repeat of one workload on one target."""
 
     started: float
-    """Seconds from the beginning of the run. Shows how repeats are interleaved."""
+    """Seconds from the beginning of the run. The start times show how the repeats are interleaved."""
     seconds: float
     metrics: dict[str, float | None]
     """The figures by the metric's name. A figure is None if this server does not report it."""
@@ -81,12 +82,12 @@ class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"})
     histograms: dict[str, str]
     """Histograms by name (``latency``, ``lateness``): HdrHistogram, V2 encoding, base64. Values are microseconds."""
     timeline: list[tuple[float, float]]
-    """Pairs: the seconds since the repeat began, and the jobs finished per second from that time on. The pairs show
-    stalls and recovery."""
+    """Pairs of numbers: the seconds since the repeat began, and the jobs finished per second from that time on. The
+    pairs show stalls and recovery."""
     calm: float
-    """The duration of a fixed piece of work around this repeat, relative to its shortest duration in the whole run.
+    """The duration of a fixed piece of work around this repeat, divided by its shortest duration in the whole run.
 
-    1.0 is the shortest duration, and 2.0 is a machine at half its speed.
+    1.0 is the shortest duration, and 2.0 means that the machine ran at half its speed.
     """
 
 
@@ -95,13 +96,14 @@ class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "basel
 
     target: str
     workload: str
-    """``drain``, ``backlog``... docs/bench.md defines them."""
+    """The workload's name: ``drain``, ``backlog``... docs/bench.md defines the workloads."""
     variant: str
-    """The variant of the workload: ``10k``, ``body 64 KB``. Empty if the workload has only one variant."""
+    """The variant of the workload: ``10k``, ``body 64 KB``. The name is empty if the workload has only one variant."""
     parameters: dict[str, str | int | float]
     samples: list[Sample]
     baseline: float | None = None
-    """The baseline's figure, in the unit of the workload's first metric. None if no baseline was measured."""
+    """The baseline's figure, in the unit of the workload's first metric. The baseline is None if no baseline was
+    measured."""
     skipped: str | None = None
     """The reason why there are no samples, such as a capability that this backend lacks."""
 
@@ -115,7 +117,7 @@ class TargetInfo(msgspec.Struct, frozen=True):
     """A backend in a run."""
 
     name: str
-    """The name that the user gave. The password of a URL is masked. A repeated name gets a number."""
+    """The name that the user gave. The password of a URL is masked. If a name is repeated, a number is added to it."""
     backend: str
     server: str
     """``redis 7.0.15``."""
@@ -123,7 +125,8 @@ class TargetInfo(msgspec.Struct, frozen=True):
     """Whether the bench started the server."""
     durability: Durability
     promises: dict[str, str]
-    """The promises of docs/durability.md and of the capabilities, in a few words each. Shown beside the speeds."""
+    """The promises of docs/durability.md and of the capabilities, in a few words each. The page shows the promises
+    beside the speeds."""
     idle_commands: float | None
     """Requests per second of one idle worker."""
 
@@ -145,21 +148,22 @@ class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
     version: int
     multiq: str
     started_at: str
-    """ISO 8601, with a zone."""
+    """The time in ISO 8601, with a zone."""
     seconds: float
     profile: str
-    """``fast`` or ``durable``. ``as set`` if all servers are the user's."""
+    """``fast`` or ``durable``. The value is ``as set`` if all servers are the user's."""
     is_quick: bool
     repeats: int
     environment: dict[str, str]
     """CPU, cores, memory, kernel, Python, client libraries and their versions, load at the start."""
     noise: str | None
-    """The reason why the figures may be unreliable. None if the machine was not disturbed."""
+    """The reason why the figures may be unreliable. The value is None if the machine was not disturbed."""
     workloads: list[Workload]
     targets: list[TargetInfo]
     results: list[Result]
     warm_ups: list[Result] = []
-    """Results of the warm-up and of idle workers. These results are verified, but have no figures."""
+    """Results of the warm-up and of idle workers. The jobs of the warm-up and of idle workers are verified, but have no
+    figures."""
     reference: float | None = None
     """The shortest duration in seconds of the fixed piece of work of ``Sample.calm``."""
 

@@ -32,7 +32,7 @@ class Run(NamedTuple):
     number: int
     start: int
     end: int
-    """The time of the end, or 0 if the run has not ended."""
+    """The time of the end. The end time is 0 if the run has not ended."""
     attempt: int
     pid: int
     failed: bool = False
@@ -44,11 +44,11 @@ class Run(NamedTuple):
 
 
 class RunLogFull(RuntimeError):
-    """The runs exceed the log's capacity, because the store hands out the same jobs again and again."""
+    """There are more runs than the log has room for, because the store hands out the same jobs again and again."""
 
 
 class RunLog:
-    """The log of one worker process's runs, with room for *capacity* runs. Threads may share it."""
+    """The log of one worker process's runs, with room for *capacity* runs. Threads may share one log."""
 
     def __init__(self, folder: Path, capacity: int) -> None:
         handle, name = tempfile.mkstemp(_UNFINISHED, f"{os.getpid()}-", folder)
@@ -65,7 +65,7 @@ class RunLog:
         is_alone = threading.current_thread() is threading.main_thread()
         self._cpu = time.process_time if is_alone else time.thread_time
         _HEAD.pack_into(self._map, 0, 0, self._cpu(), 0.0, os.getpid(), 0)
-        Path(name).rename(self.path)  # the file is renamed last, so that no reader sees a file without a head
+        Path(name).rename(self.path)  # the file is renamed last, so that no reader sees a file without a header
 
     def begin(self, number: int, attempt: int, *, fails: bool = False) -> int:
         """Record that a run starts now. Returns the offset for ``end``. Raises ``RunLogFull``."""
@@ -82,12 +82,12 @@ class RunLog:
         _COUNT.pack_into(self._map, 0, next(self._finished))
 
     def close(self) -> None:
-        """Record the worker's CPU time, at the end of the worker."""
+        """Record the worker's CPU time when the worker ends."""
         struct.pack_into("<d", self._map, 16, self._cpu())
 
 
 class RunLogReader:
-    """Reads a run log. The log may still be written at the same time."""
+    """Reads a run log. A reader may read the log while a worker writes it."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ class RunLogReader:
 
     @property
     def cpu(self) -> float | None:
-        """CPU seconds of the worker. None if the worker's process still runs, or was killed."""
+        """CPU seconds of the worker. The value is None if the worker's process still runs, or was killed."""
         began, ended = struct.unpack_from("<dd", self._map, 8)
         return ended - began if ended else None
 
@@ -136,7 +136,7 @@ class RunLogs:
         return sum(reader.ended for reader in self.look())
 
     def cpu(self) -> float | None:
-        """CPU seconds of all ended workers. None if the CPU time of one worker is unknown."""
+        """CPU seconds of all ended workers. The value is None if the CPU time of one worker is unknown."""
         parts = [reader.cpu for reader in self.look()]
         return None if None in parts else sum(part for part in parts if part is not None)
 

@@ -61,7 +61,7 @@ class Setting(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One repeat of one variant, on all targets."""
+    """One repeat of one variant, measured on all targets."""
 
     workload: Workload
     variant: Variant
@@ -96,7 +96,7 @@ def estimate(options: Options, targets: int) -> float:
 
 
 def run(setting: Setting, options: Options, on_progress: OnProgress) -> Report:
-    """Run everything. A failure on one target is reported as a violation of that target. The run continues on the other
+    """Run everything. A failure on one target becomes a violation of that target. The run continues on the other
     targets."""
     began_at = dt.datetime.now(dt.UTC)
     began = time.monotonic()
@@ -127,7 +127,7 @@ class _RunInProgress:
         self._targets = targets = setting.targets
         self._options = options
         self._meter = setting.meter
-        self._reading = setting.meter.read()  # the reading between two repeats belongs to both
+        self._reading = setting.meter.read()  # the reading between two repeats belongs to both repeats
         self._folder = setting.folder
         self._on_progress = on_progress
         self._began = time.monotonic()
@@ -149,7 +149,7 @@ class _RunInProgress:
         """Measure the baselines, then run all repeats. A full run measures the baselines again at its end."""
         self._measure_baselines()
         for index, step in enumerate(steps(self._options)):
-            start = index % len(self._targets)  # rotated, so that no target always comes first
+            start = index % len(self._targets)  # the targets are rotated, so that no target always comes first
             for target in [*self._targets[start:], *self._targets[:start]]:
                 self._take(step, target)
         if not self._options.is_quick:
@@ -197,7 +197,7 @@ class _RunInProgress:
         try:
             outcome = step.workload.run(scenario, step.variant.parameters)
         except Infeasible:
-            scenario.empty()  # this removes the jobs that were enqueued before the error
+            scenario.empty()  # removes the jobs that were enqueued before the error
             self._record_aside(target, step.workload.name, verify(scenario.close()))
             raise
         except Exception as exc:  # noqa: BLE001 - the report has the error
@@ -247,7 +247,7 @@ class _RunInProgress:
     def _watch_idle(self) -> dict[str, float | None]:
         """Requests per second of one idle worker on each target.
 
-        All targets are measured at the same time, so the measurement takes no longer than it would for one target.
+        All targets are measured at the same time, which takes no longer than one target.
         """
         seconds = _idle(self._options)
         if not seconds:
@@ -313,7 +313,7 @@ def _step(seconds: float) -> str:
 
 
 def _idle(options: Options) -> float:
-    """Seconds for which idle workers are measured. 0 in a quick run, because its few seconds would show nothing."""
+    """How many seconds idle workers are measured. 0 in a quick run, because its few seconds would show nothing."""
     is_wanted = any(workload.wants_idle for workload in options.workloads)
     return _IDLE if is_wanted and not options.is_quick else 0.0
 

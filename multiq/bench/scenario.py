@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PATIENCE = 60.0
-"""Seconds without progress after which the wait ends. Jobs that are still missing then count as a violation."""
+"""Seconds without progress after which the wait ends. At the end of the wait, jobs that are still missing count as a
+violation."""
 
 _START = 60.0  # seconds that a worker may take until its processes have begun
-_QUIET = 1.5  # seconds; if no run has ended for this time and the store is empty, missing jobs count as lost
+_QUIET = 1.5  # seconds: if no run has ended for this time and the store is empty, missing jobs count as lost
 _LOOK = 0.002  # seconds between two readings of the run logs
 _REST = 0.01  # seconds between two requests for the store's counts
 
@@ -52,7 +53,8 @@ class Cost(msgspec.Struct):
     after: Counters = Counters()
 
     def metrics(self, jobs: int) -> dict[str, float | None]:
-        """The figures. The keys are the names in ``COSTS``. A figure whose unit is per job is divided by *jobs*."""
+        """The figures. The keys of the result are the names in ``COSTS``. A figure whose unit is per job is divided by
+        *jobs*."""
         spent = self.after.since(self.before)
 
         def each(amount: float | None, scale: float = 1.0) -> float | None:
@@ -101,7 +103,7 @@ class Scenario:
     """
 
     def __init__(self, app: BenchApp, adapter: Adapter, queue: str, folder: Path, *, own: str = "") -> None:
-        """*own* is the prefix of queue names that only this run can have created."""
+        """*own* is a prefix of queue names that only this run uses."""
         self.app = app
         self.queue = queue
         self._own = own
@@ -129,7 +131,8 @@ class Scenario:
         return self._processes.take(function, self.queue, *arguments)
 
     def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
-        """Enqueue in one process, and record the sent jobs. The cost is measured from that process's start signal."""
+        """Enqueue in one process, and record the sent jobs. The cost is measured from the start signal of the enqueuing
+        process."""
         process = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
@@ -153,7 +156,7 @@ class Scenario:
     def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
         """Run a worker of *processes* processes, stop it at the end, and record its runs and its CPU time.
 
-        *runs* is the number of expected runs. Default: one for each job that is already enqueued.
+        *runs* is the number of expected runs. By default, *runs* is the number of jobs that are already enqueued.
         """
         folder = self._folder / f"run-logs-{len(self._run_logs)}"
         folder.mkdir()
@@ -173,7 +176,7 @@ class Scenario:
             cost.cpu = None if cpu is None else cost.cpu + cpu
 
     def drain(self, running: RunningWorker, runs: int | None = None) -> None:
-        """Wait until *runs* runs have ended and the store holds no job. Default: one run for each job."""
+        """Wait until *runs* runs have ended and the store holds no job. The default is one run for each job."""
         expected = self.enqueued if runs is None else runs
         running.wait_until_begun()
         ended, changed_at = -1, time.monotonic()
@@ -200,7 +203,7 @@ class Scenario:
         most = _again_and_again(self.enqueued)
         runs = sweep(self.app, self.queue, most)
         self.evidence.in_order = self.capabilities.total_order is True
-        while runs:  # even if a reply is empty, the store may have jobs
+        while runs:  # even if one reply is empty, the store may have jobs
             self.evidence.runs += runs
             most -= len(runs)
             runs = sweep(self.app, self.queue, most, _REST) if self.left() != 0 and most > 0 else []
@@ -208,7 +211,7 @@ class Scenario:
     # --- looking, and tidying up ---
 
     def left(self) -> int | None:
-        """The number of jobs in the store, in any state. None if the store cannot count them."""
+        """The number of jobs in the store, in any state. The result is None if the store cannot count its jobs."""
         counts = self._counts().values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -223,10 +226,10 @@ class Scenario:
             run_logs.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self.evidence.left = self._counts()
-        found = self._numbers()  # this asks for jobs even if the store counts zero jobs
+        found = self._numbers()  # asks for jobs even if the store counts zero jobs
         self.evidence.emptied += found
         self.evidence.found_after = len(found)
-        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # even if the store counts zero jobs
+        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # even if the store counts no jobs
         self.evidence.elsewhere = dict(self._removed_elsewhere())
         return self.evidence
 
@@ -247,8 +250,8 @@ class Scenario:
 
 
 def _again_and_again(jobs: int) -> int:
-    """An upper limit for the runs of *jobs* jobs. Only a store that hands out jobs again and again exceeds this
-    limit."""
+    """An upper limit for the runs of *jobs* jobs. A store exceeds the limit only by handing out jobs again and
+    again."""
     return 2 * jobs + 1000
 
 

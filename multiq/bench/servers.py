@@ -1,6 +1,6 @@
-"""A throwaway server's process, with its own folder and its own port. The server ends when this process ends.
+"""A throwaway server's process, with its own folder and its own port. A throwaway server ends when this process ends.
 
-The server shares nothing with other servers on the machine, and never uses the usual ports.
+A throwaway server shares nothing with other servers on the machine, and never uses the usual ports.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from typing import Self
 
 HOST = "127.0.0.1"
-PATIENCE = 60.0  # seconds; after this time, a server counts as hung
+PATIENCE = 60.0  # seconds after which a server counts as hung
 _PORTS = range(11000, 20000)  # the bus of a cluster adds 10000, and the kernel's ephemeral ports begin at 32768
 _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # folders of servers that are often not on a user's PATH
 _LOG_SHOWN = 3000  # characters
 
 #: The program of ``_Reaper``'s process. The program reads lines about server processes and folders: "+pid" or "+folder"
-#: when one begins to exist, and "-pid" or "-folder" when it is gone. At the end of its input the program kills the
-#: processes and removes the folders that are left.
+#: is sent when a process or folder begins to exist, and "-pid" or "-folder" when it is gone. At the end of its input,
+#: the program kills the remaining processes and removes the remaining folders.
 _REAPER = """
 import os, shutil, signal, sys
 alive = set()
@@ -72,10 +72,10 @@ def find(program: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A free TCP port of this machine whose bus port (the port plus 10,000) is free, too.
+    """A free TCP port of this machine. The bus port (the port plus 10,000) is free, too.
 
-    The port stays reserved until this process ends, even while no server listens. This process reserves the port by
-    holding the UDP port of the same number. A port whose UDP port is in use is never returned.
+    The port stays reserved until this process ends, even while no server listens. To reserve the port, this process
+    holds the UDP port of the same number. A port whose UDP port is in use is never returned.
     """
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - a port is not a secret
@@ -94,9 +94,9 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """A temporary folder. It is removed at the end, even if this process is killed.
+    """A temporary folder. The folder is removed at the end, even if this process is killed.
 
-    The folder's name is short, because servers create UNIX sockets in it.
+    The folder's name is short, because servers create UNIX sockets in the folder.
     """
     with tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=parent, ignore_cleanup_errors=True) as name:
         _shepherd.tell(f"+{name}")
@@ -105,7 +105,8 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU seconds that a process of this machine has used, user and system. None if the times cannot be read."""
+    """CPU seconds that a process of this machine has used, in user and in system mode. The result is None if the times
+    cannot be read."""
     with contextlib.suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)
@@ -113,7 +114,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """The resident memory of a process of this machine. None if it cannot be read."""
+    """The resident memory of a process of this machine. The result is None if the memory cannot be read."""
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return None
@@ -122,8 +123,8 @@ def resident_bytes(pid: int) -> int | None:
 class Server(ABC):
     """The process of a server, with its start and its end.
 
-    The server runs in its own session, so that Ctrl-C reaches only this process. This process then ends the server. The
-    server does not outlive this process, even if this process is killed.
+    The server runs in its own session, so that Ctrl-C reaches only this process. On Ctrl-C, this process ends the
+    server. The server does not outlive this process, even if this process is killed.
     """
 
     program: ClassVar[str]
@@ -141,7 +142,7 @@ class Server(ABC):
 
     @abstractmethod
     def arguments(self) -> Sequence[str]:
-        """The arguments after the program's name."""
+        """The command-line arguments after the program's name."""
 
     @abstractmethod
     def answers(self) -> bool:
@@ -200,7 +201,7 @@ class Server(ABC):
         if not self.is_running:
             try:
                 self.start()
-            except BaseException:  # such as Ctrl-C while it starts
+            except BaseException:  # an exception such as Ctrl-C while the server starts
                 self.close()
                 raise
         return self
@@ -223,7 +224,7 @@ class Server(ABC):
 
 
 class _Reaper:
-    """Ends the servers and removes the folders that this process leaves behind when SIGKILL prevents a cleanup."""
+    """Ends the servers and removes the folders that are left over when SIGKILL ends this process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .report import Metric, Report, Result, TargetInfo, Workload
 
 _GAP = 2  # width of the space between two columns
-_SUSPECTS = 10  # figures that look worse without certainty; only the worst of them are shown
+_SUSPECTS = 10  # how many figures are listed that look worse without certainty; only the worst are shown
 _VERDICT_STYLES = {"worse": "bold red", "better": "green", "cannot tell": "yellow"}
 
 
@@ -49,7 +49,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
 
 
 class _Run:
-    """A report to print. The layout is made when the library rich prints, because the terminal's width is unknown
+    """A report to print. The layout is made when the library rich prints, because the terminal's width is not known
     earlier."""
 
     def __init__(self, report: Report) -> None:
@@ -111,7 +111,7 @@ def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int
 
 
 def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """The columns of each table. A table has as many columns as fit, and at least one."""
+    """The columns of each table. A table has as many columns as fit, but at least one."""
     start, used = 0, first
     for index, cell in enumerate(cells):
         if index > start and used + _GAP + cell > width:
@@ -122,7 +122,7 @@ def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int,
 
 
 def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple[Text, dict[str, Text]]]:
-    """The title of each row, and its cells by target. Only the first variant has the rows of costs, so that these rows
+    """The title of each row, and its cells by target. Only the first variant has the rows of costs, so that the costs
     are not repeated."""
     rows: list[tuple[Text, dict[str, Text]]] = []
     for index, (variant, results) in enumerate(by_variant.items()):

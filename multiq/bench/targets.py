@@ -1,7 +1,8 @@
 """Opens the targets of a run, and cleans up afterwards. A target is a backend that the command line names.
 
-A name starts a throwaway server. A URL names a server of the user. On a user's server a run creates queues under random
-names, and removes them at the end. A run never reads any other queue.
+A name on the command line starts a throwaway server. A URL on the command line names a server of the user. On a user's
+server, a run creates queues under random names. At the end, the run removes these queues. A run never reads any other
+queue.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Target(msgspec.Struct):
     """A backend in a run, and the queues that the run creates there."""
 
     name: str
-    """The name that the user gave. The password of a URL is masked. A repeated name gets a number."""
+    """The name that the user gave. The password of a URL is masked. If a name is repeated, a number is added to it."""
     backend: str
     """The driver's name: ``redis``."""
     adapter: Adapter
@@ -101,7 +102,8 @@ class Target(msgspec.Struct):
 
 
 class UrlAdapter(Adapter):
-    """A server whose driver has no ``Bench``. The bench reads no counters and no settings of such a server."""
+    """A server whose driver has no ``Bench``. The bench reads no counters and no settings of a server whose driver has
+    no ``Bench``."""
 
     def __init__(self, url: str, backend: str) -> None:
         self.url = url
@@ -118,7 +120,7 @@ class UrlAdapter(Adapter):
 def open_targets(
     given: Sequence[str], profile: Profile, folder: Path, *, run_id: str | None = None
 ) -> Iterator[list[Target]]:
-    """The targets, which stay open until the end of the ``with``. *folder*: the folder for the servers that are
+    """The targets, which stay open until the end of the ``with`` block. *folder*: the folder for the servers that are
     started.
 
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
@@ -140,9 +142,9 @@ def open_targets(
 
 
 def load_bench(backend: str) -> type[Bench] | None:
-    """The driver's ``Bench``, or None. Raises ``BackendNotInstalled``."""
+    """The driver's ``Bench``. The result is None if the driver has no ``Bench``. Raises ``BackendNotInstalled``."""
     if backend not in installed(GROUP):
-        load_driver(backend)  # a missing driver raises the usual error
+        load_driver(backend)  # if a driver is missing, this call raises the usual error
         return None
     return cast("type[Bench]", load(GROUP, backend))
 
@@ -155,7 +157,7 @@ def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tup
         scheme = split(text).scheme.partition("+")[0]
         backend = ALIASES.get(scheme, scheme)
         bench = load_bench(backend)
-        for power in ("purging", "exact_counts"):  # a run counts the jobs that are left, and removes them
+        for power in ("purging", "exact_counts"):  # a run counts the jobs that remain, and removes them
             if not load_driver(backend).declared.claim(power):
                 raise open_backend(text).unsupported(power)
         return stack.enter_context(bench.at(text)) if bench else UrlAdapter(text, backend), backend

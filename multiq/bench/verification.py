@@ -1,7 +1,7 @@
 """Verification compares the enqueued jobs, the runs, and the jobs that the store still has.
 
-Any mismatch is a violation. Each job is identified by the number that it carries as its argument. So a missing job is
-reported as lost even if another job came twice, and even if the store's own counts are right.
+Any mismatch is a violation. Each job is identified by the number that it carries as its argument. By the numbers, a
+missing job is reported as lost even if another job came twice and the store's counts are right.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Sent(NamedTuple):
     """Seconds."""
     priority: int = 0
     intended: int = 0
-    """The planned time of the call, in ns. Latencies are measured from this time. 0 without a schedule."""
+    """The planned time of the call, in ns. If a job has a planned time, latencies are measured from the planned time. 0
+    means that there is no schedule."""
 
 
 class Evidence(msgspec.Struct, kw_only=True):
@@ -57,27 +58,28 @@ class Evidence(msgspec.Struct, kw_only=True):
     """The number of jobs in *emptied* that were found after the workload had finished with its queue. Expected: 0.
     """
     left: Mapping[str, int | None] = {}
-    """The number of jobs that the store counted after the workload, by state. None if the store cannot count the
-    jobs."""
+    """The number of jobs that the store counted after the workload, by state. The value is None if the store cannot
+    count the jobs."""
     elsewhere: Mapping[str, int | None] = {}
-    """The number of jobs in each queue that did not exist before the work. None if the store cannot count them."""
+    """The number of jobs in each queue that did not exist before the work. The value is None if the store cannot count
+    the jobs."""
     purged: int = 0
-    """The number of jobs that the final purge has deleted, as the store reported it. The purge does not delete reserved
-    jobs."""
+    """How many jobs the final purge has deleted, according to the store. The purge does not delete reserved jobs."""
     fails: Mapping[int, int] = {}
     """The number of planned failures of each job. The keys are the jobs' numbers."""
     killed: Mapping[int, int] = {}
-    """The time of each kill in ns. The keys are the pids of the killed processes. The jobs of that process are run
+    """The time of each kill in ns. The keys are the pids of the killed processes. A killed process's jobs are run
     again."""
     in_order: bool = False
-    """Whether the order must be by priority, then age.
+    """Whether the jobs must come in the order of priority, then age.
 
-    The order is certain if there was one consumer, and all jobs were enqueued before this consumer began.
+    The order is certain if there was only one consumer, which began after all jobs had been enqueued.
     """
     complaint: str | None = None
     """The reason why the work could not be completed, or why its figure is missing."""
     is_through: bool = False
-    """Whether all jobs were run although there is a *complaint*. In this case only the figure is missing."""
+    """Whether all jobs were run although there is a *complaint*. If all jobs were run in spite of a complaint, only the
+    figure is missing."""
 
 
 def verify(evidence: Evidence) -> Verification:
@@ -124,7 +126,7 @@ class _Verifier:
         finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
         self._emptied = bytearray(
             self.enqueued
-        )  # how often each job was taken out, up to 255; takes a megabyte for a million jobs
+        )  # how often each job was taken out, up to 255; a million jobs take a megabyte
         self._unknown += self._note_emptied()
         self.missing = [number for number, taken in self._jobs() if not taken and number not in finished]
         """The jobs that were neither run to the end nor taken out of the queue."""
@@ -138,7 +140,8 @@ class _Verifier:
         """Jobs that were neither run to the end, nor handed out when the queue was emptied.
 
         A job that the store still counts but never hands out is lost, too. If the work was interrupted, missing jobs
-        may still be in the store. Such jobs count as lost only if the store is known to be empty.
+        may still be in the store. After an interruption, missing jobs count as lost only if the store is known to be
+        empty.
         """
         if not self.missing or (self._broke_off and self._left != 0):
             return None
@@ -165,7 +168,7 @@ class _Verifier:
         return Violation("doubled", len(found), example)
 
     def early(self) -> Violation | None:
-        """Runs that were begun before the job was due or was enqueued."""
+        """Runs that began before the job was due or was enqueued."""
         found = []
         for number, runs in self._by_number.items():
             sent = self._sent_with(number)
@@ -188,7 +191,7 @@ class _Verifier:
         firsts = sorted((runs[0] for runs in self._by_number.values()), key=lambda run: run.start)
         places = [self._place(run.number) for run in firsts]
         found = []
-        next_due: tuple[int, int] | None = None  # the job that was to go first among all later jobs
+        next_due: tuple[int, int] | None = None  # the job that should go first among all later jobs
         for place in reversed(places):
             if next_due is not None and place > next_due:
                 found.append((place, next_due))
@@ -223,7 +226,7 @@ class _Verifier:
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and was never enqueued")
 
     def left_over(self) -> Violation | None:
-        """Jobs that are in the store after all work is done. If the work was interrupted, such jobs are not a
+        """Jobs that are in the store after all work is done. If the work was interrupted, jobs that remain are not a
         violation."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
         if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
@@ -252,8 +255,8 @@ class _Verifier:
 
     @property
     def _left(self) -> int | None:
-        """The number of jobs that the store counted at the end, in any state. None if the store cannot count the
-        jobs."""
+        """The number of jobs that the store counted at the end, in any state. The result is None if the store cannot
+        count the jobs."""
         counts = self._evidence.left.values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -265,7 +268,7 @@ class _Verifier:
     def _note_emptied(self) -> list[int]:
         """Count the jobs that were taken out. Returns the numbers of jobs that were never enqueued.
 
-        If the work was interrupted, the enqueued jobs are not known, and no numbers are returned.
+        After an interruption the enqueued jobs are not known, so no numbers are returned.
         """
         strangers = []
         before = list(accumulate((sent.jobs for sent in self._sent), initial=0))
@@ -293,16 +296,16 @@ class _Verifier:
         return (0 if sent is None else sent.priority), number
 
     def _may_rerun(self, runs: Sequence[Run]) -> int:
-        """The number of additional runs, after the first run, that are explained.
+        """How many additional runs, after the first run, are explained.
 
-        A failure explains one more run. A kill of the run's process explains one more run, even if the process had
+        A failure explains one more run. A kill of the run's process explains one more run. The process may have
         finished the job without settling it.
         """
         killed: Collection[int] = self._evidence.killed
         return self._evidence.fails.get(runs[0].number, 0) + sum(run.pid in killed for run in runs)
 
     def _ended(self, run: Run) -> int:
-        """The end of a run. An unfinished run ended with its process."""
+        """The end of a run. An unfinished run ended when its process ended."""
         return run.end or self._evidence.killed.get(run.pid, run.start)
 
 

@@ -62,7 +62,7 @@ def enqueue_in_bulk(app: BenchApp, go: Go, queue: str, first: int, count: int) -
 
 
 def enqueue_padded(app: BenchApp, go: Go, queue: str, count: int, size: int) -> list[Sent]:
-    """Enqueue one by one, with bodies of about *size* bytes."""
+    """Enqueue jobs one by one, with bodies of about *size* bytes."""
     padded = app.padded.options(queue=queue)
     app.queue(queue).stats()
     padding = "x" * size
@@ -76,7 +76,7 @@ def enqueue_padded(app: BenchApp, go: Go, queue: str, count: int, size: int) -> 
 
 
 def enqueue_on_schedule(app: BenchApp, go: Go, queue: str, count: int, rate: float) -> list[Sent]:
-    """Enqueue a job every 1/*rate* seconds by the clock. If the planned time of a call has passed, the call starts
+    """Enqueue a job every 1/*rate* seconds by the clock. If the planned time of a call is already past, the call starts
     immediately."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()
@@ -202,8 +202,8 @@ def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) 
 
 
 def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -> dict[str, float]:
-    """The baseline's rates on this server. The keys are the names of ``Baseline``'s methods. Empty if the driver has no
-    baseline.
+    """The baseline's rates on this server. The keys are the names of ``Baseline``'s methods. The result is empty if the
+    driver has no baseline.
 
     The jobs have the same body as the workloads' jobs.
     """
@@ -228,8 +228,8 @@ def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batche
 def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Run]:
     """Take and ack due jobs in batches, until none is left or more than *most* were taken.
 
-    - *most*: the sweep ends when more jobs than this were taken. Without this end, the sweep of a store that hands out
-      the same jobs again and again would take for ever.
+    - *most*: the sweep ends when more jobs than this were taken. Without this limit, the sweep would never end on a
+      store that hands out the same jobs again and again.
     - *timeout*: the seconds to wait for the first job.
     """
     return [
@@ -248,7 +248,7 @@ def numbers_of(app: BenchApp, queue: str, most: int) -> array[int]:
 
 
 def _taken(app: BenchApp, queue: str, most: int, timeout: float) -> Iterator[tuple[list[Lease], int]]:
-    """Batches of leases, each with the time of its arrival in ns.
+    """Yields batches of leases, each with the time of its arrival in ns.
 
     The call for the next batch acks the previous batch.
     """

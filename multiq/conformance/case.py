@@ -174,7 +174,7 @@ class Topic:
 
     @property
     def worker(self) -> TrackedConsumer:
-        """The consumer, for a test that needs only one."""
+        """A consumer of the test's queue, for a test that needs only one consumer."""
         if self._worker is None:
             self._worker = self.another_consumer()
         return self._worker
@@ -188,7 +188,7 @@ class Topic:
         return self.harness.fresh_queue(ending)
 
     def another_consumer(self, *queues: str, backend: Backend | None = None) -> TrackedConsumer:
-        """Open another consumer of these *queues*. If no queue is given, open a consumer of the test's queue."""
+        """Open another consumer of these *queues*. If no queue is given, the consumer reads the test's queue."""
         consumer = TrackedConsumer((backend or self.backend).consumer(queues or (self.queue,)))
         self._consumers.append(consumer)
         return consumer
@@ -208,7 +208,7 @@ class Topic:
         return proxy, backend
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
-        """A database connection that belongs to the caller. This connection is opened without multiq."""
+        """A database connection that belongs to the caller. The caller's connection is opened without multiq."""
         try:
             return self.harness.transaction()
         except NotTriedError as exc:
@@ -249,7 +249,7 @@ class Topic:
         return (by or self.worker).reserve(limit, 0)
 
     def take(self, *, by: Consumer | None = None) -> Lease:
-        """Reserve the next job. Fails if there is none."""
+        """Reserve the next job. Fails if no job is due."""
         leases = self.reserve(1, by=by)
         assert len(leases) == 1, "no job was handed out, though one should be ready"
         return leases[0]
@@ -262,12 +262,12 @@ class Topic:
         return bodies
 
     def settle(self, *verdicts: Verdict, by: Consumer | None = None) -> None:
-        """Settle, and fail unless each verdict is accepted."""
+        """Settle, and fail if any verdict is refused."""
         answers = (by or self.worker).settle(verdicts)
         assert answers == [None] * len(verdicts), "a verdict was refused while its lease was alive"
 
     def refused(self, *verdicts: Verdict, by: Consumer | None = None) -> None:
-        """Settle, and fail unless each verdict is refused with ``LeaseLost``."""
+        """Settle, and fail if any verdict is accepted instead of refused with ``LeaseLost``."""
         answers = (by or self.worker).settle(verdicts)
         assert [type(answer) for answer in answers] == [LeaseLost] * len(verdicts)
 
@@ -281,8 +281,8 @@ class Topic:
         return self.peek(job_id).state
 
     def stands(self, job_id: str, state: State) -> bool:
-        """Whether a job is in *state*. On a backend without ``inspection``: whether any job of the queue is in this
-        state."""
+        """Whether a job is in *state*. On a backend without ``inspection``, only check whether any job of the queue is
+        in *state*."""
         if self.can.inspection:
             return self.state(job_id) is state
         if state is State.HELD:
@@ -301,13 +301,13 @@ class Topic:
         return self.backend.stats(queue or self.queue).held
 
     def tells(self, value: T | None, expected: T, power: str) -> bool:
-        """Whether *value* equals *expected*. None is accepted, too, if the backend lacks the capability *power*."""
+        """Whether *value* equals *expected*. If the backend lacks the capability *power*, None is accepted, too."""
         return value == expected if self.can.claim(power) else value in {expected, None}
 
     def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
-        """Whether *seen* equals *expected*. The order counts only if the backend has ``total_order``.
+        """Whether *seen* equals *expected*. The order is compared only if the backend has ``total_order``.
 
-        This check is for tests that are not about the order.
+        ``in_line`` is for tests that do not test the order.
         """
         if self.can.total_order:
             return list(seen) == list(expected)
@@ -319,7 +319,8 @@ class Topic:
         return value is not None and abs(value - expected) <= tolerance
 
     def modest_limit(self) -> int:
-        """The backend's largest body. Ends the test if a test cannot fill that many bytes."""
+        """A body of the largest size that the backend accepts. Ends the test if the largest size is too large for a
+        test."""
         if self.can.max_body is None or self.can.max_body > MODEST:
             self.does_not_apply("its largest body is larger than a test should be")
         return self.can.max_body
@@ -355,13 +356,13 @@ class Topic:
 
     @property
     def short_delay(self) -> float:
-        """A delay in seconds that is short enough for a test to wait. The backend can distinguish this delay from no
-        delay."""
+        """A delay in seconds, short enough for a test to wait for its end. The backend can distinguish the delay from
+        no delay."""
         return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
 
     @property
     def short_ttr(self) -> float:
-        """A ttr in seconds. A test can wait until this ttr has passed, and it is long enough for the other calls of a
+        """A ttr (time to run) in seconds. The ttr is short enough to wait for, and long enough for the other calls of a
         test."""
         return max(self.can.min_ttr, 1.5 if self.harness.real_time else 10.0)
 
@@ -382,8 +383,8 @@ class Topic:
         return thread
 
     def waiting(self, consumer: TrackedConsumer, limit: int = 1) -> Background[list[Lease]]:
-        """Let *consumer* reserve in a thread, and give the thread time to begin. The timeout of this reserve is longer
-        than the test."""
+        """Let *consumer* reserve in a thread, and give the thread time to begin. The timeout of the thread's reserve is
+        longer than the test."""
         thread = self.background(lambda: consumer.reserve(limit, 3 * self.harness.patience))
         time.sleep(SLEEP_GRACE)
         return thread
@@ -405,7 +406,7 @@ class Topic:
         """End a test, with the result *refused*, if the backend lacks the capability *power*."""
         gap = self.can.claim(power)
         if isinstance(gap, Gap):
-            # Plain strings, because pytest-xdist sends properties between processes.
+            # Plain strings, because pytest-xdist sends test properties between processes.
             self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
             pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
 
@@ -422,8 +423,8 @@ class Topic:
         pytest.skip(f"does not apply: {why}")
 
     def not_tried(self, why: str) -> NoReturn:
-        """End a test that needs a hook which this harness lacks. A test without its hook shows nothing about the
-        backend."""
+        """End a test that needs a method which the harness does not override. A test that was not tried says nothing
+        about the backend."""
         self._request.node.user_properties.append((NOT_TRIED, why))
         pytest.skip(f"not tried: {why}")
 
@@ -444,7 +445,7 @@ class Topic:
         self.harness.close()
 
     def _give_up(self, consumer: TrackedConsumer) -> None:
-        """Ack the leases that *consumer* still holds, and close *consumer*. So the test leaves no job reserved."""
+        """Ack the leases that *consumer* still holds, and close *consumer*. The test then leaves no job reserved."""
         with contextlib.suppress(MultiqError):
             if consumer.held:
                 acks = [Ack(lease) for lease in consumer.held.values()]

@@ -1,4 +1,5 @@
-"""The paragraphs of ``docs/contract.md`` in a few words each, for reports. The page has the full text."""
+"""The paragraphs of ``docs/contract.md`` in a few words each, for reports. ``docs/contract.md`` has the full text of
+each paragraph."""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ PARAGRAPHS: dict[str, str] = {
     "19.15": "permits: refused jobs",
 }
 
-#: For each paragraph: the part that the suite cannot check, and the other tests that check this part.
+#: Maps a paragraph to the part that the suite cannot check, and to the other tests that check this part.
 ELSEWHERE: dict[str, str] = {
     "2.3": "EnqueuePartial: no call can make a store fail within a batch, so each driver's own fault tests check it",
     "2.5": "a caller's wrong clock: it needs a second host's clock, so each driver's own tests check it",

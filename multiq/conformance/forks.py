@@ -1,4 +1,4 @@
-"""Forks child processes from the test. A child has a copy of the test's memory, like a child of a forking server."""
+"""Forks child processes from the test. A child has a copy of the test's memory, like a forking server's child."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def fork(work: Callable[[], object]) -> int:
     report, path = tempfile.mkstemp()
     os.unlink(path)  # noqa: PTH108 - the descriptor is enough
     with warnings.catch_warnings():
-        # Since 3.12 Python warns of a fork in a process with threads. The tests check that a backend survives such a
-        # fork.
+        # Since Python 3.12, a fork in a process with threads causes a warning. The tests check that a backend survives
+        # a fork in a process with threads.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -48,8 +48,8 @@ def fork(work: Callable[[], object]) -> int:
 def ended_well(child: int) -> bool:
     """Wait until the child ends, and return True if its work succeeded.
 
-    If a child hangs, it is killed. If the work did not succeed, this function raises ``AssertionError`` with the text
-    that the child has printed.
+    If a child hangs, it is killed. If the work did not succeed, the call raises ``AssertionError`` with the text that
+    the child has printed.
     """
     give_up_at = time.monotonic() + HANGS
     how = "ended"
@@ -74,8 +74,8 @@ def ended_well(child: int) -> bool:
 
 
 def _redirect_stderr(fd: int) -> None:
-    """Redirect the stderr of this child to *fd*. A test runner may have replaced ``sys.stderr`` by a buffer, and
-    ``os._exit`` does not flush this buffer.
+    """Redirect the stderr of this child to *fd*. A test runner may have replaced ``sys.stderr`` by a buffer.
+    ``os._exit`` does not flush such a buffer.
     """
     os.dup2(fd, 2)
     sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115

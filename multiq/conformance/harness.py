@@ -1,4 +1,4 @@
-"""The harness: the class through which the suite uses a driver. Each driver's tests have a subclass of this class."""
+"""The harness: the class through which the suite uses a driver. The tests of each driver subclass ``Harness``."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 
 
 _MOST_AT_ONCE = 1000  # jobs
-_PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # scheme -> port of a URL that names none
+_PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # maps a scheme to the port of a URL that names no port
 
 
 class Harness(ABC):
     """Opens backends of one driver for the suite. Each test has its own harness.
 
-    A subclass must define ``open``. Everything else is optional. The suite does not know which store it tests. The
-    backend's capabilities decide which tests run, and which times the tests use.
+    A subclass must define ``open``. All methods of the harness except ``open`` are optional. The suite does not know
+    which store it tests. The backend's capabilities decide which tests run, and which times the tests use.
     """
 
     # --- settings: a subclass or an instance may set them ---
 
     slack: float = 0.1
-    """The store notices within this number of seconds that a due time or a lease's end has passed. A job may be late by
-    up to this number of seconds, but it is never early.
+    """How many seconds late the store may notice that a due time has passed or a lease has ended. A job may be late by
+    up to the slack, but it is never early.
     """
 
     rounds: int = 25
@@ -66,11 +66,11 @@ class Harness(ABC):
     """A waiting consumer must wake within this number of seconds."""
 
     deadline: float = 1.0
-    """Seconds that a call may take through the proxy of ``proxied``."""
+    """How many seconds a call may take through the proxy of ``proxied``."""
 
     gaps: Mapping[str, Gap] = {}
-    """The name of each capability that the driver claims but this installation lacks -> the reason. For example, the
-    server has no log."""
+    """Maps each capability that the driver claims but this installation lacks to the reason. For example, the server
+    may have no log."""
 
     real_time: ClassVar[bool] = True
     """Whether ``advance`` waits in real time."""
@@ -84,7 +84,7 @@ class Harness(ABC):
 
     @abstractmethod
     def open(self) -> Backend:
-        """Open another backend object on the same store. All objects see the same jobs. The suite closes each
+        """Open another backend object on the same store. All backend objects see the same jobs. The suite closes each
         object.
         """
 
@@ -95,14 +95,14 @@ class Harness(ABC):
         return time.monotonic()
 
     def advance(self, seconds: float) -> None:
-        """Let *seconds* pass for the store. Sleeps if the store's clock cannot be moved."""
+        """Let *seconds* pass for the store. If the store's clock cannot be moved, the method sleeps."""
         time.sleep(max(0.0, seconds))
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
         """Open a DB-API connection to the backend's database, in a new transaction and without multiq.
 
         The suite passes the connection to ``enqueue(connection=)`` and then calls the connection's ``commit`` or
-        ``rollback``. Without this method, the tests of ``transactional_enqueue`` do not run.
+        ``rollback``. If a harness lacks ``transaction``, the tests of ``transactional_enqueue`` do not run.
         """
         raise NotTriedError(
             "transactional_enqueue: there is no connection to test it with: override "
@@ -113,8 +113,8 @@ class Harness(ABC):
         """Open a proxy in front of the server, and a backend whose connections all go through the proxy. The suite
         closes the proxy and the backend.
 
-        Calls of that backend time out after ``self.deadline`` seconds. Without this method, the tests of lost replies
-        and of servers that hang do not run.
+        Calls of the backend behind the proxy time out after ``self.deadline`` seconds. If a harness lacks ``proxied``,
+        the tests of lost replies and of servers that hang do not run.
         """
         raise NotTriedError(
             f"there is no proxy between the backend and its server: override {type(self).__name__}.proxied()"
@@ -123,12 +123,12 @@ class Harness(ABC):
     def restart(self) -> None:  # noqa: B027 - a hook; most harnesses have nothing to restart
         """Restart the server that holds the jobs. The suite calls this hook while all backends are closed.
 
-        By default this does nothing. A harness that has started its own server overrides this method.
+        By default, this method does nothing. A harness that has started its own server overrides this method.
         """
 
     def requests_served(self) -> int | None:
-        """The number of requests that the server has answered so far. The suite computes the difference of two such
-        numbers. None: the number is not known.
+        """The number of requests that the server has answered so far. The suite computes the difference of two counts.
+        The count is None if it is not known.
         """
         return None
 
@@ -139,7 +139,7 @@ class Harness(ABC):
         return name
 
     def close(self) -> None:
-        """Remove what the test has left in the store. By default this empties the queues in ``handed_out``."""
+        """Remove what the test has left in the store. By default, this method empties the queues in ``handed_out``."""
         with self.open() as backend:
             for name in self.handed_out:
                 remove_jobs(backend, name)
@@ -151,7 +151,7 @@ class Harness(ABC):
         return msgspec.structs.replace(backend.capabilities, **self.gaps)
 
     def nearly(self, moment: float) -> None:
-        """Let time pass until shortly before *moment*. If *moment* is near already, do nothing."""
+        """Let time pass until shortly before *moment*. If *moment* is near already, the method does nothing."""
         self.advance(moment - self.now() - (0.3 if self.real_time else 0.001))
 
     def past(self, moment: float) -> None:
@@ -161,8 +161,8 @@ class Harness(ABC):
 
 
 class ManualHarness(Harness):
-    """A harness for a driver that takes a clock. ``open`` must pass ``self.clock`` to the driver. Tests then move this
-    clock instead of waiting.
+    """A harness for a driver whose clock can be set. ``open`` must pass ``self.clock`` to the driver. The tests then
+    move the harness's clock instead of waiting.
     """
 
     slack = 1e-6
@@ -183,7 +183,8 @@ class ManualHarness(Harness):
 
 
 class UrlHarness(Harness):
-    """A harness for the backend at a URL. Tests run in real time, in new queues that are emptied afterwards."""
+    """A harness for the backend at a URL. The tests run in real time, in new queues. Each test empties its queues at
+    the end."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
@@ -250,7 +251,8 @@ class UrlHarness(Harness):
 
 
 def remove_jobs(backend: Backend, queue: str) -> None:
-    """End a queue's pause and delete its jobs, outcomes and notes. Without ``purging``, delayed jobs stay."""
+    """End a queue's pause and delete its jobs, outcomes and notes. If the backend lacks ``purging``, delayed jobs
+    remain."""
     if backend.capabilities.outcomes:
         while outcomes := backend.history(queue, limit=_MOST_AT_ONCE).outcomes:
             backend.forget(queue, [outcome.id for outcome in outcomes])
@@ -280,8 +282,8 @@ def _take_all(backend: Backend, queue: str) -> int:
 def first_contact(harness: Harness) -> Capabilities:
     """Make one call to find out whether the backend answers. Returns the backend's capabilities.
 
-    Raises the ``MultiqError`` of a backend that does not answer. So such an error is raised once here, and not in each
-    test.
+    Raises the ``MultiqError`` of a backend that does not answer. The error of an unreachable backend is raised by this
+    call, and not again in each test.
     """
     with harness.open() as backend:
         backend.stats(harness.fresh_queue())

@@ -1,8 +1,9 @@
 """The memory backend behind a real socket. Subclasses of this backend have planted bugs about lost replies. The suite
-must find these bugs.
+must find all bugs that are planted in this backend.
 
-A request is the number of a call, and the reply is the same number. The call itself and its answer are not sent, but
-stay in this process. A correct server remembers its answer to each call, so a repeated call is carried out only once.
+A request is the number of a call, and the reply is the same number. The call itself and its answer stay in this
+process, and are not sent. A correct server remembers its answer to each call, so a repeated call is carried out only
+once.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ _answers: dict[int, Any] = {}  # call number -> the answer or the error
 class WireServer:
     """Carries out the calls whose numbers it receives.
 
-    *on_repeat*: name of an operation -> a planted bug. The bug is a function that is called when a client repeats a
-    call of this operation. The function gets the first answer and the call, and returns a wrong answer.
+    *on_repeat*: maps the name of an operation to a planted bug. The planted bug is a function that is called when a
+    client repeats a call of this operation. The planted bug gets the first answer and the call, and returns a wrong
+    answer.
     """
 
     def __init__(self, on_repeat: Mapping[str, Callable[[Any, Callable[[], Any]], Any]]) -> None:
@@ -105,7 +107,7 @@ def _outcome_unknown(error: _E) -> _E:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Read a whole request or reply. Returns ``b""`` if the connection ends before that."""
+    """Read a whole request or reply. Returns ``b""`` if the connection ends before the message is complete."""
     data = b""
     while len(data) < _SIZE:
         piece = connection.recv(_SIZE - len(data))
@@ -120,13 +122,14 @@ class WiredBackend(MemoryBackend):
 
     on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
     on_silence: ClassVar[Mapping[str, Any]] = {}
-    """Name of an operation -> the wrong result (a planted bug) that it returns if the server does not answer."""
+    """Maps an operation to the wrong result (a planted bug) that it returns if the server does not answer."""
     on_loss: ClassVar[Mapping[str, Any]] = {}
-    """Name of an operation -> the wrong result (a planted bug) that it returns if the connection is lost."""
+    """Maps an operation to the wrong result (a planted bug) that it returns if the connection is lost."""
     names_uncertain_enqueues: ClassVar[bool] = True
-    """Whether an enqueue that may have been carried out raises ``EnqueueUncertain``. False is a planted bug."""
+    """Whether an enqueue that may have been carried out raises ``EnqueueUncertain``. The value False is a planted bug.
+    """
     deadlines: ClassVar[float] = 1.0
-    """The factor by which a call's deadline is multiplied. Any value except 1 is a planted bug."""
+    """The factor by which a call's deadline is multiplied. Any factor except 1 is a planted bug."""
 
     def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
         super().__init__(name=name, clock=clock)
@@ -147,8 +150,8 @@ class WiredBackend(MemoryBackend):
     ) -> Any:
         """Let the server carry out a call. The call is repeated if its reply is lost.
 
-        *verdicts*: the verdicts of a settle. If an earlier call may have carried out the same verdicts, this call gets
-        the number of the earlier call. By this number, the server recognizes the repetition.
+        *verdicts*: the verdicts of a settle. If an earlier call may have carried out the same verdicts, the new call
+        gets the number of the earlier call. By the number, the server recognizes the repeated verdicts.
         """
         if self._address is None:
             return call()

@@ -1,8 +1,8 @@
 """A TCP proxy that breaks connections at a chosen byte.
 
 ``arm`` sets a fault. The fault happens when clients have sent the bytes ``after`` for the ``nth`` time. If ``after`` is
-empty, the fault happens at the next data. The fault happens ``times`` times, by default once. ``mode`` changes how all
-replies are forwarded, until another mode is set. The proxy works with any protocol over TCP.
+empty, the fault happens at the next data. The fault happens up to ``times`` times, by default once. ``mode`` changes
+how all replies are forwarded, until another mode is set. The proxy works with any protocol over TCP.
 
     with Proxy(server_address) as proxy:
         client = connect(proxy.port)
@@ -37,12 +37,12 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER on, with 0 seconds: a close sends a 
 class Fault:
     """A fault that happens when clients have sent *after* for the *nth* time.
 
-    The fault happens up to *times* times. Each time the proxy begins to count *after* again.
+    The fault happens up to *times* times. After each fault, the proxy counts *after* from zero again.
     """
 
     at: int = 0
-    """The number of bytes that are forwarded before the cut. For ``CutRequest`` these are bytes of a request, and for
-    ``CutReply`` bytes of a reply.
+    """The number of bytes that are forwarded before the cut. For ``CutRequest``, *at* counts bytes of a request. For
+    ``CutReply``, *at* counts bytes of a reply.
     """
     after: bytes = b""
     nth: int = 1
@@ -52,25 +52,26 @@ class Fault:
 
 
 class CutRequest(Fault):
-    """Forwards requests up to the match of *after* and *at* more bytes. Then the proxy ends both connections."""
+    """Forwards requests up to the match of *after* and *at* more bytes. After these bytes, the proxy ends both
+    connections."""
 
 
 class CutReply(Fault):
     """Lets the server carry out the whole request, and forwards only *at* bytes of the reply.
 
     A server may answer the first part of a request before it has carried out the last part. The server may stop if it
-    cannot send an answer. So after *at* bytes, the proxy still forwards everything that the client has sent, and then
-    ends the server's input. The proxy reads and discards all further replies. The proxy closes the client's connection
-    when the server has closed its connection, or after ``CARRY_OUT`` seconds.
+    cannot send an answer. For this reason, after *at* bytes the proxy still forwards everything that the client has
+    sent. Then the proxy ends the server's input. The proxy reads and discards all further replies. The proxy closes the
+    client's connection when the server has closed its own, or after ``CARRY_OUT`` seconds.
     """
 
 
 def places(size: int, every_byte: int = 1000) -> list[int]:
     """The positions at which to cut *size* bytes.
 
-    If *size* is at most *every_byte*, the result has every position. If *size* is larger, the result has each position
-    in the first *every_byte* / 3 bytes, each position in the last *every_byte* / 3 bytes, and about the same number of
-    evenly spread positions in between.
+    If *size* is at most *every_byte*, the result has every position. If *size* is larger, each position in the first
+    and in the last *every_byte* / 3 bytes is included. About *every_byte* / 3 evenly spread positions lie between these
+    two parts.
     """
     if size <= every_byte:
         return list(range(size))
@@ -134,10 +135,10 @@ class _Link:
         self.client.shutdown(socket.SHUT_RD)  # the thread that reads requests gets the data received so far, then EOF
 
     def end(self, *, rst: bool = False) -> None:
-        """Shut both connections down. The shutdown wakes the two threads of the link. The thread that ends last closes
-        the sockets.
+        """Shut both connections down. The shutdown wakes both threads of this client's connection. The thread that ends
+        last closes the sockets.
 
-        Closing the sockets here would not wake a thread in ``recv``.
+        Closing the sockets in this method would not wake a thread in ``recv``.
         """
         if self.is_ending:
             return
@@ -164,11 +165,11 @@ class Proxy:
         self.sent = 0
         """The number of bytes that clients have sent."""
         self.requests = 0
-        """The number of reads that returned data from clients. Normally a request is one or more reads. If one packet
-        has several requests, one read may return all of them.
+        """The number of reads that returned data from clients. Normally, one request arrives in one or more reads. If
+        one packet has several requests, one read may return all of them.
         """
         self.replied = 0
-        """The number of bytes in the server's replies. Bytes that were not forwarded are counted, too."""
+        """The number of bytes in the server's replies. The count includes bytes that were not forwarded."""
         self.accepted = 0
         """The number of connections accepted so far."""
         self.happened = 0
@@ -216,8 +217,8 @@ class Proxy:
         return len(links)
 
     def freeze(self) -> int:
-        """Freeze the open connections. From then on, the proxy forwards neither the data of these connections nor their
-        ends. New connections work.
+        """Freeze the open connections. From this call on, the proxy forwards no data of the frozen connections, and
+        hides their ends. New connections work.
 
         Returns the number of frozen connections.
         """
@@ -228,7 +229,8 @@ class Proxy:
             return len(self._links)
 
     def cut_server(self) -> None:
-        """End all frozen connections on the server's side only. The clients do not notice."""
+        """End all frozen connections on the server's side only. The clients do not notice that the connections have
+        ended."""
         while self._frozen:
             self._frozen.pop().end_server()
 
@@ -304,7 +306,7 @@ class Proxy:
             if link in self._links:
                 self._links.remove(link)
                 return
-        link.client.close()  # only the second of the two threads gets here
+        link.client.close()  # only the thread that ends second reaches this line
         link.server.close()
 
     # --- forwarding ---
@@ -396,8 +398,8 @@ class Proxy:
             self._fault = None
 
     def _match(self, data: bytes, fault: Fault) -> int | None:
-        """The position in *data* behind the *nth* match of ``fault.after``. 0: the *nth* match ended before *data*.
-        None: there has been no *nth* match yet.
+        """The position in *data* behind the *nth* match of ``fault.after``. 0 means that the *nth* match ended before
+        *data*. The position is None if there has been no *nth* match yet.
         """
         if not self._matches_left:
             return 0

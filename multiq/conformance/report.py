@@ -58,7 +58,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The tested backend: a URL with its password masked, or the name of a harness."""
     rows: tuple[Row, ...]
     unproved: tuple[str, ...]
-    """Capabilities that the backend claims but no test has tried: every test of such a capability was refused, did not
+    """Capabilities that the backend claims but no test has tried. Every test of such a capability was refused, did not
     apply or was missing."""
     is_whole: bool
     """Whether all topics were run. If only some topics were run, ``unproved`` is empty."""
@@ -82,7 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_tried(self) -> list[Row]:
-        """The tests that need a method which the harness lacks. These tests do not make a run fail."""
+        """The tests that need a method which the harness lacks. A test that was not tried does not make a run fail."""
         return self._with("not tried")
 
     def topics(self) -> dict[str, list[Row]]:
@@ -118,8 +118,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(document)
 
     def markdown(self) -> str:
-        """A table of the contract's paragraphs. Lists follow: missing capabilities, untried capabilities, tests that
-        were not tried, and failures.
+        """A table of the contract's paragraphs. Below the table are lists of missing capabilities, untried
+        capabilities, tests that were not tried, and failures.
         """
         lines = ["| paragraph | promise | verdict | tests |", "| --- | --- | --- | ---: |"]
         for paragraph in self.paragraphs():

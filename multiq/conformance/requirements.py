@@ -1,5 +1,5 @@
-"""The decorators of tests. These decorators declare the paragraphs of the contract that a test checks, and the
-capabilities that it requires.
+"""The decorators of tests. The decorators of a test declare which paragraphs of the contract the test checks, and which
+capabilities it requires.
 
 A power in the code is a capability that a backend either has or lacks.
 """
@@ -20,13 +20,14 @@ F = TypeVar("F", bound="Callable[..., Any]")  # a test, or the class of a topic
 PROMISES = "__multiq_promises__"
 REQUIRES = "__multiq_requires__"
 WITHOUT = "__multiq_without__"
-REFUSED = "multiq.refused"  # these three: pytest user properties of a test, which the report reads
+REFUSED = "multiq.refused"  # the next three names are pytest user properties of a test, which the report reads
 DOES_NOT_APPLY = "multiq.meaningless"
 NOT_TRIED = "multiq.not-tried"
 
 
 class NotTriedError(Exception):
-    """The harness lacks a method that a test needs. The report shows the test as *not tried*, with this message."""
+    """The harness lacks a method that a test needs. The report shows the test as *not tried*, with the error's
+    message."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:
@@ -37,7 +38,7 @@ def promise(*paragraphs: str) -> Callable[[F], F]:
 def requires(*powers: str) -> Callable[[F], F]:
     """Declare the capabilities that a test, or each test of a topic, needs.
 
-    If a backend lacks one of them, the test counts as refused, with the reason.
+    If the backend lacks one of the capabilities, the test counts as refused, with the reason.
     """
     return _declare(REQUIRES, powers, POWERS)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest caches modules by name, so each run's file has a new name
-_TRIED = {"kept", "failed", "not tried"}  # a claimed capability is reported if no test of it has one of these outcomes
+_TRIED = {"kept", "failed", "not tried"}  # outcomes of tests that have tried a capability
 _SHORT = 12  # the largest number of lines in a failure's summary
 _PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not affect this run
 
@@ -48,10 +48,11 @@ def run(
     """Run the suite against the backend of *url*, in real time. The suite uses new queues, and empties them afterwards.
 
     - *progress*: called after each test.
-    - *walks*: the number of random walks, 0 for none. Default: the harness's.
-    - *select*: words. A test runs if it matches one of these words, which may be a topic (``lease``), a paragraph
-      (``4.3``) or section (``4``) of the contract, or a part of a test's name. Default: all tests run.
-    - *harness*: a subclass of ``UrlHarness``. Its methods do the things for which the suite needs more than the URL.
+    - *walks*: the number of random walks, 0 for none. The default is the harness's number.
+    - *select*: words. A test runs if it matches one of the words. A word may be a topic (``lease``), a paragraph
+      (``4.3``) or a section (``4``) of the contract. A word may also be a part of a test's name. By default, all tests
+      run.
+    - *harness*: a subclass of ``UrlHarness``. The methods of the harness provide what the suite needs besides the URL.
 
     After Ctrl-C, the running test cleans up before ``KeyboardInterrupt`` is raised.
 
@@ -73,7 +74,7 @@ def run_harness(
     """Like ``run``, but for a harness.
 
     - *harness_class*: the harness, whose ``open`` makes the backend.
-    - *target*: the backend's name in the report. Default: the name of the class.
+    - *target*: the backend's name in the report. By default, the target is the name of the class.
     - *progress*, *walks*, *select*: as for ``run``.
     """
     need_extra()
@@ -91,7 +92,7 @@ def run_harness(
             f"select={list(select)!r} matches no test: name a topic, a paragraph, or a part of a test's name"
         )
     claimed = {power for power in POWERS if capabilities.claim(power)}
-    if not claimed & {"memos", "outcomes", "holds"}:  # without these, a verdict stores nothing in a second step
+    if not claimed & {"memos", "outcomes", "holds"}:  # without these, no verdict has a second step
         claimed.discard("one_step")
     tried = {power for row in collector.rows if row.outcome in _TRIED for power in row.powers}
     return Report(
@@ -192,7 +193,7 @@ class _Collector:
         self._stopped_by: BaseException | None = None
 
     def raise_if_stopped(self) -> None:
-        if self._errors:  # checked first, because pytest ends such a run in the same way as an interrupted run
+        if self._errors:  # checked first, because after an error pytest ends the run like an interrupted run
             raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:
             raise self._stopped_by

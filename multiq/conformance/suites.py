@@ -67,13 +67,13 @@ def topic_name(topic: type) -> str:
 
 
 def suite(harness_class: Callable[[], Harness]) -> dict[str, type[Topic]]:
-    """Make the pytest classes of the whole suite for a harness. A test file calls
+    """Make the pytest classes of the whole suite for a harness. The test file of a driver calls
     ``globals().update(suite(AcmeHarness))``.
     """
     return {name: _test_class(name, topic, harness_class) for topic in TOPICS for name in [f"Test{topic_name(topic)}"]}
 
 
 def _test_class(name: str, topic: type[Topic], harness_class: Callable[[], Harness]) -> type[Topic]:
-    # Without staticmethod, a plain function would become a method of the test class.
+    # Without ``staticmethod``, a plain function would become a method of the test class.
     made_by = harness_class if isinstance(harness_class, type) else staticmethod(harness_class)
     return type(name, (topic,), {"harness_class": made_by, "__doc__": topic.__doc__})

@@ -26,7 +26,8 @@ class Background(Generic[T]):
         self._thread.start()
 
     def result(self, patience: float) -> T:
-        """Wait for the work, and return its result or raise its error. Fails after *patience* seconds."""
+        """Wait for the work, and return its result or raise its error. Fails if the work is not done after *patience*
+        seconds."""
         self.join(patience)
         assert not self.is_alive(), f"still waiting after {patience:g} s"
         if self._error is not None:
@@ -62,9 +63,9 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Lag:
-    """Measures the seconds by which this machine has delayed a thread during the ``with`` block.
+    """Measures for how many seconds this machine has delayed a thread during the ``with`` block.
 
-    A test adds these ``seconds`` to its time limit.
+    A test adds ``seconds`` to its time limit.
     """
 
     def __init__(self) -> None:

@@ -5,7 +5,8 @@
 - ``invariants`` holds the properties that every history must have.
 - ``checking`` checks a history by all invariants.
 
-From multiq, these four modules import only the errors. So the tested code has no part in the check.
+The four modules for the check import nothing of multiq except the errors. The tested code therefore has no part in the
+check.
 
 - ``tasks`` and ``clients`` are the load.
 - ``crew`` starts the processes of the load.

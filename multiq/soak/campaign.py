@@ -33,7 +33,7 @@ _WITHOUT_FAULTS = 5.0  # seconds of load after all faults are healed
 _DRAIN = 60.0  # the longest time, in seconds, until only buried jobs are left
 _BETWEEN = 0.7  # seconds from one fault to the next
 _LOOK_EVERY = 2.0  # seconds between two checks of a soak that ends with the first violation
-_UNWRITTEN = 500_000_000  # ns; an event that is older than this has certainly been written to its file
+_UNWRITTEN = 500_000_000  # in ns; an event that is older than this has certainly been written to its file
 _MIB = 1 << 20
 
 
@@ -48,7 +48,7 @@ class Plan:
     drain: float = _DRAIN
     """The time limit of draining, in seconds."""
     until: str = ""
-    """The name of an invariant. The soak ends as soon as this invariant is violated."""
+    """The name of an invariant. The soak ends as soon as the named invariant is violated."""
     plant: str = ""
     """A module that every process of the soak imports first."""
 
@@ -120,7 +120,7 @@ def _load(  # noqa: PLR0917 - the parts of one soak
     setting: Setting,
     tell: Callable[[str, float, int], object],
 ) -> Verdict | None:
-    """Run the load with faults. Ends with a verdict as soon as the invariant ``plan.until`` is violated."""
+    """Run the load with faults. If the invariant ``plan.until`` is violated, the load ends with a verdict."""
     begin = time.monotonic()
     look_at = begin + _LOOK_EVERY
     while (now := time.monotonic()) < begin + plan.seconds:

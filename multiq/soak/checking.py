@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from .history import Event
 
-_SHOWN = 3  # violations of each invariant that are printed with their history
-_LINES = 20  # printed lines of a job's history
+_SHOWN = 3  # how many violations of each invariant are printed with their history
+_LINES = 20  # how many lines of a job's history are printed
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Verdict:
     def smallest(self, name: str) -> list[Event]:
         """The part of the history that shows the first violations of an invariant.
 
-        A test can check this part again.
+        A test can check the returned part of the history again.
         """
         found = self.violations[name]
         if name == "I18":

@@ -1,7 +1,7 @@
-"""The soak's producers and plain consumers: ``python -m multiq.soak.clients ROLE NAME`` starts one.
+"""The soak's producers and plain consumers: ``python -m multiq.soak.clients ROLE NAME`` starts a client.
 
-A client records each call in the history before it makes the call. The client takes the URL from ``MULTIQ_URL``. It
-ends when its parent process has ended, or when the soak's folder has a file ``stop-<role>``.
+A client records each call in the history before it makes the call. The client takes the URL from ``MULTIQ_URL``. A
+client ends when its parent process has ended, or when the soak's folder has a file ``stop-<role>``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _load = of_this_process()
 _folder = Path(_load.folder)
 _parent = os.getppid()
-_OF_LANE = 3  # the largest number of jobs in one enqueue to the lane, because its only consumer takes jobs one by one
+_OF_LANE = 3  # the most jobs in one enqueue to ``lane``, whose only consumer takes jobs one by one
 _VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
 
 
@@ -61,7 +61,7 @@ class Caller:
     def call(
         self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any
     ) -> Any:
-        """Return the result of *work*. If *work* raises, record the error and return None.
+        """Return the result of *work*. If *work* raises an error, record the error and return None.
 
         The fields *asked* are stored with the call in the history. *told* makes the fields of the answer from the
         result.
@@ -80,8 +80,8 @@ class Caller:
 
 
 class _Stopwatch:
-    """Measures the duration of a call. A stopwatch is made after the call's ``invoke`` was written. It is read before
-    the call's answer is written, because the writing of an event can wait for a busy disk."""
+    """Measures the duration of a call. A stopwatch is made after the call's ``invoke`` was written. The stopwatch is
+    read before the call's answer is written, because writing an event can wait for a busy disk."""
 
     def __init__(self) -> None:
         self._begin = time.monotonic()
@@ -94,8 +94,8 @@ class _Stopwatch:
 def _failure(exc: Exception) -> tuple[str, dict[str, Any]]:
     """Return the event type and the fields for a call that has raised an error.
 
-    The type is always ``info``, because the effect is unknown. After a ``BackendError`` of a settle, it is unknown
-    whether the server has carried out the verdicts.
+    The type is always ``info``, because the effect of a failed call is unknown. After a ``BackendError`` of a settle,
+    it is unknown whether the server has carried out the verdicts.
     """
     fields = {"err": f"{type(exc).__name__}: {exc}"[:300], "is_typed": isinstance(exc, MultiqError)}
     return "info", fields
@@ -177,14 +177,15 @@ def consume(name: str) -> None:
             for lease in leases:
                 _run(caller, lease)
             if leases and caller.chance.random() < _load.late:
-                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end meanwhile
+                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end during the sleep
             elif leases and caller.chance.random() < 0.05:
                 _settle(caller, consumer, [Touch(lease) for lease in leases])
             _settle(caller, consumer, [_verdict(caller, lease) for lease in leases])
 
 
 def lane(name: str) -> None:
-    """Reserve jobs of the queue ``lane`` one at a time, in the order of the store. The queue has no other consumer."""
+    """Reserve jobs of the queue ``lane`` one at a time, in the order of the store. The queue ``lane`` has no other
+    consumer."""
     caller = Caller("lane", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:
@@ -228,7 +229,7 @@ def _verdict(caller: Caller, lease: Lease) -> Verdict:
 
 
 def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> None:
-    """Settle in one call. The history gets an ``invoke`` and an answer for each verdict."""
+    """Settle several leases in one call. The history gets an ``invoke`` and an answer for each verdict."""
     if not verdicts:
         return
     ops = []
@@ -307,7 +308,7 @@ def count(name: str) -> None:
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
         for queue in _load.queues:
             with contextlib.suppress(Unsupported):
-                backend.jobs(queue, State.READY, limit=1)  # some stores make due jobs ready only during such a call
+                backend.jobs(queue, State.READY, limit=1)  # some stores make due jobs ready only when jobs are listed
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)

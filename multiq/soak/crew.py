@@ -24,14 +24,14 @@ CLIENTS = (("produce", "1"), ("produce", "2"), ("consume", "3"), ("consume", "4"
 _PRODUCERS = {"produce", "manage"}
 _OF_AN_OUTAGE = ("error: ", "multiq.errors.Backend")
 _NEVER = "this should not happen"
-_PATIENCE = 60.0  # seconds; after this time, a process counts as hung
-_LAST = 300.0  # seconds that a worker may run after the end of the load; this limit ends the workers of a killed soak
+_PATIENCE = 60.0  # seconds after which a process counts as hung
+_LAST = 300.0  # seconds that a worker may run after the load's end; the limit ends the workers of a killed soak
 
 
 class Crew:
     """All processes of one soak.
 
-    *plant* names a module that each process imports first. A test uses it to put bugs into the tested code.
+    *plant* names a module that each process imports first. A test uses *plant* to put bugs into the tested code.
     """
 
     def __init__(self, load: Load, site: Site, seconds: float, *, plant: str = "") -> None:
@@ -52,7 +52,7 @@ class Crew:
         """Start each process that is not running.
 
         Returns a description of each process that ended by itself. The keys are the processes' names. Processes that
-        SIGKILL or an error of an outage has ended are left out.
+        were ended by SIGKILL or by an error of an outage are left out.
         """
         badly: dict[str, str] = {}
         for options in WORKERS:
@@ -83,7 +83,7 @@ class Crew:
         return {name: f"{name} ended with {process.returncode} without having been killed: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
-        """The job processes of all workers, or of the worker with these options."""
+        """The job processes of all workers, or of the worker with the given options."""
         found = []
         for worker in self.workers.values() if options is None else [self.workers[options]]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -91,19 +91,20 @@ class Crew:
         return found
 
     def stop(self, *roles: str) -> dict[str, str]:
-        """End the clients of these roles. Returns a description of each client that did not end well. The keys are the
-        clients' names."""
+        """End the clients that have one of the given roles. Returns a description of each client that did not end well.
+        The keys are the clients' names."""
         for role in roles:
             (self._folder / f"stop-{role}").touch()
         ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}
         return self._ends(ended)
 
     def count(self) -> dict[str, str]:
-        """Record, in the history, the job counts that multiq reports. Returns the same as ``stop``."""
+        """Record, in the history, the job counts that multiq reports. Returns descriptions of processes that did not
+        end well, like ``stop``."""
         return self._ends({"count": self._client("count", "0")})
 
     def end_workers(self) -> dict[str, str]:
-        """End the workers by SIGTERM. Returns the same as ``stop``."""
+        """End the workers by SIGTERM. Returns descriptions of processes that did not end well, like ``stop``."""
         for process in self.workers.values():
             process.terminate()
         return self._ends({f"worker {options}": process for options, process in self.workers.items()})
@@ -124,8 +125,8 @@ class Crew:
     def kill_all(self) -> bool:
         """Kill all processes. Returns whether any process was still running.
 
-        If a signal comes while a process is being started, that process is missing in all lists. This method finds the
-        missing process by its environment variables.
+        If a signal comes while a process is being started, that process is missing in all lists. This method finds a
+        process that is missing in the lists by its environment variables.
         """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:
@@ -161,8 +162,8 @@ class Crew:
 
 
 def _environment_of(process: psutil.Process) -> dict[str, str]:
-    """Return the environment of *process*. While the environment is empty, as during the call of ``exec``, this
-    function waits, for up to a second."""
+    """Return the environment of *process*. The environment is empty during the call of ``exec``, so the function waits
+    up to a second for a value."""
     give_up_at = time.monotonic() + 1.0
     while not (found := process.environ()) and time.monotonic() < give_up_at:
         time.sleep(0.005)

@@ -1,10 +1,10 @@
 """The history of a soak. Each process appends events to its own file, with one write for each event.
 
-A written line stays when its process is killed. All processes run on one machine, so their times of
+A written line is kept even if its process is killed. All processes run on one machine, so their times of
 ``time.monotonic_ns`` can be compared.
 
-A missing event would look like a fault of the tested system. So ``read`` raises an error if a process could not write a
-line, for instance on a full disk.
+A missing event would look like a fault of the tested system. For this reason, ``read`` raises an error if a process
+could not write a line, for instance on a full disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INFO: Literal["info"] = "info"
 
 
 class HistoryDamaged(MultiqError):
-    """A history lacks events, so its jobs cannot be judged."""
+    """Events are missing in a history, so its jobs cannot be judged."""
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
@@ -57,8 +57,8 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     Examples: enqueue, claim (a reserve), ack, start and end (of a run), fault, audit (a list of the store's last jobs).
     """
     op: int = 0
-    """The number of a call or a run. It is unique in its process. The answer to a call has the number of the call, and
-    the end of a run has the number of the run."""
+    """The number of a call or a run. The number is unique in its process. A call and its answer have the same number,
+    as do the start and the end of a run."""
     jobs: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
@@ -74,18 +74,18 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     max_attempts: int = 0
     max_crashes: int = 0
     deadline: float = 0.0
-    """The time limit of the call, in seconds, or 0.0 without a limit."""
+    """The time limit of the call, in seconds. 0.0 means no limit."""
     seconds: float = 0.0
-    """In an answer: the duration of the call without the writing of its events, which can wait for a busy disk. 0.0 if
-    the duration was not measured."""
+    """In an answer: the duration of the call without the writing of its events, which can wait for a busy disk. 0.0
+    means that the duration was not measured."""
     outcome: str = ""
-    """The end of a run: done or raised."""
+    """How a run ended: done or raised."""
     err: str = ""
     """The exception's class and text."""
     is_typed: bool = True
     """Whether *err* is one of the errors that the library documents."""
     kind: str = ""
-    """For a fault: kill, stop, cut, freeze, restart, ... For a measurement: the measured quantity."""
+    """The kind of a fault: kill, stop, cut, freeze, restart, ... For a measurement: the measured quantity."""
     target: str = ""
     """The target of a fault: the name of a process in the history, ``store`` or ``link``."""
     value: float = 0.0
@@ -119,7 +119,7 @@ class Recorder:
             self._append(b"\n")  # the earlier process was killed in the middle of a line
 
     def invoke(self, f: str, **fields: Any) -> int:
-        """Record that a call begins. Returns the number for its answer."""
+        """Record that a call begins. Returns the number for the call's answer."""
         op = time.monotonic_ns()
         self._write(Event(t=op, proc=self.proc, type=INVOKE, f=f, op=op, **fields))
         return op
@@ -128,7 +128,7 @@ class Recorder:
         self._write(Event(t=time.monotonic_ns(), proc=self.proc, type=type_, f=f, op=op, **fields))
 
     def note(self, f: str, **fields: Any) -> None:
-        """Record an event that is not a call: a fault, a measurement, an audit."""
+        """Record an event that is not a call: a fault, a measurement or an audit."""
         self._write(Event(t=time.monotonic_ns(), proc=self.proc, type=INFO, f=f, **fields))
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class Recorder:
         else:
             if written < len(line):
                 why = f"{written} of {len(line)} bytes were written"
-        if why:  # an empty file needs no room on a full disk; by its name, ``read`` knows that events are missing
+        if why:  # an empty file needs no disk space; by the file's name, ``read`` knows that events are missing
             os.close(os.open(self._path.with_suffix(_FAILED), os.O_WRONLY | os.O_CREAT, 0o600))
             raise HistoryDamaged(f"{self._path} cannot be written: {why}")
 
@@ -154,9 +154,9 @@ class Recorder:
 def read(folder: Path) -> list[Event]:
     """All events of a folder's files, in the order of time.
 
-    A killed process may leave an incomplete line. This function ignores incomplete lines. The call of that line was
-    never made, because a call is recorded before it is made. Raises ``HistoryDamaged`` if a line could not be written,
-    or cannot be read.
+    A killed process may leave an incomplete line. The function ignores incomplete lines. The call of an incomplete line
+    was never made, because a call is recorded before it is made. Raises ``HistoryDamaged`` if a line could not be
+    written, or cannot be read.
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
@@ -171,7 +171,7 @@ def read(folder: Path) -> list[Event]:
 
 
 def _event(path: Path, line: bytes) -> Event | None:
-    """The event of a line; None if the line is incomplete.
+    """The event of a line. If the result is None, the line is incomplete.
 
     An incomplete line belongs to a process that was killed while it wrote. A later process with the same pid continued
     the file.
@@ -185,7 +185,7 @@ def _event(path: Path, line: bytes) -> Event | None:
 
 
 def write(path: Path, events: Iterable[Event]) -> None:
-    """Write these events, compressed, into a file that ``replay`` reads."""
+    """Write the given events, compressed, into a file that ``replay`` reads."""
     path.write_bytes(gzip.compress(b"".join(_encode(event) + b"\n" for event in events), mtime=0))
 
 
@@ -195,7 +195,7 @@ def replay(path: Path) -> list[Event]:
 
 
 def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
-    """The events about these jobs, without the data of other jobs.
+    """The events about the given jobs, without the data of other jobs.
 
     Events that do not concern a single job, such as faults, measurements and counts, are included.
     """
@@ -210,7 +210,7 @@ def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
 
 
 def _of(event: Event, places: Sequence[int]) -> Event:
-    """An event with only the jobs at these positions."""
+    """An event with only the jobs at the given positions."""
     fields = {}
     for field in ("jobs", "tokens", "attempts", "digests", "states"):
         values = getattr(event, field)
@@ -219,7 +219,7 @@ def _of(event: Event, places: Sequence[int]) -> Event:
 
 
 def about(events: Sequence[Event], number: int) -> list[Event]:
-    """The events about one job, without the data of other jobs. Answers to its calls are included."""
+    """The events about one job, without the data of other jobs. Answers to calls about the job are included."""
     found = []
     calls: set[tuple[str, int]] = set()
     for event in events:

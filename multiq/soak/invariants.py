@@ -1,8 +1,8 @@
 """The invariants that hold for every history. Each invariant is checked separately, and reports the jobs that violate
 it.
 
-An invariant reports a violation only if the violation is certain. If a lost reply or a fault could explain what the
-history shows, the invariant reports nothing.
+An invariant reports a violation only if the violation is certain. The invariant reports nothing if a lost reply or a
+fault could explain the history.
 
 A *verdict* settles a reservation. An *order* is a delete, reschedule or kick. A *claim* is a reservation that a
 consumer recorded. The *audit* lists the jobs that the store holds at the end.
@@ -54,25 +54,27 @@ class Setting:
     one_consumer: frozenset[str] = frozenset()
     """Queues with a single consumer, which must get the jobs in the order of the queue."""
     counts_exactly: bool = True
-    """Whether each reservation that was not given back counts as one attempt, even if the server is restarted.
+    """Whether attempt numbers count exactly the reservations that were not given back, even after a restart of the
+    server.
 
-    beanstalkd counts given-back reservations, too, and counts from the beginning after a restart. So on beanstalkd an
-    attempt number may be too high. After a restart the number may be too low.
+    beanstalkd also counts reservations that were given back, and starts from zero after a restart. On beanstalkd, an
+    attempt number may therefore be too high. After a restart of beanstalkd, an attempt number may be too low.
     """
     reschedules_by_copy: bool = False
-    """beanstalkd: a reschedule puts the job again, and then deletes the old job. If a reply is lost, both jobs may
-    exist."""
+    """beanstalkd: a reschedule puts the job again, and then deletes the old job. If the reply of a reschedule is lost,
+    both jobs may exist."""
     repeats_enqueues: bool = False
-    """MySQL: the backend repeats an enqueue whose reply was lost. The job may have been done before the repetition."""
+    """MySQL: the backend repeats an enqueue whose reply was lost. The job may have been done before its enqueue is
+    repeated."""
     locks_rows: bool = False
-    """MySQL: a transaction whose client has gone locks its rows until the server has rolled the transaction back."""
+    """MySQL: if a client is gone, its transaction locks rows until the server has rolled the transaction back."""
     waits_for_the_stopped: bool = False
-    """SQLite: a stopped process may hold the lock of the file. All other processes wait for the lock, and their leases
-    may end meanwhile.
+    """SQLite: a stopped process may hold the lock of the file. All other processes wait for the file's lock, and their
+    leases may end during the wait.
     """
     patience: float = 10.0
-    """Seconds that a due job may wait for an idle worker. This is longer than a lease, because a lease may have to end
-    first."""
+    """Seconds that a due job may wait for an idle worker. The patience is longer than a lease, because a lease may have
+    to end first."""
     growth: float = 1.0
     """MiB that a process may grow for every 100,000 jobs."""
     slack: float = 1.0
@@ -114,8 +116,8 @@ def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]
 
 
 def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I3: the acks of only one reservation of a job are accepted. After that, the job is not handed out again, and is
-    not in the store."""
+    """I3: the acks of only one reservation of a job are accepted. After the accepted ack, the job is not handed out
+    again, and is not in the store."""
     for story in stories:
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
         if not acked:
@@ -206,7 +208,7 @@ def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def retry_budget(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I10: a job fails at most ``max_attempts`` times, and is not buried before that."""
+    """I10: a job fails at most ``max_attempts`` times, and is not buried earlier."""
     for story in stories:
         if not story.max_attempts or any(order.f == "kick" and order.type != FAIL for order in story.orders):
             continue
@@ -289,8 +291,8 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I12: the counts that multiq reports are the counts of the jobs in the store. Each job is in the store only
-    once."""
+    """I12: the counts that multiq reports are the counts of the jobs in the store. I12 also requires that each job is
+    in the store only once."""
     for story in stories:
         if len(story.at_rest) > 1 + _copies(setting, story):  # repeated enqueues of the same id store only one job
             yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
@@ -316,8 +318,8 @@ def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 
 
 def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I14: after the faults, a due job does not wait for longer than the setting's patience while no job of its queue
-    runs."""
+    """I14: after the faults, a due job does not wait too long while no job of its queue runs. The longest allowed wait
+    is the setting's ``patience``."""
     healed = stories.notes["healed"]
     if not healed:
         return
@@ -337,7 +339,7 @@ def _waited_in_vain(found: Sequence[Story], since: int, stopped: float, patience
     waits = [wait for story in found if not story.orders for wait in _waits(story)]
     for begin, end in _gaps(runs, since, stopped, patience):
         if not runs or runs[-1][0] < end:
-            continue  # no job began after that, so _left_waiting judges the remaining jobs
+            continue  # no job began after the gap, so _left_waiting judges the remaining jobs
         for story, due_at, begun_at in waits:
             if begun_at >= end and begun_at - max(due_at, begin) > patience:
                 waited = (min(begun_at, end) - max(due_at, begin)) / SECOND
@@ -351,7 +353,7 @@ def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
         (*(run.at for run in story.runs), *(claim.at for claim in story.claims)) for story in found
     )
     if any(at > latest for at in busy_at):
-        return  # the queue's consumers were busy to the end, and had too little time for all jobs
+        return  # the queue's consumers were busy to the end, but had too little time for all jobs
     for story in found:
         is_waiting = "ready" in story.at_rest or "delayed" in story.at_rest
         if is_waiting and _last_touched(story) < latest:
@@ -419,7 +421,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
     "I15": typed,
     "I18": flat,
 }
-"""The invariants by name. I16 and I17 do not exist: these numbers are reserved for unique jobs and schedules."""
+"""The invariants by name. I16 and I17 do not exist: the numbers are reserved for unique jobs and schedules."""
 
 
 # --- readings ----------------------------------------------------------------------------------------------
@@ -428,8 +430,8 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 def _counted_as(stories: Stories, state: str) -> str:
     """The state under which I12 counts a job.
 
-    If jobs were left undone, delays may end between the count and the audit. In this case I12 does not distinguish the
-    unfinished states.
+    If jobs were left undone, delays may end between the count and the audit. If jobs were left undone, I12 does not
+    distinguish the unfinished states.
     """
     return "unfinished" if stories.left_undone and state != "buried" else state
 
@@ -441,7 +443,7 @@ def _has_ended(stories: Stories, setting: Setting, story: Story) -> bool:
     if any(said.type in {OK, INFO} or _may_have_counted(stories, setting, said) for said in acks):
         return True
     if story.claims:
-        return False  # a consumer that records claims records verdicts, too, so a job that ran may have been released
+        return False  # a consumer that records claims also records verdicts, so a job that ran may have been released
     return any(run.outcome == "done" for run in story.runs)
 
 
@@ -458,7 +460,7 @@ def _may_have_counted(stories: Stories, setting: Setting, said: Said) -> bool:
 def _copies(setting: Setting, story: Story) -> int:
     """The number of additional copies of the job that may exist.
 
-    A reschedule of unknown effect may have left the old job and the new job.
+    If the effect of a reschedule is unknown, the old job and the new job may both exist.
     """
     orders = (order.f == "reschedule" and order.type == INFO for order in story.orders)
     return sum(orders) if setting.reschedules_by_copy else 0
@@ -469,12 +471,12 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """The number of additional times that the job may be done. It may be done again as a copy, or because its enqueue
-    was repeated.
+    """How many additional times the job may be done. A job may be done again as a copy, or because its enqueue was
+    repeated.
 
     The store forgets a job that is done. An enqueue without an answer is repeated with the same id. If the job was done
-    between the two enqueues, the repeated enqueue stores the job once more. For each run that was done before the end
-    of the last enqueue, one more run is allowed.
+    between the two enqueues, the second enqueue stores the job once more. For each run that was done before the end of
+    the last enqueue, one more run is allowed.
     """
     copies = _copies(setting, story)
     if not (story.is_repeated or setting.repeats_enqueues):
@@ -523,7 +525,7 @@ def _were_workers_hurt(stories: Stories, begin: float, end: float) -> bool:
 
 
 def stored_again(stories: Stories, setting: Setting) -> int:
-    """The number of jobs that were done more than once because their enqueue was repeated after they were done."""
+    """How many jobs were done more than once because an enqueue was repeated after the job was done."""
     return sum(
         sum(run.outcome == "done" for run in story.runs) > 1
         and _more_lives(stories, setting, story) > _copies(setting, story)
@@ -565,7 +567,7 @@ def _run_at(run: Run) -> int:
 
 def _overlap(first: Claim, second: Claim) -> bool:
     """Whether the second lease certainly began before the first lease could end."""
-    if second.asked < first.at:  # the order of the two is unknown
+    if second.asked < first.at:  # the order of the two events is unknown
         return False
     return second.at < min(first.extended + first.ttr, first.over)
 
@@ -576,7 +578,8 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """The verdicts that were refused although their lease lasted. A worker would report such a job as lost."""
+    """The verdicts that were refused although their lease lasted. A worker would report a job with a refused verdict as
+    lost."""
     for claim in story.claims:
         said = next((said for said in story.verdicts if said.token == claim.token), None)
         if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
@@ -603,7 +606,7 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
     """Check I9 for a job if only its runs are known.
 
-    Each run counts, except a run that a worker gave back in a fault or at the worker's end.
+    Each run counts, except a run that a worker gave back during a fault or at the worker's end.
     """
     counted: list[Run] = []  # runs that certainly count
     last = len(story.runs) - 1
@@ -628,14 +631,14 @@ def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: 
     """Whether the job may have been handed out for *run* before it was handed out for *other*, although *run* began
     later.
 
-    A fault may delay the beginning of a run until its lease has ended.
+    A fault may delay the beginning of a run until the run's lease has ended.
     """
     since = run.at - (story.ttr or setting.patience) * SECOND
     return run.attempt < other.attempt and any(True for _ in stories.faults_between(since, run.at, {run.proc}))
 
 
 def _may_be_given_back(stories: Stories, run: Run) -> bool:
-    """Whether the count may leave out a run, because its process was killed before it reported the run's end.
+    """Whether the count may lack a run, because the run's process was killed before it reported the end of the run.
 
     The kill may come up to a second after the run's end.
     """
@@ -715,7 +718,8 @@ def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim,
 
 
 def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether an earlier claim, whose reply was lost, may have taken this job before its first known claim."""
+    """Whether an earlier claim may have taken this job before its first known claim. The reply of the earlier claim was
+    lost."""
     claim = story.claims[0]
     if claim.attempt <= 1 and setting.counts_exactly:
         return False
@@ -726,16 +730,16 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
 def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
     """Whether a lost client's transaction may have locked this job, so that a claim did not see the job.
 
-    A restarted server locks the rows of unfinished transactions again. The server rolls these transactions back in the
-    background, while it already serves clients. InnoDB does so, and MariaDB logs "Starting in background the rollback
-    of recovered transactions".
+    A restarted server locks the rows of unfinished transactions again. The server rolls unfinished transactions back in
+    the background, while it already serves clients. InnoDB rolls back in the background, and MariaDB logs "Starting in
+    background the rollback of recovered transactions".
     """
     faults = stories.faults_between(story.stored_at, claim.at, set())
     return setting.locks_rows and any(fault.kind in {"freeze", "restart"} for fault in faults)
 
 
 def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:
-    """Periods after *begin* in which no job ran. Each is longer than *shortest* nanoseconds."""
+    """Periods after *begin* in which no job ran. Each period is longer than *shortest* nanoseconds."""
     free_from: float = begin
     for at, ended_at in runs:
         if at - free_from > shortest:
@@ -747,7 +751,7 @@ def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: f
 
 def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
     """The job's first wait, and its wait after each release. A wait lasts from the due time of the job until the job
-    began."""
+    begins."""
     starts = sorted(run.at for run in story.runs)
     if story.is_stored:
         yield story, max(story.due_at, story.stored_at), starts[0] if starts else NEVER

@@ -12,7 +12,7 @@ VARIABLE = "SOAK_LOAD"
 TTR = 3.0  # seconds of a lease; the shortest safe time on a store that counts in whole seconds
 TIMEOUT = 1.0  # seconds; the time limit of tasks that have a time limit
 MAX_ATTEMPTS = 4
-MAX_CRASHES = 50  # higher than usual, because a soak kills often
+MAX_CRASHES = 50  # higher than the default, because a soak kills often
 MARK = "soak#{}#"
 """A pattern that identifies a job's number in a store's raw data."""
 
@@ -24,19 +24,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The folder of the history."""
     seed: int
     timeout: float
-    """The time limit of a call, in seconds: the URL's ``timeout``."""
+    """The time limit of a call in seconds, which is the URL's ``timeout``."""
     prefix: str = ""
-    """The beginning of the names of all queues."""
+    """The common prefix of the names of all queues."""
     pace: float = 0.02
     """The average time between two calls of a producer, in seconds."""
     late: float = 0.03
-    """The share of batches, 0 to 1, that a plain consumer holds until about the end of their leases."""
+    """The share of batches (0 to 1) that a plain consumer holds until about the end of their leases."""
     oversleep: float = 1.3
-    """The longest time that the consumer holds such a batch, in multiples of the ttr."""
+    """The longest time that the consumer holds a late batch, in multiples of the ttr."""
     released: float = 0.04
-    """The share of jobs, 0 to 1, that a plain consumer releases instead of acking."""
+    """The share of jobs (0 to 1) that a plain consumer releases instead of acking."""
     weights: dict[str, int] = {}
-    """Weights of kinds of jobs. They replace the weights in ``tasks.KINDS``."""
+    """Weights of kinds of jobs. The weights replace the weights in ``tasks.KINDS``."""
 
     @property
     def tasks(self) -> str:

@@ -61,7 +61,7 @@ class Missed(Exception):
 class Nemesis:
     """Makes faults, and records each with its target.
 
-    *only* holds the names of the faults to make. Without *only*, all available faults are made.
+    *only* holds the names of the faults to make. If *only* is not given, all available faults are made.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Nemesis:
         self._stop(psutil.Process(process.pid), name)
 
     def _a_consumer(self) -> tuple[str, subprocess.Popen[bytes]]:
-        """A random plain consumer: the name that it has in the history, and its process."""
+        """A random plain consumer: its name in the history, and its process."""
         mine = [(key, process) for key, process in sorted(self._crew.clients.items()) if key[0] == "consume"]
         (role, name), process = self._chance.choice(mine)
         return f"{role}-{name}.{process.pid}", process
@@ -179,7 +179,7 @@ class Nemesis:
         _seen(self._site.proxy.cut(rst=self._chance.random() < 0.5), "there were no connections")
 
     def _freeze_links(self) -> None:
-        """Hold all data of the connections that are open now. Cut these connections after a while."""
+        """Hold all data of the connections that are open now. The held connections are cut after a while."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
@@ -191,7 +191,7 @@ class Nemesis:
     def _swallow(self) -> None:
         """Drop the data that is sent, while the connections stay open.
 
-        Then cut the connections, because a TCP connection cannot continue without the dropped data.
+        At the end, cut the connections, because a TCP connection cannot continue without the dropped data.
         """
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
@@ -214,7 +214,7 @@ class Nemesis:
         _seen(self._site.proxy.replied - before, "the server sent nothing")
 
     def _lose_replies(self) -> None:
-        """Let the server carry out requests, and lose its replies."""
+        """Let the server carry out requests, but lose its replies."""
         self._cut_some(CutReply(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_requests(self) -> None:
@@ -223,7 +223,7 @@ class Nemesis:
         self._cut_some(CutRequest(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_acks(self) -> None:
-        """Let the server carry out acks, and lose its replies."""
+        """Let the server carry out acks, but lose its replies."""
         self._cut_some(CutReply(after=self._site.acks, times=5))
 
     def _cut_some(self, fault: Fault) -> None:

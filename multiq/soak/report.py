@@ -69,7 +69,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     """The number of measurements of job processes' memory."""
     growth: float
-    """The growth, in MiB, of the process that grew most. The first fifth of its samples is left out."""
+    """The growth, in MiB, of the process that grew most. The first fifth of the process's samples is left out."""
 
     @property
     def is_clean(self) -> bool:
@@ -169,7 +169,7 @@ def _recovery(stories: Stories) -> dict[str, Spread]:
 
 
 def _growth(samples: Iterable[Event]) -> float:
-    """The growth of the process that grew most, in MiB, calculated as in I18."""
+    """The growth of the process that grew most, in MiB, calculated as in the invariant I18."""
     by_process: dict[str, list[float]] = {}
     for event in samples:
         by_process.setdefault(event.target, []).append(event.value)

@@ -25,7 +25,7 @@ class Server(Protocol):
         """The pid of the server's process, if the process runs on this machine and can be paused."""
 
     def run_id(self) -> object:
-        """An identifier that differs after each start."""
+        """The identifier of the server's current start. Each start has another identifier."""
 
     def pause(self) -> object:
         """Stop the process. The system still accepts connections, but no request is answered."""
@@ -38,7 +38,7 @@ class Server(Protocol):
 
 @dataclass
 class Site:
-    """A store under test. A fault is not available if it needs a field that is None."""
+    """A store under test. A fault is not available if the site lacks a field that the fault needs."""
 
     driver: str
     """The backend's name."""

@@ -1,7 +1,7 @@
 """Describes a store that the user has set up as the ``Site`` of a soak.
 
-A soak uses only its own queues. No other program uses the names of these queues. At the end, the soak purges their
-jobs, and removes the data that the driver stores for an empty queue.
+A soak uses only its own queues. No other program uses the names of these queues. At the end, the soak purges the jobs
+of its queues, and removes the data that the driver stores for an empty queue.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
 """The default ports of the stores that can be reached through a proxy: a single address, and no TLS."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
-"""The order in which the states are listed. With this order, a job that becomes ready during the listing may be seen
-twice, but is not missed."""
+"""The order in which the states are listed. If a job becomes ready during the listing, this order may list the job
+twice, but does not miss it."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100
@@ -57,10 +57,10 @@ class RestartFailed(MultiqError):
 
 
 class Harm(NamedTuple):
-    """The faults that a soak may make on the server itself. The default is none."""
+    """The faults that a soak may make on the server itself. By default, no fault is made on the server."""
 
     freeze_pid: int | None = None
-    """The pid of the server's process on this machine. The soak stops that process for some seconds."""
+    """The pid of the server's process on this machine. The soak stops the server's process for some seconds."""
     restart_command: str = ""
     """A shell command that kills the server and starts it again."""
     flush_scripts: bool = False
@@ -88,7 +88,7 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
         others: list[str] = []
         backend = stack.enter_context(open_backend(direct))
         for queue in queues:
-            backend.stats(queue)  # if the URL is wrong, this raises an error before anything begins
+            backend.stats(queue)  # a wrong URL raises an error here, before the soak begins
         # if other queues have appeared, the file is not removed
         stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))
         stack.callback(_clean, backend, name, direct, queues)
@@ -122,7 +122,7 @@ def _with_timeout(url: str, timeout: float) -> str:
 
 
 def _address(url: str) -> tuple[str, int] | None:
-    """The address that a proxy would forward to. None if the store cannot be reached through a proxy."""
+    """The address that a proxy would forward to. The address is None if the store cannot be reached through a proxy."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or "," in parts.netloc or not parts.hostname:
         return None
@@ -139,8 +139,8 @@ def _through(url: str, port: int) -> str:
 
 
 def _file_to_be(url: str) -> Path | None:
-    """The file that a soak on SQLite would create. None if the file already exists, or if the URL does not name a
-    file."""
+    """The file that a soak on SQLite would create. The result is None if the file already exists, or if the URL does
+    not name a file."""
     if not url.startswith("sqlite:///"):
         return None
     path = Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
@@ -172,7 +172,7 @@ def _held(backend: Backend, queues: Sequence[str]) -> Held:
 
 
 def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[str, tuple[int, str]]]:
-    """The id of each job in this state, with the job's number and state."""
+    """The id of each job in the given state, with the job's number and state."""
     after: str | None = None
     while True:
         page = backend.jobs(queue, state, after=after)
@@ -209,7 +209,7 @@ def _is_left(backend: Backend, queues: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ignore SIGINT for the block, because a second Ctrl-C during the cleanup would leave jobs behind."""
+    """Ignore SIGINT during the ``with`` block, because a second Ctrl-C during the cleanup would leave jobs behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -281,8 +281,8 @@ class _Server:
     def run_id(self) -> object:
         """The run id that the server reports.
 
-        If the server has no run id, the number of restart commands is used instead. This number differs after each
-        command.
+        If the server has no run id, the number of restart commands is used instead. The number differs after each
+        restart command.
         """
         told = None
         if self._address is not None:
@@ -334,7 +334,7 @@ def _process(pid: int) -> psutil.Process:
 
 
 def _told_run_id(driver: str, url: str, address: tuple[str, int]) -> str | None:
-    """The run id that a server reports. None for drivers whose servers have no run id."""
+    """The run id that a server reports. The run id is None for drivers whose servers have no run id."""
     if driver == "redis":
         info = _redis_says(url, address, "INFO", "server")
         return next((line for line in info.splitlines() if line.startswith("run_id:")), None)

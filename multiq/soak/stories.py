@@ -50,7 +50,7 @@ class Claim:
     extended: int
     """The moment at which the claim, or the last successful touch, was sent.
 
-    The lease lasts at least a ttr from this moment.
+    The lease lasts at least one ttr from this moment.
     """
     over: float = NEVER
     """The moment at which the first verdict on the lease was sent."""
@@ -91,10 +91,10 @@ class Story:
     stored_at: float = NEVER
     """The moment of the first answer that says that the job is stored."""
     over_at: float = 0.0
-    """The end of the job's last enqueue. An enqueue without an answer ends at its deadline."""
+    """The end of the job's last enqueue. If an enqueue has no answer, it ends at its deadline."""
     is_stored: bool = False
     is_repeated: bool = False
-    """Whether the library repeats an enqueue of unknown effect. The library does so for tasks."""
+    """Whether the library repeats an enqueue of unknown effect. The library repeats the enqueues of tasks."""
     is_refused: bool = True
     """Whether every enqueue of the job certainly had no effect."""
     runs: list[Run] = field(default_factory=list)
@@ -106,7 +106,7 @@ class Story:
 
     @property
     def due_at(self) -> float:
-        """The earliest moment at which the job may be handed out, unless it is rescheduled."""
+        """The earliest moment at which the job may be handed out if it is not rescheduled."""
         return self.asked + self.delay * SECOND
 
     def lease_of(self, run: Run) -> Claim | None:
@@ -159,8 +159,8 @@ class Stories:
         return any(event.err for event in self.notes["drained"])
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
-        """Faults on the store, on the link or on one of these processes that overlap with the time from *begin* to
-        *end*."""
+        """Faults that overlap with the time from *begin* to *end*: faults on the store, on the link or on one of these
+        processes."""
         # The faults are sorted by time. A fault that lasts at *begin* began no earlier than *begin* minus the duration
         # of the longest fault.
         first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
@@ -275,7 +275,7 @@ class Stories:
         for at, number in enumerate(answer.jobs):
             story = self._known(answer, number, answer.digests[at] if answer.digests else "")
             if story is not None and begun.queue and story.queue != begun.queue:
-                self.strangers.append(answer)  # the job is from another queue than the claim has named
+                self.strangers.append(answer)  # the job is from a queue other than the one that the claim named
             elif story is not None:
                 token = answer.tokens[at]
                 claim = Claim(

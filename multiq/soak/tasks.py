@@ -108,7 +108,7 @@ async def along(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def fail(mark: str, digest: str) -> None:
-    """Fails in its first run."""
+    """A job that fails in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             raise Planned
@@ -122,7 +122,7 @@ def fail_always(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def kill(mark: str, digest: str) -> None:
-    """Kills its process with SIGKILL in its first run."""
+    """A job that kills its process with SIGKILL in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 1.0)
@@ -131,7 +131,7 @@ def kill(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def leave(mark: str, digest: str) -> None:
-    """Ends its process with exit code 0 in its first run."""
+    """A job that ends its process with exit code 0 in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 1.0)
@@ -140,7 +140,7 @@ def leave(mark: str, digest: str) -> None:
 
 @app.task(timeout=TIMEOUT, **_options)
 def hang(mark: str, digest: str) -> None:
-    """Ignores its time limit in its first run, so that its process must be ended."""
+    """A job that ignores its time limit in its first run, so that its process must be ended."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 10.0)
@@ -152,7 +152,7 @@ def hang(mark: str, digest: str) -> None:
 
 @app.task(timeout=TIMEOUT, **_options)
 async def ahang(mark: str, digest: str) -> None:
-    """Exceeds its time limit in its first run."""
+    """A job that exceeds its time limit in its first run."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             await asyncio.sleep(30)

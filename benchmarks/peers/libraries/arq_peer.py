@@ -31,7 +31,7 @@ class WorkerSettings:
 
 
 class _Pool:
-    """Created when there is an event loop."""
+    """The pool is created when there is an event loop."""
 
     redis: Any = None
 

@@ -1,6 +1,6 @@
 """Celery on Redis, or on a database through SQLAlchemy.
 
-Two ``solo`` workers drain about twice as many no-op jobs as one ``prefork`` worker with two processes, the default.
+With no-op jobs, two ``solo`` workers are about twice as fast as the default, one ``prefork`` worker with two processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ job = app.task(name="job")(mark)
 
 
 def many(numbers: Sequence[int]) -> None:
-    """A pipeline on Redis; a ``group`` sends one by one, and is slower than ``delay``."""
+    """Sends the jobs in a pipeline on Redis. Celery's ``group`` sends one by one, and is slower than ``delay``."""
     with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=len(numbers)):
         for number in numbers:
             job.apply_async((number,), producer=producer)

@@ -1,4 +1,4 @@
-"""multiq, on whatever the URL names."""
+"""multiq on the store that the URL names."""
 
 from __future__ import annotations
 

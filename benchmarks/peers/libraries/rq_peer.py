@@ -1,6 +1,6 @@
 """RQ on Redis.
 
-``SimpleWorker`` runs jobs in the worker itself; the default forks a process for each job.
+``SimpleWorker`` runs jobs in the worker itself; RQ's default worker forks a process for each job.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One multiq worker, which also schedules."""
+"""One multiq worker, which also runs the scheduler."""
 
 from __future__ import annotations
 

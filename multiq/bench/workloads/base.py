@@ -25,7 +25,7 @@ COSTS = [
     Metric("commands", "commands/job", "lower"),
     Metric("bytes", "bytes/job", "lower"),
     Metric("client CPU", "us/job", "lower"),
-    # read from /proc in steps of 10 ms; includes the server's other work
+    # CPU time is read from /proc in steps of 10 ms, and includes the server's other work
     Metric("server CPU", "us/job", "lower", counts=False),
     Metric("server memory", "MB", "lower", counts=False),
 ]
@@ -44,7 +44,7 @@ class Variant(msgspec.Struct, frozen=True):
     repeats: int | None = None
     """The largest number of repeats, or None for the number that the user asked for."""
     times: int = 1
-    """The number of runs in each turn. Short and steady work shows small changes if it is repeated often enough."""
+    """The number of runs in each turn. Many repeats of short and steady work can show small changes."""
 
 
 class Outcome(msgspec.Struct):
@@ -56,7 +56,7 @@ class Outcome(msgspec.Struct):
 
 
 class Infeasible(Exception):
-    """A variant needs more time on this target than is available. The message has the reason."""
+    """A variant needs more time on this target than is available. The message of the error has the reason."""
 
 
 class Workload(ABC):
@@ -67,7 +67,7 @@ class Workload(ABC):
     about: ClassVar[str]
     metrics: ClassVar[list[Metric]]
     baseline: ClassVar[str | None] = None
-    """The name of a method of ``Baseline``. The first metric is compared with this method's figure."""
+    """The name of a method of ``Baseline``. The figure of that method is compared with the first metric."""
     wants_idle: ClassVar[bool] = False
     """Whether the cost of an idle worker is one of the workload's figures."""
 
@@ -81,12 +81,12 @@ class Workload(ABC):
         """The variants, in the order in which they are run."""
 
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002 - a hook
-        """The reason why a backend cannot run this workload. None if the backend can run it."""
+        """The reason why a backend cannot run this workload. The result is None if the backend can run the workload."""
         return None
 
     @abstractmethod
     def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
-        """Run one repeat. The caller handles the error of a repeat that cannot be completed."""
+        """Run one repeat. If a repeat cannot be completed, the caller handles the error."""
 
 
 def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:

@@ -1,4 +1,4 @@
-"""Workloads that measure enqueues. Afterwards, the jobs are taken and verified; this part is not measured."""
+"""Workloads that measure enqueues. The jobs are taken and verified after the measurement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiq.bench.scenario import Scenario
 
 _PROBE = 10_000  # jobs of a backlog that are enqueued first, to estimate the time for the other jobs
-_FILLING = 60.0  # seconds that the enqueue of a backlog may take; the removal of the backlog takes the same time again
+_FILLING = 60.0  # seconds that the enqueue of a backlog may take; the removal of the backlog takes about as long
 
 
 class EnqueueOne(Workload):

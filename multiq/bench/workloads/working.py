@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _HUNT = 5.0  # a process must be found in the middle of a job within this number of seconds
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
-_SEED = 20  # gives the same jobs to each repeat and each target
+_SEED = 20  # a fixed seed gives the same jobs to each repeat and each target
 
 
 class NobodyToKill(MultiqError):
-    """No process of the worker runs a job, so none can be killed in the middle of a job."""
+    """No process of the worker runs a job at the moment, so no process can be killed during a job."""
 
 
 class Drain(Workload):
@@ -209,8 +209,8 @@ class Settle(Workload):
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),
         Metric("reserve", "us", "lower"),
-        # comparisons do not judge this figure: a call for one job takes twice as long if client and server are on
-        # different cores
+        # no comparison judges this figure: a call for one job takes twice as long if client and server are on different
+        # cores
         Metric("ack of one", "us", "lower", counts=False),
     ]
 
@@ -226,7 +226,7 @@ class Settle(Workload):
         process.go()
         took = process.result(60.0).result
         scenario.evidence.runs += took.runs
-        scenario.sweep()  # a call may bring fewer jobs than it asked for
+        scenario.sweep()  # a call may bring fewer jobs than were asked for
         return Outcome({"ack": took.ack / 1000, "reserve": took.reserve / 1000, "ack of one": took.ack_one / 1000})
 
 

@@ -1,7 +1,8 @@
 """Backends with one planted bug each. The backends show which mistakes the suite finds.
 
-Each backend is the memory backend with a few lines changed. Each bug has occurred in a real queue. The backends are
-complete: ``PLANTED["late ack"].open()`` returns a backend that can be used and measured like any other backend.
+Each backend is the memory backend with a few lines changed. Each bug has occurred in a real queue. The backends with
+planted bugs are complete: ``PLANTED["late ack"].open()`` returns a backend that can be used and measured like any other
+backend.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class _PlantedNotes(Planted):
-    """A backend with a replaceable class for notes."""
+    """A backend whose class for notes can be replaced."""
 
     notes_class: ClassVar[type[KeptNotes]] = KeptNotes
 
@@ -46,7 +46,7 @@ class _PlantedNotes(Planted):
     "Holds.test_a_member_that_arrives_in_several_calls_counts_once",
 )
 class _ArrivalsCounted(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             super().arrive(msgspec.structs.replace(step, member=new_id()), now)
 
@@ -57,17 +57,17 @@ class _ArrivalsCounted(Planted):
     "Holds.test_members_are_the_same_only_if_all_their_characters_are",
 )
 class _MembersWithoutCase(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             super().arrive(msgspec.structs.replace(step, member=step.member.casefold().rstrip()), now)
 
 
 class _OneSetQueue(JobQueue):
-    """All jobs of this queue share one set of arrivals. An entry is the text of the id, followed by the text of the
-    member."""
+    """A bug: all jobs of this queue share one set of arrivals. An entry of the set is the text of the id, followed by
+    the text of the member."""
 
     separator = "\0"
-    arrivals: ClassVar[dict[str, set[str]]] = {}  # by the queue's name: the store deletes a queue without jobs
+    arrivals: ClassVar[dict[str, set[str]]] = {}  # by the queue's name, as the store deletes empty queues
 
     def arrive(self, step: Arrive, now: int) -> None:
         entry = f"{step.id}{self.separator}{step.member}"
@@ -93,11 +93,11 @@ class _OneSetQueue(JobQueue):
     "Holds.test_jobs_and_members_are_not_mixed_up",
 )
 class _IdAndMemberJoined(Planted):
-    class queue_class(_OneSetQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(_OneSetQueue):  # noqa: N801 - named like the attribute it replaces
         separator = ""
 
         def forget(self, job: Job) -> None:
-            """Do nothing: this bug is only about joined texts."""
+            """Does nothing: this bug is only about joined texts."""
 
 
 @plant(
@@ -106,7 +106,7 @@ class _IdAndMemberJoined(Planted):
     "Holds.test_a_later_job_of_the_same_id_begins_without_arrivals[delete]",
 )
 class _ArrivalsKept(Planted):
-    class queue_class(_OneSetQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(_OneSetQueue):  # noqa: N801 - named like the attribute it replaces
         def forget(self, job: Job) -> None:
             if job.state is not State.GONE:
                 super().forget(job)
@@ -118,7 +118,7 @@ class _ArrivalsKept(Planted):
     "Holds.test_an_arrival_before_the_job_is_enqueued_does_not_count",
 )
 class _ArrivalsInAdvance(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         early: ClassVar[dict[tuple[str, str], list[Arrive]]] = {}
 
         def arrive(self, step: Arrive, now: int) -> None:
@@ -140,7 +140,7 @@ class _ArrivalsInAdvance(Planted):
     "Holds.test_an_arrival_in_another_queue_does_not_find_the_job",
 )
 class _IdsAcrossQueues(Planted):
-    class store_class(Store):  # noqa: N801 - stands for the attribute of this name
+    class store_class(Store):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, steps: Sequence[Step], now: int) -> None:
             for step in steps:
                 super()._carry_out([step], now)
@@ -158,7 +158,7 @@ class _IdsAcrossQueues(Planted):
     "Holds.test_a_job_is_held_until_so_many_members_have_arrived[1]",
 )
 class _HeldAndHandedOut(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def take(self, now: int, token: str, *, with_gates: bool = True) -> Job | None:
             held = self.listing(State.HELD)
             if self.paused_until <= now and held and not self.listing(State.READY):
@@ -172,7 +172,7 @@ class _HeldAndHandedOut(Planted):
     "Holds.test_the_delay_begins_with_the_last_arrival",
 )
 class _DelayFromTheEnqueue(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_due(self, job: Job, delay: float, now: int) -> None:
             passed = (now - job.enqueued_at) / SECOND if job.state is State.HELD else 0.0
             super().make_due(job, max(0.0, delay - passed), now)
@@ -184,7 +184,7 @@ class _DelayFromTheEnqueue(Planted):
     "Holds.test_a_released_job_with_a_delay_is_delayed",
 )
 class _DelayLost(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_due(self, job: Job, delay: float, now: int) -> None:
             super().make_due(job, 0.0 if job.state is State.HELD else delay, now)
 
@@ -195,7 +195,7 @@ class _DelayLost(Planted):
     "Holds.test_a_later_arrival_does_not_begin_the_delay_again",
 )
 class _ReleasedAgain(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             job = self.jobs.get(step.id)
             if job is not None and job.state is State.DELAYED:
@@ -209,7 +209,7 @@ class _ReleasedAgain(Planted):
     "Holds.test_a_released_job_has_its_old_place",
 )
 class _ReleasedAtTheTail(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             job = self.jobs.get(step.id)
             before = job.sequence if job is not None and job.state is State.HELD else 0
@@ -229,7 +229,7 @@ class _ReleasedAtTheTail(Planted):
     "Holds.test_only_the_first_arrival_makes_the_job_wait_for_more",
 )
 class _ExpectCountedTwice(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             job = self.jobs.get(step.id)
             if job is not None and job.state is State.HELD and step.member in job.arrived:
@@ -243,7 +243,7 @@ class _ExpectCountedTwice(Planted):
     "Holds.test_the_last_member_can_make_the_job_wait_for_one_more_again_and_again",
 )
 class _ExpectTooLate(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             job = self.jobs.get(step.id)
             expect = step.expect if job is not None and step.member not in job.arrived else 0
@@ -271,7 +271,7 @@ class _ChangesDoom(JobQueue):
     "Holds.test_a_doomed_job_is_ready_at_once_with_the_reason",
 )
 class _DoomWithoutReason(Planted):
-    class queue_class(_ChangesDoom):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(_ChangesDoom):  # noqa: N801 - named like the attribute it replaces
         def changed(self, job: Job, doom: str) -> str:
             return ""
 
@@ -282,7 +282,7 @@ class _DoomWithoutReason(Planted):
     "Holds.test_the_first_reason_stays",
 )
 class _LastReason(Planted):
-    class queue_class(_ChangesDoom):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(_ChangesDoom):  # noqa: N801 - named like the attribute it replaces
         def changed(self, job: Job, doom: str) -> str:
             return doom if job.doomed else ""
 
@@ -293,7 +293,7 @@ class _LastReason(Planted):
     "Holds.test_an_arrival_at_a_job_that_is_not_held_changes_nothing[ready-doom]",
 )
 class _RunningJobsDoomed(Planted):
-    class queue_class(_ChangesDoom):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(_ChangesDoom):  # noqa: N801 - named like the attribute it replaces
         def changed(self, job: Job, doom: str) -> str:
             return job.doomed or doom
 
@@ -304,7 +304,7 @@ class _RunningJobsDoomed(Planted):
     "Holds.test_a_member_that_has_arrived_can_doom_the_job_later",
 )
 class _DoomIgnored(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             job = self.jobs.get(step.id)
             if job is None or step.member not in job.arrived:
@@ -317,7 +317,7 @@ class _DoomIgnored(Planted):
     "Holds.test_a_doomed_job_does_not_wait_for_its_delay",
 )
 class _DoomDelayed(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def arrive(self, step: Arrive, now: int) -> None:
             job = self.jobs.get(step.id)
             was_held = job is not None and job.state is State.HELD
@@ -332,7 +332,7 @@ class _DoomDelayed(Planted):
     "Holds.test_a_doomed_job_stays_doomed_through_its_verdicts",
 )
 class _DoomForgotten(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
             super()._carry_out(verdict, queue, job, now)
             job.doomed = ""
@@ -423,7 +423,7 @@ class _QueueOfHeldJobsForgotten(Planted):
     "HeldJobs.test_a_held_job_is_not_changed_by_enqueuing_its_id[enqueue-0.0-more]",
 )
 class _DuplicatesReHold(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def add(self, new: NewJob, now: int) -> str:
             job = self.jobs.get(new.id)
             if job is not None and job.state is State.HELD and new.terms is not None and new.terms.awaits > job.awaits:
@@ -437,7 +437,7 @@ class _DuplicatesReHold(Planted):
     "Steps.test_the_steps_of_a_verdict_are_carried_out_in_their_order",
 )
 class _TermsOfAStepIgnored(Planted):
-    class store_class(Store):  # noqa: N801 - stands for the attribute of this name
+    class store_class(Store):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, steps: Sequence[Step], now: int) -> None:
             def plain(step: Step) -> Step:
                 if not isinstance(step, Enqueue):
@@ -456,7 +456,7 @@ class _TermsOfAStepIgnored(Planted):
     "Steps.test_a_late_verdict_carries_out_no_step[ack]",
 )
 class _StepsOfARefusedVerdict(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
             lost = super()._settle_one(verdict, now)
             if lost is not None:
@@ -470,7 +470,7 @@ class _StepsOfARefusedVerdict(Planted):
     "Steps.test_of_several_verdicts_of_a_call_only_the_accepted_ones_carry_out_their_steps",
 )
 class _StepsOfTheNeighbour(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
             with self._store.lock:
                 answers = super().settle(verdicts)
@@ -487,13 +487,13 @@ class _StepsOfTheNeighbour(Planted):
     "Steps.test_each_touch_carries_out_its_steps",
 )
 class _TouchesCarryOutNothing(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
             return super()._settle_one(Touch(verdict.lease) if isinstance(verdict, Touch) else verdict, now)
 
 
 class _StepsApart(MemoryConsumer):
-    """Carries out verdicts and steps separately."""
+    """A bug: verdicts and their steps are carried out separately."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         answers = super().settle([_without_steps(verdict) for verdict in verdicts])
@@ -506,7 +506,7 @@ class _StepsApart(MemoryConsumer):
         return answers
 
     def between(self) -> None:
-        """Do nothing by default."""
+        """Does nothing by default."""
 
 
 def _without_steps(verdict: Verdict) -> Verdict:
@@ -525,7 +525,7 @@ def _with_steps(verdict: Verdict, steps: tuple[Step, ...]) -> Verdict:
     "OneStep.test_an_ack_is_never_seen_without_its_arrival_nor_its_arrival_without_the_ack",
 )
 class _AckThenSteps(Planted):
-    class consumer_class(_StepsApart):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(_StepsApart):  # noqa: N801 - named like the attribute it replaces
         def between(self) -> None:
             time.sleep(0.001)  # lets other threads run, as a round trip to a server would
 
@@ -536,7 +536,7 @@ class _AckThenSteps(Planted):
     "Steps.test_an_exchange_hands_out_what_its_verdicts_have_released",
 )
 class _ExchangeThenSteps(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def exchange(
             self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
         ) -> tuple[list[LeaseLost | None], list[Lease]]:
@@ -556,7 +556,7 @@ class _ExchangeThenSteps(Planted):
     "Steps.test_a_step_can_enqueue_the_id_of_the_job_that_is_acked",
 )
 class _StepsThenAck(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
             lease = verdict.lease
             if self._store.queue(lease.queue, now).held(lease) is not None:
@@ -571,7 +571,7 @@ class _StepsThenAck(Planted):
     "Steps.test_the_steps_in_another_queue_are_carried_out_in_their_order",
 )
 class _ArrivalsFirst(Planted):
-    class store_class(Store):  # noqa: N801 - stands for the attribute of this name
+    class store_class(Store):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, steps: Sequence[Step], now: int) -> None:
             super()._carry_out(sorted(steps, key=lambda step: not isinstance(step, Arrive)), now)
 
@@ -582,7 +582,7 @@ class _ArrivalsFirst(Planted):
     "Steps.test_an_accepted_verdict_carries_out_its_steps_in_other_queues[ack]",
 )
 class _StepsElsewhereForgotten(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
             steps = steps_of(verdict)
             if steps:
@@ -601,7 +601,7 @@ def _home(step: Step) -> str:
     "Steps.test_a_thousand_steps_are_carried_out[verdict]",
 )
 class _HalfTheSteps(Planted):
-    class store_class(Store):  # noqa: N801 - stands for the attribute of this name
+    class store_class(Store):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, steps: Sequence[Step], now: int) -> None:
             super()._carry_out(steps[:500], now)
 
@@ -640,8 +640,8 @@ class _HomesOneByOne(Planted):
 
 
 def _jobs_again(answers: Any, call: Any) -> Any:
-    """Enqueue the jobs of the accepted verdicts' steps once more. A server that chooses the ids itself could have this
-    bug."""
+    """A bug: the jobs of the accepted verdicts' steps are enqueued once more. A server that chooses the ids itself
+    could have this bug."""
     consumer, (verdicts,) = call.func.__self__, call.args
     with consumer._store.lock:
         now = consumer._store.clock()
@@ -706,7 +706,7 @@ class _Renames(KeptNotes):
     "CompareAndSet.test_a_note_that_was_dropped_does_not_have_its_version_any_more",
 )
 class _VersionReused(_PlantedNotes):
-    class notes_class(_Renames):  # noqa: N801 - stands for the attribute of this name
+    class notes_class(_Renames):  # noqa: N801 - named like the attribute it replaces
         def __init__(self) -> None:
             super().__init__()
             self._counts: dict[tuple[str, str], int] = {}
@@ -728,7 +728,7 @@ class _VersionReused(_PlantedNotes):
     "Notes.test_each_put_gives_another_version_also_of_the_same_bytes",
 )
 class _VersionOfTheBytes(_PlantedNotes):
-    class notes_class(_Renames):  # noqa: N801 - stands for the attribute of this name
+    class notes_class(_Renames):  # noqa: N801 - named like the attribute it replaces
         def version(self, step: Put) -> str:
             return f"{len(step.value)}.{hash(step.value)}"
 
@@ -809,7 +809,7 @@ class _PrefixAsAPattern(Planted):
     "Notes.test_keys_that_differ_are_keys_of_different_notes",
 )
 class _KeysWithoutCase(_PlantedNotes):
-    class notes_class(KeptNotes):  # noqa: N801 - stands for the attribute of this name
+    class notes_class(KeptNotes):  # noqa: N801 - named like the attribute it replaces
         def change(self, step: Put | Drop, now: int) -> None:
             notes = self._homes[step.home].by_key if step.home in self._homes else {}
             same = [key for key in notes if key.lower() == step.key.lower()]
@@ -822,7 +822,7 @@ class _KeysWithoutCase(_PlantedNotes):
     "Notes.test_a_note_expires_after_its_ttl_and_not_before",
 )
 class _NotesExpireEarly(_PlantedNotes):
-    class notes_class(KeptNotes):  # noqa: N801 - stands for the attribute of this name
+    class notes_class(KeptNotes):  # noqa: N801 - named like the attribute it replaces
         def change(self, step: Put | Drop, now: int) -> None:
             if isinstance(step, Put) and step.ttl is not None:
                 step = msgspec.structs.replace(step, ttl=max(0.01, step.ttl - 1))
@@ -835,7 +835,7 @@ class _NotesExpireEarly(_PlantedNotes):
     "Notes.test_pages_leave_out_expired_notes",
 )
 class _NotesNeverExpire(_PlantedNotes):
-    class notes_class(KeptNotes):  # noqa: N801 - stands for the attribute of this name
+    class notes_class(KeptNotes):  # noqa: N801 - named like the attribute it replaces
         def page(self, home: str, prefix: str, limit: int, after: str | None, now: int) -> NotePage:
             return super().page(home, prefix, limit, after, 0)
 
@@ -846,7 +846,7 @@ class _NotesNeverExpire(_PlantedNotes):
     "Notes.test_an_expired_note_counts_as_none",
 )
 class _ExpiredVersionsHold(_PlantedNotes):
-    class notes_class(KeptNotes):  # noqa: N801 - stands for the attribute of this name
+    class notes_class(KeptNotes):  # noqa: N801 - named like the attribute it replaces
         def _version(self, home: str, key: str, now: int) -> str:
             return super()._version(home, key, 0)
 
@@ -857,7 +857,7 @@ class _ExpiredVersionsHold(_PlantedNotes):
     "Notes.test_the_last_put_decides_how_long_a_note_stays[None]",
 )
 class _OldTtlKept(_PlantedNotes):
-    class notes_class(KeptNotes):  # noqa: N801 - stands for the attribute of this name
+    class notes_class(KeptNotes):  # noqa: N801 - named like the attribute it replaces
         def change(self, step: Put | Drop, now: int) -> None:
             if isinstance(step, Put) and step.ttl is None:
                 before = self.find(step.home, step.key, now)

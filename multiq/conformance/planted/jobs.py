@@ -98,7 +98,7 @@ class _FencedByState(Planted):
 
 
 class _LateAccepted(MemoryConsumer):
-    """Accepts a verdict of a lease that has ended, until another consumer reserves the job."""
+    """Accepts a verdict on an ended lease until another consumer reserves the job."""
 
     def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
         lease = verdict.lease
@@ -169,7 +169,7 @@ class _PauseForgotten(Planted):
 
 @plant("pause stops time", "a paused queue promotes nothing", "Pause.test_delays_run_on_during_a_pause")
 class _PauseStopsTime(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def promote(self, now: int) -> None:
             if self.paused_until <= now:
                 super().promote(now)
@@ -244,7 +244,7 @@ class _BuriedNotCounted(Planted):
 
 
 class _TextSequence:
-    """Numbers that are sorted as text: 10 comes before 2 and 9."""
+    """Numbers that are sorted as text, so that 10 comes before 2 and 9."""
 
     def __init__(self, inner: itertools.count[int]) -> None:
         self._inner = inner
@@ -277,7 +277,7 @@ class _OrderAsText(Planted):
 
 @plant("priority reversed", "larger numbers go first", "Reserve.test_the_lowest_priority_number_goes_first")
 class _PriorityReversed(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def take(self, now: int, token: str, *, with_gates: bool = True) -> Job | None:
             ready = [job for job in self.jobs.values() if job.state is State.READY]
             if not ready or self.paused_until > now:
@@ -308,7 +308,7 @@ class _QueuesMixed(Planted):
 
 
 class _Stubborn(MemoryConsumer):
-    """Always uses the order of queues that the consumer was created with."""
+    """Always uses the order of queues with which the consumer was created."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return super().reserve(limit, timeout)
@@ -345,7 +345,7 @@ class _OrderKept(Planted):
     "GiveBack.test_a_job_given_back_with_a_delay_is_ready_after_it_and_not_before",
 )
 class _GiveBackNotDelayed(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
             super()._carry_out(GiveBack(verdict.lease) if isinstance(verdict, GiveBack) else verdict, queue, job, now)
 
@@ -356,7 +356,7 @@ class _GiveBackNotDelayed(Planted):
     "GiveBack.test_a_delayed_give_back_counts_no_attempt",
 )
 class _DelayedGiveBackCounted(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
             job.attempt += isinstance(verdict, GiveBack) and verdict.delay > 0
             super()._carry_out(verdict, queue, job, now)
@@ -368,7 +368,7 @@ class _DelayedGiveBackCounted(Planted):
     "Reserve.test_a_released_job_goes_before_younger_ones",
 )
 class _RetriedAtTheTail(Planted):
-    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(MemoryConsumer):  # noqa: N801 - named like the attribute it replaces
         def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
             if isinstance(verdict, Release):
                 job.sequence = queue.next_sequence()
@@ -591,7 +591,7 @@ class _PeekCounts(Planted):
 
 
 class _Planning(MemoryConsumer):
-    """Sleeps until the next due time that the consumer has seen. Only a change in the number of ready jobs ends the
+    """Sleeps until the earliest due time that the consumer has seen. Only a change in the number of ready jobs ends the
     sleep earlier.
     """
 
@@ -636,7 +636,7 @@ class _SleepsTooLong(Planted):
 
 
 class _NeverWoken(MemoryConsumer):
-    """Polls at the beginning and at the end of its timeout, but never in between."""
+    """Polls at the beginning and at the end of its timeout, but at no time between them."""
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         leases = super().reserve(limit, 0, queues)
@@ -661,7 +661,8 @@ class _IsNotWoken(Planted):
 
 
 def _again(_: object, call: Callable[[], object]) -> object:
-    """Carry out a repeated call once more. A server that does not recognise the repetition has this bug."""
+    """A bug: a repeated call is carried out once more. A server has this bug if it does not recognise that a call is
+    repeated."""
     return call()
 
 
@@ -939,8 +940,8 @@ class _Waiting(MemoryConsumer):
 
     notifies_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
     waits_after: ClassVar[float] = 0.0
-    """Seconds from a consumer's poll until the consumer listens for notifications. With 0 the consumer listens before
-    its poll, which is correct.
+    """Seconds from a consumer's poll until the consumer listens for notifications. With 0 seconds, the consumer listens
+    before its poll, which is correct.
     """
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
@@ -1030,13 +1031,13 @@ class _ResumeDoesNotWake(_Notifying):
 
 @plant("release does not wake", "a released job waits for the next poll", f"{_IN_TIME}[release]")
 class _ReleaseDoesNotWake(_Notifying):
-    class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(_Waiting):  # noqa: N801 - named like the attribute it replaces
         notifies_after = ()
 
 
 @plant("abandon does not wake", "an abandoned job waits for the next poll", f"{_IN_TIME}[abandon]")
 class _AbandonDoesNotWake(_Notifying):
-    class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(_Waiting):  # noqa: N801 - named like the attribute it replaces
         notifies_after = (Release, GiveBack)
 
 
@@ -1116,7 +1117,7 @@ class _NotifiesTooEarly(_Notifying):
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         cast("_NotifyingStore", self._store).notify()
-        time.sleep(0.02)  # stands for the duration of a commit
+        time.sleep(0.02)  # simulates the duration of a commit
         return super().enqueue(queue, jobs, connection=connection)
 
 
@@ -1126,7 +1127,7 @@ class _NotifiesTooEarly(_Notifying):
     "Waking.test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time",
 )
 class _WaitsTooLate(_Notifying):
-    class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
+    class consumer_class(_Waiting):  # noqa: N801 - named like the attribute it replaces
         waits_after = 0.02
 
 
@@ -1173,7 +1174,7 @@ class _PutOffPutBehind(Planted):
     "Enqueue.test_a_known_id_does_not_re_time_a_delayed_job",
 )
 class _DuplicatesReTime(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def add(self, new: NewJob, now: int) -> str:
             job = self.jobs.get(new.id)
             if job is not None and job.state is State.DELAYED and new.delay > 0:
@@ -1187,7 +1188,7 @@ class _DuplicatesReTime(Planted):
     "Enqueue.test_a_known_id_leaves_the_job_in_its_state[buried]",
 )
 class _DuplicatesDigUp(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def add(self, new: NewJob, now: int) -> str:
             job = self.jobs.get(new.id)
             if job is not None and job.state is State.BURIED and new.delay > 0:
@@ -1201,7 +1202,7 @@ class _DuplicatesDigUp(Planted):
     "Enqueue.test_a_known_id_leaves_the_job_in_its_state[reserved]",
 )
 class _DuplicatesProlong(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def add(self, new: NewJob, now: int) -> str:
             job = self.jobs.get(new.id)
             if job is not None and job.state is State.RESERVED:
@@ -1215,14 +1216,14 @@ class _DuplicatesProlong(Planted):
     "Enqueue.test_no_fraction_of_a_delay_is_cut_off[enqueue]",
 )
 class _DelaysCut(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_due(self, job: Job, delay: float, now: int) -> None:
             super().make_due(job, int(delay * 100) / 100, now)
 
 
 @plant("long delays cut", "delays are cut to a year", "Enqueue.test_the_longest_delay_is_kept")
 class _LongDelaysCut(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_due(self, job: Job, delay: float, now: int) -> None:
             super().make_due(job, min(delay, 365 * 86400.0), now)
 

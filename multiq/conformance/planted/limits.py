@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _LimitBug(Planted):
-    """A memory backend with a replaceable class for the lines of parked jobs."""
+    """A memory backend whose class for the lines of parked jobs can be replaced."""
 
     lines_class: ClassVar[type[Lines]] = Lines
 
@@ -32,7 +32,7 @@ class _LimitBug(Planted):
 
 
 class _Counting(Lines):
-    """Counts the slots in a number beside the jobs, as semaphores do."""
+    """A bug: the slots are counted in a number beside the jobs, as a semaphore counts."""
 
     def clear(self) -> None:
         super().clear()
@@ -61,7 +61,7 @@ class _Counting(Lines):
     "Limits.test_each_verdict_frees_the_slot_once[bury]",
 )
 class _FreedTwice(_LimitBug):
-    class lines_class(_Counting):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(_Counting):  # noqa: N801 - named like the attribute it replaces
         def end_lease(self, job: Job) -> None:
             super().end_lease(job)
             if job.state is State.RESERVED:
@@ -75,7 +75,7 @@ class _FreedTwice(_LimitBug):
     "Limits.test_the_end_of_a_lease_frees_the_slot_once",
 )
 class _NotFreedByTime(_LimitBug):
-    class lines_class(_Counting):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(_Counting):  # noqa: N801 - named like the attribute it replaces
         def end_lease(self, job: Job) -> None:
             super().end_lease(job)
             if job.state is State.RESERVED and job.due_at > self._now:
@@ -84,7 +84,7 @@ class _NotFreedByTime(_LimitBug):
 
 @plant("touch frees the slot", "a touch ends the count of its lease", "Limits.test_a_touch_keeps_the_slot")
 class _TouchFrees(_LimitBug):
-    class lines_class(_Counting):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(_Counting):  # noqa: N801 - named like the attribute it replaces
         def end_lease(self, job: Job) -> None:
             super().end_lease(job)
             if job.state is State.RESERVED:
@@ -98,7 +98,7 @@ class _TouchFrees(_LimitBug):
 
 @plant("keys are joined", "a limit counts all keys together", "Limits.test_each_key_has_its_own_slots")
 class _OneKey(_LimitBug):
-    class lines_class(Lines):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
         def opens_at(self, gate: Gate, now: int) -> int:
             quota = self.kept.quota(gate)
             leased = sum(len(ids) for one, ids in self.leased.items() if one.limit == gate.limit)
@@ -113,7 +113,7 @@ class _OneKey(_LimitBug):
     "Limits.test_a_job_with_a_closed_gate_counts_at_no_other[rate-smtp]",
 )
 class _FirstGateTaken(_LimitBug):
-    class lines_class(Lines):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
         def park(self, job: Job) -> None:
             for gate in job.gates if len(job.gates) > 1 else ():
                 quota = self.kept.quota(gate)
@@ -130,7 +130,7 @@ class _FirstGateTaken(_LimitBug):
     "Limits.test_a_job_with_a_closed_gate_counts_at_no_other[slots-smtp]",
 )
 class _OnlyTheFirst(_LimitBug):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def add(self, new: NewJob, now: int) -> str:
             terms = new.terms and msgspec.structs.replace(new.terms, gates=new.terms.gates[:1])
             return super().add(msgspec.structs.replace(new, terms=terms), now)
@@ -142,7 +142,7 @@ class _OnlyTheFirst(_LimitBug):
     "Limits.test_waiting_at_a_gate_costs_neither_attempts_nor_age",
 )
 class _AttemptBurnt(_LimitBug):
-    class lines_class(Lines):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
         def _close(self, line: Gate, closed: Gate, now: int) -> None:
             head = self._head(line)
             if head is not None:
@@ -156,7 +156,7 @@ class _AttemptBurnt(_LimitBug):
     "Limits.test_no_window_has_more_than_the_burst_and_its_share",
 )
 class _FixedWindows(_LimitBug):
-    class lines_class(Lines):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
         def clear(self) -> None:
             super().clear()
             self.windows: dict[tuple[Gate, int], int] = {}
@@ -185,7 +185,7 @@ class _FixedWindows(_LimitBug):
     "Limits.test_as_many_jobs_are_reserved_as_there_are_slots[True-1]",
 )
 class _LostWakeUp(_LimitBug):
-    class lines_class(Lines):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
         def look_at(self, gate: Gate) -> None:
             """Do nothing."""
 
@@ -196,7 +196,7 @@ class _LostWakeUp(_LimitBug):
     "Limits.test_the_keys_of_a_fair_limit_take_turns",
 )
 class _NotFair(_LimitBug):
-    class lines_class(Lines):  # noqa: N801 - stands for the attribute of this name
+    class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
         def _is_fair(self, gate: Gate) -> bool:
             return False
 
@@ -224,7 +224,7 @@ class _Undone(Planted):
     "Limits.test_other_jobs_do_not_wait_for_parked_ones",
 )
 class _HoldsUpOthers(_LimitBug):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def _best(self, now: int, *, with_gates: bool) -> Job | None:
             parked = [(job.priority, job.sequence) for job in self.jobs.values() if job.parked is not None]
             job = super()._best(now, with_gates=with_gates)
@@ -240,7 +240,7 @@ class _HoldsUpOthers(_LimitBug):
     "Limits.test_a_rescheduled_parked_job_keeps_its_gates",
 )
 class _GatesDropped(_LimitBug):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_due(self, job: Job, delay: float, now: int) -> None:
             if job.state is State.READY and job.parked is not None:
                 job.gates = ()

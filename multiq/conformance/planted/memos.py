@@ -50,7 +50,7 @@ class _MemoNotGivenBack(Planted):
     "Memos.test_a_memo_outlives_the_end_of_a_lease",
 )
 class _MemoLostAtTheEnd(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def promote(self, now: int) -> None:
             crashes = {job.id: job.crashes for job in self.jobs.values()}
             super().promote(now)
@@ -65,7 +65,7 @@ class _MemoLostAtTheEnd(Planted):
     "Memos.test_a_memo_and_a_detail_outlive_a_kick[kick]",
 )
 class _KickEmpties(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_ready(self, job: Job, *, crashed: bool = False) -> None:
             if job.kicks and job.state is State.BURIED:
                 job.memo = job.detail = b""
@@ -91,7 +91,7 @@ class _RefusedVerdictStores(Planted):
 
 
 class _StoresLater(MemoryConsumer):
-    """Carries out verdicts, and stores their memos and details in a second step."""
+    """A bug: verdicts are carried out first, and their memos and details are stored in a second step."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         answers = super().settle([_without(verdict) for verdict in verdicts])
@@ -166,8 +166,8 @@ class _RescheduleKeepsTheMemo(Planted):
 
 
 class _NextToIt(MemoryConsumer):
-    """Assigns the memos and details of a call to the accepted verdicts by position. So a verdict may get the memo and
-    detail of another verdict."""
+    """A bug: the memos and details of a call are assigned to the accepted verdicts by position. A verdict may therefore
+    get the memo and detail of another verdict."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         with self._store.lock:

@@ -34,7 +34,7 @@ def _store(outcomes: type[KeptOutcomes]) -> type[Store]:
 
 
 class _KeepsLater(MemoryConsumer):
-    """Deletes the jobs in a first step, and stores their outcomes in a second step."""
+    """A bug: the jobs are deleted in a first step, and their outcomes are stored in a second step."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         plain = [Ack(verdict.lease) if isinstance(verdict, Ack) else verdict for verdict in verdicts]
@@ -47,7 +47,7 @@ class _KeepsLater(MemoryConsumer):
 
 
 def _keep(store: Store, ack: Ack) -> None:
-    """Keep an ack's outcome, whatever happened to the job."""
+    """A bug: an ack's outcome is stored even if the ack was refused."""
     with store.lock:
         kept = KeptOutcome.of(ack.lease.id, ack.lease.attempt, ack.after, store.clock())
         if kept is not None:
@@ -101,7 +101,7 @@ class _OutcomeOfEachMention(Planted):
 
 
 class _KeepsBefore(MemoryConsumer):
-    """Keeps the outcomes of leases that are alive, and deletes the jobs in a second step."""
+    """A bug: the outcomes of leases that have not ended are stored, and the jobs are deleted in a second step."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         acks = {verdict.lease.token: verdict for verdict in reversed(verdicts) if isinstance(verdict, Ack)}
@@ -210,7 +210,8 @@ class _PlainAckClears(Planted):
 
 
 class _Shifts(MemoryConsumer):
-    """Assigns the outcomes of a call to the accepted acks by position. So an ack may get the outcome of another ack."""
+    """A bug: the outcomes of a call are assigned to the accepted acks by position. An ack may therefore get the outcome
+    of another ack."""
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         with self._store.lock:
@@ -307,7 +308,7 @@ class _KeptFromTheEnqueue(Planted):
 
 class _PilesUp(KeptOutcomes):
     def keep(self, queue: str, outcome: KeptOutcome) -> None:
-        super().keep(queue, msgspec.structs.replace(outcome, kept_at=0))  # deletes what had expired long ago
+        super().keep(queue, msgspec.structs.replace(outcome, kept_at=0))  # deletes outcomes that had expired long ago
         self._queues[queue].by_id[outcome.id] = outcome
 
 
@@ -360,7 +361,7 @@ class _FirstToExpireFirst(Planted):
 
 
 class _SkipsTies(KeptOutcomes):
-    """The cursor has only the time at which an outcome expires. The id is missing."""
+    """A bug: the cursor has only the time at which an outcome expires. The cursor lacks the id."""
 
     def page(self, queue: str, kind: OutcomeKind | None, limit: int, after: str | None, now: int) -> OutcomePage:
         page = super().page(queue, kind, limit, after, now)
@@ -391,8 +392,8 @@ class _KindIgnored(Planted):
 
 
 class _FiltersPages(KeptOutcomes):
-    """Reads a page of all kinds, and then filters the page. The history ends with the first page that has no outcomes
-    of the requested kind."""
+    """A bug: a page of all kinds of outcomes is read, and then filtered. The history therefore ends with the first page
+    that has no outcomes of the requested kind."""
 
     def page(self, queue: str, kind: OutcomeKind | None, limit: int, after: str | None, now: int) -> OutcomePage:
         page = super().page(queue, None, limit, after, now)
@@ -424,7 +425,7 @@ class _CancelledCalledDone(Planted):
 
 
 class _WithoutQueues(KeptOutcomes):
-    """Keeps the outcomes of all queues under their ids alone."""
+    """A bug: the outcomes of all queues are stored under their ids alone."""
 
     def find(self, queue: str, ids: Sequence[str], now: int) -> list[Outcome | None]:
         queues = [queue, *(name for name in self._queues if name != queue)]
@@ -582,7 +583,7 @@ class _HistoryWithoutANext(WiredBackend):
 
 
 class _RepeatsWithout(WiredConsumer):
-    """Repeats the acks of an unanswered call without their outcomes."""
+    """A bug: if a call was not answered, its acks are repeated without their outcomes."""
 
     is_uncertain = False
 

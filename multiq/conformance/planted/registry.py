@@ -23,7 +23,7 @@ class PlantedBug(NamedTuple):
     does: str
     """A sentence that describes the mistake of the backend."""
     test: str
-    """The test that finds the bug, as ``Topic.test_name``. The rows of a report use the same form."""
+    """The test that finds the bug, as ``Topic.test_name``. The rows of a report name tests in the same form."""
     backend: type[MemoryBackend]
 
     def open(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> MemoryBackend:
@@ -75,7 +75,7 @@ def plant(name: str, does: str, test: str) -> Callable[[type[MemoryBackend]], ty
 
 
 class Planted(MemoryBackend):
-    """A memory backend with replaceable classes for consumers and queues."""
+    """A memory backend whose classes for consumers and queues can be replaced."""
 
     consumer_class: ClassVar[type[MemoryConsumer]] = MemoryConsumer
     queue_class: ClassVar[type[JobQueue]] = JobQueue
@@ -89,5 +89,5 @@ class Planted(MemoryBackend):
 
 
 def after_of(verdict: Verdict) -> After | None:
-    """Return the ``After`` of a verdict. An abandon has none."""
+    """Return the ``After`` of a verdict. An abandon has no ``After``."""
     return None if isinstance(verdict, Abandon) else verdict.after

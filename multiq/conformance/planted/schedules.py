@@ -1,4 +1,4 @@
-"""Backends with one planted bug each, in functions on which schedulers rely."""
+"""Backends with one planted bug each, in functions that schedulers use."""
 
 from __future__ import annotations
 

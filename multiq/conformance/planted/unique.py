@@ -31,7 +31,7 @@ def _without_key(queue: JobQueue, job: Job) -> None:
     "Unique.test_no_other_event_takes_the_key_from_a_job[gone-touch]",
 )
 class _FreedOnTouch(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def extend(self, job: Job, now: int) -> None:
             if job.state is State.RESERVED:
                 _without_key(self, job)
@@ -44,7 +44,7 @@ class _FreedOnTouch(Planted):
     "Unique.test_no_other_event_takes_the_key_from_a_job[gone-release]",
 )
 class _FreedOnRelease(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def make_due(self, job: Job, delay: float, now: int) -> None:
             if job.state is State.RESERVED:
                 _without_key(self, job)
@@ -57,7 +57,7 @@ class _FreedOnRelease(Planted):
     "Unique.test_a_job_has_its_key_past_a_minute",
 )
 class _LockWithALifetime(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def taken(self, key: bytes, now: int) -> TakenKey | None:
             taken = super().taken(key, now)
             job = None if taken is None else self.jobs.get(taken.id)
@@ -70,7 +70,7 @@ class _LockWithALifetime(Planted):
     "UniqueReplace.test_a_reserved_or_buried_job_is_not_replaced[reserved]",
 )
 class _RunningReplaced(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def replace(self, job: Job, new: NewJob, unique: UniqueKey, now: int) -> None:
             if job.state is State.RESERVED:
                 self._move(job, State.READY, 0)
@@ -83,7 +83,7 @@ class _RunningReplaced(Planted):
     "Unique.test_the_key_of_a_job_that_is_gone_is_free[delete]",
 )
 class _OutlivesItsJob(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def add(self, new: NewJob, now: int) -> str:
             unique = None if new.terms is None else new.terms.unique
             if unique is not None and not unique.hold:
@@ -99,6 +99,6 @@ class _OutlivesItsJob(Planted):
     "UniqueKicks.test_a_buried_job_whose_key_is_taken_stays_buried[kick]",
 )
 class _KickTakesNoKey(Planted):
-    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+    class queue_class(JobQueue):  # noqa: N801 - named like the attribute it replaces
         def may_start_over(self, job: Job, now: int) -> bool:
             return True

@@ -90,8 +90,8 @@ class _Drawing:
         self._chance = chance
         self._flows = flows
         self._priorities = PRIORITIES if can.priorities else (PRIORITY_DEFAULT,)
-        # Without a total order, a job that was held may come after younger jobs of its priority. So each held job has
-        # its own priority, and keeps this priority.
+        # Without a total order, a job that was held may come after younger jobs of its priority. Each held job
+        # therefore keeps a priority that no other job has.
         self._is_ordered_by_age = bool(can.total_order) or not flows
         self._own_priorities = itertools.count(max(PRIORITY_DEFAULT, *PRIORITIES[:-1]) + 1)
         self._states = [state for state in STORED_STATES if can.holds or state is not State.HELD]
@@ -104,8 +104,8 @@ class _Drawing:
     def walk(self, *, real_time: bool) -> list[Step]:
         """Several groups of steps, with ticks between the groups.
 
-        On a backend with a real clock, each tick takes time. So a walk on such a backend has fewer groups and fewer
-        ticks.
+        On a backend with a real clock, each tick takes time. A walk on a backend with a real clock therefore has fewer
+        groups and fewer ticks.
         """
         groups, ticks = (4, (1, 1, 2)) if real_time else (self._chance.randint(6, 10), (1, 1, 1, 2, 3))
         steps: list[Step] = []
@@ -143,7 +143,7 @@ class _Drawing:
     # --- steps ---
 
     def _work(self) -> list[Step]:
-        """Steps that do some work together. If all steps were drawn one by one, few steps would find a live lease."""
+        """Several steps that belong together. If all steps were drawn one by one, few steps would find a live lease."""
         verdicts = [self._settle, *_draws(self._can.outcomes, self._exchange, self._finish)]
         return [self._enqueue(), self._reserve(), self._any(verdicts)()]
 

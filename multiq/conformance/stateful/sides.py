@@ -1,6 +1,7 @@
 """The two sides of a random walk: a backend, and its model.
 
-Steps refer to queues, consumers, jobs and leases by numbers. A number means the same on both sides.
+Steps refer to queues, consumers, jobs and leases by numbers. A number means the same queue, consumer, job or lease on
+both sides.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Side:
         self.places: list[tuple[str, NewJob]] = []  # job number -> the job's queue, and the job as it was enqueued
         self.ids: list[str] = []  # job number -> the job's current id
         self._numbers: dict[tuple[str, str], int] = {}
-        self._versions: dict[tuple[int, str], str] = {}  # home and key -> the version that was last read
+        self._versions: dict[tuple[int, str], str] = {}  # home queue and key -> the version that was last read
 
     # --- the operations, each with an answer that can be compared ---
 
@@ -172,13 +173,13 @@ class Side:
         queue = self.queues[step.queue]
         if step.jobs is not None:
             return self.backend.forget(queue, self._ids(step.queue, step.jobs))
-        self.backend.forget(queue)  # the count is not compared, because acks may delete any number
+        self.backend.forget(queue)  # the count is not compared, because acks may delete any number of jobs
         return None
 
     def carry_out(self, step: CarryOut) -> Answer:
-        """Carry out steps. Steps in the home come first. Return None if there are no steps.
+        """Carry out steps. Steps in the home queue come first. Returns None if there are no steps.
 
-        With conditions, at least one step is in the home.
+        If there are conditions, at least one step is in the home queue.
         """
         steps = [one for act in step.acts if (one := self._step(act)) is not None]
         home = self.queues[step.home]
@@ -247,8 +248,8 @@ class Side:
         return [*ids, "no-such-job"]
 
     def _holder(self, at: int) -> int:
-        """Return the number of a consumer that has had a lease, chosen by *at*. A consumer that has had no lease cannot
-        settle anything."""
+        """Return the number of a consumer that has had a lease, chosen by *at*. A consumer without leases cannot settle
+        anything."""
         holders = [consumer for consumer, leases in enumerate(self.leases) if leases]
         return holders[at % len(holders)] if holders else at
 
@@ -286,7 +287,7 @@ class Side:
     # --- steps of verdicts ---
 
     def _step(self, act: Act) -> Step | None:
-        """Return the step of this act. None: the act needs an earlier job, but no job was enqueued yet."""
+        """Return the step for an act. The step is None if the act needs an earlier job, but there is none."""
         match act:
             case Come(job=recent, member=member, expect=expect, doom=doom) if self.ids:
                 held = [number for number, (_, job) in enumerate(self.places) if job.terms is not None]
@@ -375,10 +376,10 @@ def _home(step: Step) -> str:
 
 
 class Seconds(float):
-    """A duration in an answer. Such a duration is compared with the model's duration as exactly as the clock allows."""
+    """A duration in an answer. A duration is compared with the model's duration as exactly as the clock allows."""
 
 
-Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these
+Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these values
 
 
 class Pace:
@@ -389,9 +390,9 @@ class Pace:
         if self.is_real:
             self.step = 2 * max(can.delay_resolution, 0.3)  # half a tick is at least the backend's resolution
         else:
-            # 49/64 is not a round number, so a backend that cuts or rounds delays fails. This tick is a whole number
-            # of microseconds, and needs a resolution of a microsecond. Sums of ticks are exact, because 64 is a power
-            # of two.
+            # 49/64 is not a round number, so a backend that cuts or rounds delays fails. The tick of 49/64 s is a whole
+            # number of microseconds. The backend needs a resolution of a microsecond. Sums of ticks are exact, because
+            # 64 is a power of two.
             self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 
@@ -404,8 +405,8 @@ class Pace:
         return self._length(ticks)
 
     def _length(self, ticks: int) -> float:
-        """Convert *ticks* to seconds. In real time, a walk's steps are whole ticks apart, and the result is half a tick
-        less, so that delays and leases never end at the time of a step.
+        """Convert *ticks* to seconds. In real time, a walk's steps are whole ticks apart. The result is half a tick
+        shorter, so that delays and leases never end at the time of a step.
         """
         # Rounded, because a store that counts microseconds cannot return 1.2000000000000002.
         return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step

@@ -52,7 +52,7 @@ class AddAgain(NamedTuple):
 
 
 class PutNote(NamedTuple):
-    """A step of a verdict: a note is stored for ``ticks`` ticks. 0: without a time limit."""
+    """A step of a verdict: a note is stored for ``ticks`` ticks. 0 means no time limit."""
 
     home: int
     key: str
@@ -111,8 +111,8 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """Let a consumer's next calls name its queues in reverse order. If they already do this, let the next calls name no
-    order.
+    """Let a consumer's next calls name its queues in reverse order. If the calls already name the queues in reverse,
+    let the next calls name no order.
     """
 
     consumer: int
@@ -169,8 +169,8 @@ class History(NamedTuple):
 
 
 class Forget(NamedTuple):
-    """Forget the outcomes of those of the *recent* jobs that are in the queue. None: forget all outcomes that have
-    expired."""
+    """Forget the outcomes of those of the *recent* jobs that are in the queue. If ``jobs`` is None, all expired
+    outcomes are forgotten."""
 
     queue: int
     jobs: list[int] | None
@@ -179,8 +179,8 @@ class Forget(NamedTuple):
 class CarryOut(NamedTuple):
     """Carry out *acts*. The acts in *home* come first.
 
-    *when*: conditions about notes of *home*. Each condition has a key and one of three versions: the present version of
-    the note, the version when a condition last named the note, or no version.
+    *when*: conditions about notes in the *home* queue. Each condition has a key and one of three versions: the note's
+    present version, the version that a condition named last, or no version.
     """
 
     home: int

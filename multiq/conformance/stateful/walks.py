@@ -5,9 +5,9 @@ A walk is a list of steps drawn at random. Time passes in ticks.
 If the clock is set by hand, a tick is exact, and delays and leases end at the moments of steps. A walk that shows a
 difference is shortened before it is reported.
 
-On a backend with a real clock every delay and lease ends half a tick from any step. So a delay of a few milliseconds
-does not change the answers of a correct backend. If the machine is too slow for a walk, the walk ends without a result.
-On such a backend, a walk that shows a difference is not shortened.
+On a backend with a real clock, every delay and lease ends half a tick from any step. Because of the half tick, an
+answer that comes a few milliseconds late is still the same on a correct backend. If the machine is too slow for a walk,
+the walk ends without a result. On a backend with a real clock, a walk that shows a difference is not shortened.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ TOGETHER = 8  # walks that run at the same time in real time
 
 
 class FellBehindError(Exception):
-    """This machine could not keep up with real time. This error says nothing about the backend."""
+    """This machine could not keep up with real time. The error says nothing about the backend."""
 
 
 class Walk:
@@ -104,8 +104,8 @@ class Walk:
 
     def _take(self, step: Step) -> None:
         verb = _VERBS[type(step)]
-        # The step is recorded before the call. So if the step raises an exception, the note of the exception includes
-        # the step.
+        # The step is recorded before the call. If the step raises an exception, the note of the exception therefore
+        # includes the step.
         self._steps.append(f"{step}")
         try:
             real = getattr(self._real, verb)(step)
@@ -143,8 +143,8 @@ class Walk:
     def _compare_quickly(self, what: str, real: Answer, model: Answer) -> None:
         """Compare two answers.
 
-        Raises ``FellBehindError`` if real time is too far ahead of the model's time. In that case, the two answers may
-        differ although both are right.
+        Raises ``FellBehindError`` if real time is too far ahead of the model's time. If real time is too far ahead, the
+        two answers may differ although both are right.
         """
         late = self._harness.now() - (self._started + self._ticks * self._pace.step)
         if self._pace.is_real and late > MARGIN * self._pace.step:
@@ -195,7 +195,7 @@ _VERBS: dict[type, str] = {
     Outcomes: "outcomes", History: "history", Forget: "forget", CarryOut: "carry_out", ListNotes: "list_notes",
 }  # fmt: skip
 
-#: Fields that may be None if the backend lacks a capability, each with the name of this capability.
+#: Fields that may be None if the backend lacks a capability, each with the name of the capability.
 _UNKNOWN_WITHOUT = {
     "attempt": "durable_attempts", "crashes": "durable_attempts", "kicks": "durable_attempts", "reason": "reasons",
     "memo": "memos", "detail": "memos", "awaits": "holds", "held": "holds",
@@ -215,7 +215,7 @@ def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[
 
 
 def _in_groups(real: Answer, model: Answer, time: str) -> tuple[Answer, Answer]:
-    """Sort jobs with the same *time* by number in both listings. The contract does not order such jobs."""
+    """Sort jobs with the same *time* by number in both listings. The contract does not order jobs of equal time."""
     if len(real) != len(model):
         return real, model
     real_sorted: list[Answer] = []
@@ -231,7 +231,7 @@ def _in_groups(real: Answer, model: Answer, time: str) -> tuple[Answer, Answer]:
 def run_walks(harness: Harness, backend: Backend, can: Capabilities) -> int:
     """Draw ``harness.walks`` new random walks and take them. Returns the number of walks that were finished in time.
 
-    An error has a note that says how to draw the same walks again.
+    The note of an error says how to draw the same walks again.
     """
     seed = random.randrange(2**32)  # noqa: S311 - guards nothing
     try:
@@ -254,7 +254,7 @@ def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Seq
         error = taker.failure(steps)
         if error is not None:
             taker.take(taker.shortened(steps))
-            raise error  # the shortened walk does not fail alone; it fails only after other walks
+            raise error  # the shortened walk does not fail alone, but only after other walks
     return len(walks)
 
 

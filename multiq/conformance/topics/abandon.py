@@ -7,7 +7,7 @@ from multiq.conformance.case import Topic, promise, requires, without
 
 
 class AbandonTests(Topic):
-    """These tests also check that a consumer other than the holder may settle a lease."""
+    """The tests of ``abandon`` also check that a consumer other than the holder may settle a lease."""
 
     @promise("5.10")
     @requires("priorities")
@@ -41,7 +41,7 @@ class AbandonTests(Topic):
         self.enqueue_all(b"1", b"2", b"3")
         leases = self.reserve(2)
         self.enqueue(b"4")
-        # When the jobs are abandoned in any order, then the queue is as before
+        # When the jobs are abandoned in any order, then the order of the queue is as before
         self.settle(Abandon(leases[1]), Abandon(leases[0]))
         assert self.bodies() == [b"1", b"2", b"3", b"4"]
 
@@ -51,7 +51,7 @@ class AbandonTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Abandon(lease))
-        # When this worker comes back, then its verdict is refused
+        # When the worker comes back, then its verdict is refused
         self.refused(Ack(lease), Touch(lease), Abandon(lease))
         assert self.stands(job_id, State.READY)
 
@@ -74,7 +74,7 @@ class AbandonTests(Topic):
         other = self.another_consumer()
         # When the other consumer settles the lease
         self.settle(Ack(leases[0]), Touch(leases[1]), by=other)
-        # Then this verdict is accepted, and the holder's own verdict is refused
+        # Then the other consumer's verdict is accepted, and the holder's own verdict is refused
         self.refused(Ack(leases[0]))
         self.settle(Ack(leases[1]))
         assert [self.counts()[2], self.bodies()] == [0, []]

@@ -30,7 +30,7 @@ class BuryTests(Topic):
     def test_a_buried_job_keeps_its_body_priority_and_ttr(self) -> None:
         # Given a buried job with its own options
         job_id = self.given(State.BURIED, b"evidence", priority=8, ttr=90)
-        # Then all options are still there
+        # Then all options are unchanged
         record = self.peek(job_id)
         assert (record.body, record.priority, record.ttr) == (b"evidence", 8, 90)
 

@@ -1,6 +1,7 @@
 """Capabilities: the backend has what it declares, and each missing capability has a reason.
 
-A power in the code is a capability that a backend either has or lacks. A measure is a number, like the shortest ttr.
+A power in the code is a capability that a backend either has or lacks. A measure is a number that a backend declares,
+like the shortest ttr.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ class CapabilitiesTests(Topic):
 
     @promise("11.8")
     def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
-        # Given the capabilities that the driver declares without a server, and those of a backend with its server
+        # Given the capabilities that the driver declares without a server, and the capabilities of a backend with its
+        # server
         declared, live = type(self.backend).declared, self.backend.capabilities
-        # Then the backend may have other measures, or lack a power, but has no power that the driver does not declare
+        # Then the backend with its server has no power that the driver does not declare. The measures may differ, and
+        # powers may be missing
         assert live.backend == declared.backend
         gained = [power for power in POWERS if live.claim(power) and not declared.claim(power)]
         assert gained == []
@@ -76,7 +79,7 @@ class CapabilitiesTests(Topic):
     @requires("inspection", "management", "pausing", "purging")
     @pytest.mark.parametrize("power", OPTIONAL_PARTS)
     def test_an_optional_part_works_or_is_refused(self, power: str) -> None:
-        # Given calls of the methods of an optional part of the driver interface, as multiq makes them
+        # Given multiq's calls of an optional part of the driver interface
         queue, job_id = self.queue, new_id()
         calls: dict[str, Callable[[], object]] = {
             "peek": lambda: self.backend.peek(queue, job_id),
@@ -108,8 +111,8 @@ class CapabilitiesTests(Topic):
                 refused_for = None
             except Unsupported as exc:
                 refused_for = exc.capability
-            # Then each method works if the driver declares the part. Otherwise the method raises Unsupported with the
-            # part's name.
+            # Then each method works if the driver declares the part. If the driver does not declare the part, the
+            # method raises Unsupported with the part's name.
             if method == "doctor":  # there are general checks for every backend
                 assert refused_for is None
             else:
@@ -131,7 +134,7 @@ class CapabilitiesTests(Topic):
     def test_the_doctor_has_checks_of_the_driver_s_own(self) -> None:
         # Given the findings of the doctor
         findings = self.backend.doctor()
-        # Then there are findings beyond the general ones, each with a level and a reason in words
+        # Then there are more than the general findings, each with a level and a reason in words
         general = {finding.what for finding in Backend.doctor(self.backend)}
         assert {finding.what for finding in findings} - general
         assert {finding.level for finding in findings} <= {"ok", "warn", "bad", "unknown"}

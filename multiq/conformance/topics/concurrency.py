@@ -145,7 +145,7 @@ class ConcurrencyTests(Topic):
     def test_no_job_is_gone_without_its_outcome(self) -> None:
         observer = self.another_backend()
         for _ in range(self.harness.rounds):
-            # Given a reserved job, and an observer who peeks at the job until it is gone, and then reads its outcome
+            # Given a reserved job. An observer peeks at the job until it is gone, and then reads its outcome
             job_id = self.enqueue(ttr=LONG)
             lease = self.take()
 
@@ -166,7 +166,7 @@ class ConcurrencyTests(Topic):
     def test_no_job_is_deleted_without_the_outcome_that_the_call_keeps(self) -> None:
         observer = self.another_backend()
         for _ in range(self.harness.rounds):
-            # Given a job, and an observer who peeks at the job until it is gone, and then reads its outcome
+            # Given a job. An observer peeks at the job until it is gone, and then reads its outcome
             job_id = self.enqueue()
 
             def look(job_id: str = job_id) -> Sequence[Outcome | None]:
@@ -188,7 +188,7 @@ class ConcurrencyTests(Topic):
     def test_no_outcome_is_there_before_its_job_is_gone(self, verb: str) -> None:
         observer = self.another_backend()
         for _ in range(self.harness.rounds):
-            # Given a reserved job, and an observer who reads its outcome until there is one, and then peeks at the job
+            # Given a reserved job. An observer reads its outcome until there is one, and then peeks at the job
             job_id = self.enqueue(ttr=LONG)
             lease = self.take()
 
@@ -217,7 +217,7 @@ class ConcurrencyTests(Topic):
             # Given a lease that several clients know
             job_id = self.enqueue(ttr=LONG)
             lease = self.take()
-            # When each client acks the lease at the same time, with an outcome of its own
+            # When each client acks the lease at the same time, each with its own outcome
             answers = together(
                 [
                     partial(consumer.settle, [Ack(lease, After(keep=LONG, outcome=b"%d" % number))])
@@ -252,7 +252,7 @@ class ConcurrencyTests(Topic):
     def test_a_verdict_is_never_seen_without_its_memo_and_detail(self) -> None:
         observer = self.another_backend()
         for _ in range(self.harness.rounds):
-            # Given a reserved job, and an observer who peeks at it until it is buried
+            # Given a reserved job, and an observer who peeks at the job until it is buried
             job_id = self.enqueue(ttr=LONG)
             lease = self.take()
 
@@ -262,7 +262,8 @@ class ConcurrencyTests(Topic):
                     records.append(observer.peek(self.queue, job_id))
                 return records
 
-            # When the job is meanwhile buried with a memo and a detail, then the observer sees all changes in one peek
+            # When the job is buried with a memo and a detail at the same time, then the observer sees all changes in
+            # one peek
             looking = self.background(look)
             self.settle(Bury(lease, after=After(memo=b"memo", detail=b"detail")))
             for record in looking.result(HANGS):
@@ -339,7 +340,7 @@ class ConcurrencyTests(Topic):
                 self.given(State.BURIED)
             # When several threads kick three jobs each at the same time
             kicked = together([lambda backend=backend: backend.kick(self.queue, 3) for backend in backends])  # type: ignore[misc]
-            # Then the sum of their counts is the number of jobs that became ready
+            # Then the sum of the returned counts is the number of jobs that became ready
             moved = min(10, 3 * len(backends))
             assert sum(kicked) == moved
             assert self.counts() == (moved, 0, 0, 10 - moved)
@@ -358,7 +359,7 @@ class ConcurrencyTests(Topic):
         old, new = together(
             [lambda: self.worker.settle(list(map(Ack, stale))), lambda: other.settle(list(map(Ack, live)))]
         )
-        # Then the old holder's acks are refused, and the new holder's are accepted
+        # Then the old holder's acks are refused, and the new holder's acks are accepted
         assert [type(answer) for answer in old] == [LeaseLost] * count
         assert new == [None] * count
 
@@ -376,7 +377,7 @@ class ConcurrencyTests(Topic):
                 for backend, batch in zip(backends, batches, strict=True)
             ]
         )
-        # Then all jobs are there, and the jobs of each producer are in their order
+        # Then all jobs are stored, and the jobs of each producer are in order
         bodies = [lease.body for lease in self.reserve(ALL)]
         for at, batch in enumerate(batches):
             assert self.in_line([body for body in bodies if body.startswith(b"%d." % at)], [job.body for job in batch])
@@ -415,7 +416,7 @@ class ConcurrencyTests(Topic):
             batch = [self.new(b"a"), self.new(b"b")]
             # When both calls arrive at the same time
             together([lambda backend=backend: backend.enqueue(self.queue, batch) for backend in backends])  # type: ignore[misc]  # noqa: B023
-            # Then each job is there once
+            # Then each job is stored once
             assert self.in_line(self.bodies(), [b"a", b"b"])
             self._ack_all([self.worker])
 
@@ -424,7 +425,7 @@ class ConcurrencyTests(Topic):
         # Given many consumers that wait at an empty queue
         consumers = self._consumers_of_their_own()
         waiting = [self.waiting(consumer) for consumer in consumers]
-        # When another thread enqueues delayed jobs in that queue, then every call returns
+        # When another thread enqueues delayed jobs in the consumers' queue, then every call returns
         enqueuing = self.background(lambda: [self.enqueue(delay=LONG) for _ in range(20)])
         assert len(self.woken(enqueuing)) == 20
         assert self.counts() == (0, 20, 0, 0)
@@ -445,7 +446,7 @@ class ConcurrencyTests(Topic):
             self.backend.stats(self.queue)
             return states.count(State.DELAYED)
 
-        # When many threads use this object at the same time
+        # When many threads use the backend object at the same time
         counts = together([work] * self.harness.threads)
         # Then each thread gets its own answers
         assert counts == [10] * self.harness.threads

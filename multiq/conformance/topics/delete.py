@@ -133,7 +133,7 @@ class DeleteTests(Topic):
             self.take(by=self.another_consumer())
             self.harness.past(self.in_(self.short_ttr))
         other = self.enqueue()
-        # When this job and another one are deleted
+        # When the job and another job are deleted
         answers = self.backend.delete_many(self.queue, [other, job_id])
         # Then both jobs are gone, and their ids can be used again
         assert answers == [None, None]
@@ -151,17 +151,17 @@ class DeleteTests(Topic):
         # When no jobs are deleted, and when the job is deleted twice in one call
         assert self.backend.delete_many(self.queue, []) == []
         answers = self.backend.delete_many(self.queue, [job_id, job_id])
-        # Then the answer to the second mention says that the job does not exist
+        # Then the second answer says that the job does not exist
         assert [type(answer) for answer in answers] == [type(None), JobNotFound]
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("8.5")
     @pytest.mark.parametrize("count", [3, 1100])
     def test_as_many_jobs_are_deleted_as_are_asked_for(self, count: int) -> None:
-        # Given many jobs, and one that stays
+        # Given many jobs, and one job that is not deleted
         ids = self.enqueue_all(*[b"x"] * (count + 1))
         # When all other jobs are deleted
         answers = self.backend.delete_many(self.queue, ids[1:])
-        # Then only this one job is left
+        # Then only the one job is left
         assert answers == [None] * count
         assert self.counts() == (1, 0, 0, 0)

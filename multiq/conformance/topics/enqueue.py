@@ -1,4 +1,4 @@
-"""Enqueue: each job is stored once and unchanged. When it is due, it is handed out in its order."""
+"""Enqueue: each job is stored once and unchanged. A due job is handed out in its order."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class EnqueueTests(Topic):
 
     @promise("2.1", "4.9")
     def test_bodies_around_64_kib_are_given_back_whole(self) -> None:
-        # Given bodies of typical lengths of buffers and length fields
+        # Given bodies whose lengths are typical limits of buffers and length fields
         sizes = sorted({min(size, self.can.max_body or size) for size in BOUNDARIES})
         bodies = [bytes([number]) * size for number, size in enumerate(sizes, 1)]
         self.enqueue_all(*bodies)
-        # Then each body is complete and separate from the next one
+        # Then each body is complete and separate from the next body
         assert self.in_line(self.bodies(), bodies)
 
     @promise("2.1")
@@ -116,7 +116,7 @@ class EnqueueTests(Topic):
     def test_the_callers_id_is_the_jobs_id(self) -> None:
         # Given an id that the caller has made
         job_id = new_id()
-        # When a job is enqueued with this id, then every answer has the job under this id
+        # When a job is enqueued with the caller's id, then every answer has the job under this id
         assert self.enqueue(id=job_id) == job_id
         assert self.peek(job_id).id == job_id
         assert self.take().id == job_id
@@ -124,11 +124,11 @@ class EnqueueTests(Topic):
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
     def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
-        # Given ids that are no UUIDs, and UUIDs in several spellings. A table could treat some of these ids as equal.
+        # Given ids that are not UUIDs, and UUIDs in several spellings. A table could treat some of the ids as equal.
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
-        # When jobs are enqueued with these ids, twice, in one call and one by one
+        # When jobs are enqueued with the unusual ids, twice, in one call and one by one
         for jobs in (batch, *([job] for job in batch)):
             assert self.backend.enqueue(self.queue, jobs) == [job.id for job in jobs]
         # Then each id is one job in every answer
@@ -148,10 +148,10 @@ class EnqueueTests(Topic):
 
     @promise("2.2")
     def test_a_thousand_jobs_in_one_call_all_arrive_in_order(self) -> None:
-        # Given a batch of 1,000 jobs. A driver may send fewer jobs at a time
+        # Given a batch of 1,000 jobs. A driver may send the batch in several parts
         bodies = [b"%04d" % number for number in range(1000)]
         ids = self.enqueue_all(*bodies)
-        # Then all jobs are there, in order
+        # Then all jobs are stored, in order
         assert len(set(ids)) == 1000
         assert self.counts() == (1000, 0, 0, 0)
         leases = self.reserve(ALL)
@@ -204,7 +204,7 @@ class EnqueueTests(Topic):
     def test_a_known_id_does_not_re_time_a_delayed_job(self) -> None:
         # Given a delayed job
         job_id = self.enqueue(delay=LONG, priority=5, ttr=90)
-        # When the job's id is enqueued again with no delay, a shorter or a longer one, and another priority and ttr
+        # When the job's id is enqueued again with another delay (none, shorter or longer), priority and ttr
         for delay in (0.0, LONG / 4, 4 * LONG):
             assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
             # Then the job's due time and options are unchanged
@@ -219,7 +219,7 @@ class EnqueueTests(Topic):
         # Given a batch that has one id twice
         job_id = new_id()
         ids = self.backend.enqueue(self.queue, [NewJob(b"a", job_id), NewJob(b"b", new_id()), NewJob(b"c", job_id)])
-        # Then the first of the two jobs is there
+        # Then the first of the two jobs is stored
         assert (ids[0], ids[2]) == (job_id, job_id)
         assert self.in_line(self.bodies(), [b"a", b"b"])
 
@@ -231,7 +231,7 @@ class EnqueueTests(Topic):
         self.backend.enqueue(self.queue, batch[1:2])
         # When the whole batch is sent again
         ids = self.backend.enqueue(self.queue, batch)
-        # Then each job is there once
+        # Then each job is stored once
         assert ids == [job.id for job in batch]
         assert sorted(self.bodies()) == [b"0", b"1", b"2", b"3"]
 
@@ -244,7 +244,7 @@ class EnqueueTests(Topic):
         self.enqueue(b"there", queue=other, id=job_id)
         # When one of the two jobs is deleted
         self.backend.delete(self.queue, job_id)
-        # Then the other job is still there
+        # Then the other job still exists
         assert self.peek(job_id, other).body == b"there"
         assert self.reserve() == []
 
@@ -267,7 +267,7 @@ class EnqueueTests(Topic):
         # Given a caller that enqueues twice with the same id
         job = self.new(b"twice")
         one, other = (self.backend.enqueue(self.queue, [job])[0] for _ in range(2))
-        # Then there are two jobs, and each is found by the id that was returned
+        # Then there are two jobs, and each job is found by the id that was returned
         assert one != other
         self.backend.delete(self.queue, one)
         assert self.peek(other).body == b"twice"
@@ -279,7 +279,7 @@ class EnqueueTests(Topic):
         # Given a body of exactly the limit
         body = b"\xa5" * self.modest_limit()
         self.enqueue(body)
-        # Then the whole body is there
+        # Then the whole body is stored
         assert self.take().body == body
 
     @promise("2.6")
@@ -299,7 +299,7 @@ class EnqueueTests(Topic):
     def test_a_batch_with_one_body_too_large_stores_nothing(self) -> None:
         # Given a batch with one body that is too large
         limit = self.modest_limit()
-        # When the batch is enqueued, then all of the batch is refused
+        # When the batch is enqueued, then the whole batch is refused
         with pytest.raises(PayloadTooLarge):
             self.enqueue_all(b"good", b"x" * (limit + 1), b"good as well")
         assert self.counts() == (0, 0, 0, 0)
@@ -372,7 +372,7 @@ class EnqueueTests(Topic):
             self.not_tried("whether a long delay is cut is seen by looking at the job, or by moving the store's clock")
         # Given a job with a long delay
         job_id = self.enqueue(delay=delay)
-        # Then the job is due when this delay has passed, and not before
+        # Then the job is due when the delay has passed, and not earlier
         if self.can.inspection:
             record = self.peek(job_id)
             assert record.state is State.DELAYED
@@ -387,7 +387,7 @@ class EnqueueTests(Topic):
     def test_a_job_is_there_for_all_clients_once_enqueue_returns(self) -> None:
         # Given two backend objects on one store
         other = self.another_backend()
-        # When one of them enqueues a job
+        # When one of the two objects enqueues a job
         job_id = self.enqueue(b"news")
         # Then the other object sees the job and can reserve it
         if self.can.exact_counts:

@@ -33,9 +33,9 @@ class ErrorsTests(Topic):
     @requires("inspection", "management")
     @pytest.mark.parametrize("job_id", STRANGE_IDS.values(), ids=STRANGE_IDS.keys())
     def test_a_strange_id_is_an_id_that_is_not_there(self, job_id: str) -> None:
-        # Given a queue with a job, and an id of no job in this queue
+        # Given a queue with a job, and an id that no job in the queue has
         self.enqueue()
-        # When each operation on one job gets this id, then the call raises JobNotFound
+        # When an operation on one job gets the unknown id, then the call raises JobNotFound
         for verb in (self.backend.peek, self.backend.delete, self.backend.kick_job):
             with pytest.raises(JobNotFound) as missing:
                 verb(self.queue, job_id)

@@ -25,7 +25,7 @@ class GiveBackTests(Topic):
         self.enqueue_all(b"1", b"2", b"3")
         leases = self.reserve(2)
         self.enqueue(b"4")
-        # When the jobs are given back in any order, then the queue is as before
+        # When the jobs are given back in any order, then the order of the queue is as before
         self.settle(GiveBack(leases[1]), GiveBack(leases[0]))
         assert self.bodies() == [b"1", b"2", b"3", b"4"]
 
@@ -49,7 +49,7 @@ class GiveBackTests(Topic):
         for _ in range(2):
             self.settle(Release(self.take()))
         self.settle(GiveBack(self.take()))
-        # Then the attempt after the give-back is again the third
+        # Then the attempt after the give-back is the third attempt again
         assert self.take().attempt == 3
 
     @promise("5.5", "4.5")
@@ -81,7 +81,7 @@ class GiveBackTests(Topic):
     @promise("5.5", "4.5")
     @requires("give_back")
     def test_a_delayed_give_back_counts_no_attempt(self) -> None:
-        # Given a job that was given back with a delay, and jobs that were given back without one
+        # Given a job that was given back with a delay, and jobs that were given back without a delay
         self.enqueue_all(b"a", b"b", b"c")
         leases = self.reserve()
         delays = 0.0, self.short_delay, 2 * self.short_delay
@@ -94,10 +94,10 @@ class GiveBackTests(Topic):
     @promise("5.5", "3.5")
     @requires("total_order")
     def test_a_job_given_back_with_a_delay_keeps_its_place_by_age(self) -> None:
-        # Given an older job that was given back with a delay, and a younger one
+        # Given an older job that was given back with a delay, and a younger job
         self.enqueue_all(b"older", b"younger")
         self.settle(GiveBack(self.take(), self.short_delay))
-        # When the older job is due, then it is handed out first
+        # When the older job is due, then it is handed out before the younger job
         self.harness.past(self.in_(self.short_delay))
         assert self.bodies() == [b"older", b"younger"]
 
@@ -118,5 +118,5 @@ class GiveBackTests(Topic):
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="failed before"))
         self.settle(GiveBack(self.take()))
-        # Then the reason is still there
+        # Then the reason is still stored
         assert self.peek(job_id).reason == "failed before"

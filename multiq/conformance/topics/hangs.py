@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LATE = 1.0  # seconds after its deadline by which a call must have ended
-WAIT_LATE = 2.0  # as ``LATE``, for a reserve that waits: the server must first end the wait
+LATE = 1.0  # a call must have ended this many seconds after its deadline
+WAIT_LATE = 2.0  # the same limit for a reserve that waits: the server must first end the wait
 
 
 class HangsTests(Topic):
@@ -81,10 +81,10 @@ class HangsTests(Topic):
         job = self.new(delay=LONG)
         with self._hanging(proxy), pytest.raises(EnqueueUncertain) as caught:
             far.enqueue(self.queue, [job])
-        # Then the error names the job, because the server may have stored it
+        # Then the error names the job, because the server may have stored the job
         assert caught.value.ids == (job.id,)
         assert isinstance(caught.value.__cause__, BackendTimeout)
-        # When the job is enqueued again on a server that answers, then the job is there once
+        # When the job is enqueued again on a server that answers, then the job exists once
         for _ in range(2):
             assert self._answers(lambda: far.enqueue(self.queue, caught.value.jobs)) == [job.id]
         assert self.counts() == (1, 1, 0, 0)
@@ -118,7 +118,7 @@ class HangsTests(Topic):
     @promise("11.10", "11.9", "12.1")
     @requires("outcomes", "portable_leases")
     def test_an_outcome_that_a_server_took_no_notice_of_is_kept_when_its_ack_is_said_again(self) -> None:
-        # Given an ack with an outcome. The ack timed out, and the server has not received it
+        # Given an ack with an outcome. The ack timed out, and the server has not received the ack
         proxy, far = self.proxied()
         job_id = self.enqueue(ttr=LONG)
         consumer = self.another_consumer(backend=far)
@@ -190,8 +190,8 @@ class HangsTests(Topic):
 
     @staticmethod
     def _timed(call: Callable[[], object]) -> tuple[float, object]:
-        """Returns the seconds that a call took, and the call's answer or error. The delay by this machine (``Lag``) is
-        subtracted.
+        """Returns the seconds that a call took, and the call's answer or error. The delay that this machine caused
+        (``Lag``) is subtracted.
         """
         with Lag() as lag:
             started = time.monotonic()

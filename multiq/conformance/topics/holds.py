@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import JobRecord
 
-#: Different members. A collation, a pattern or trimming would treat some of these as equal.
+#: Different members. A collation, a pattern or trimming would treat some of the members as equal.
 MEMBERS = [
     "a", "A", "a ", " a", "a\n", "\u00e1", "a\u0301", "\uff41", "*", "%", "_", "a%", "a*", "[a]", "\\", "'", '"',
     "a:b", "a/b", "1", "01", "1.0", "1e0", "nil", "null", "\u2603", "\U0001d11e", "x" * 200, "x" * 199, "x" * 199 + "y",
@@ -41,12 +41,12 @@ class HoldsTests(Topic):
         # Given a job that waits for several members
         job_id = self.held(awaits, b"body", ttr=LONG)
         for left in range(awaits, 0, -1):
-            # When fewer members have arrived, then it is held, and is not handed out
+            # When fewer members have arrived, then the job is held, and is not handed out
             record = self.peek(job_id)
             assert (record.state, record.awaits, record.due_in) == (State.HELD, left, None)
             assert self.reserve() == []
             self.arrive(job_id, f"member-{left}")
-        # When the last member has arrived, then it is a job like any other
+        # When the last member has arrived, then the job is like any other job
         record = self.peek(job_id)
         assert (record.state, record.awaits, record.due_in) == (State.READY, 0, 0)
         lease = self.take()
@@ -60,7 +60,7 @@ class HoldsTests(Topic):
         # Given jobs whose terms have no members
         self.enqueue_all(b"a", b"b", terms=Terms())
         delayed = self.enqueue(terms=Terms(awaits=0), delay=LONG)
-        # Then they are ready or delayed
+        # Then the jobs are ready or delayed
         assert self.held_count() == 0
         assert self.in_line(self.bodies(), [b"a", b"b"])
         assert self.state(delayed) is State.DELAYED
@@ -76,7 +76,7 @@ class HoldsTests(Topic):
         batch = [
             self.new(job.body, id=job.id, delay=job.delay, terms=held) for job, held in zip(jobs, terms, strict=True)
         ]
-        # When it is enqueued, then each job is in its own state
+        # When the batch is enqueued, then each job is in its own state
         ids = self.backend.enqueue(self.queue, batch)
         keeps_id = [bool(self.can.client_ids or (job.terms and job.terms.awaits)) for job in batch]
         assert [own for own, keeps in zip(ids, keeps_id, strict=True) if keeps] == [
@@ -92,7 +92,7 @@ class HoldsTests(Topic):
         ids = [self.held(), self.held(delay=self.short_delay)]
         # When more time than the delay passes
         self.harness.past(self.in_(2 * self.short_delay))
-        # Then all these jobs are still held
+        # Then all held jobs are still held
         assert [self.state(job_id) for job_id in ids] == [State.HELD] * 2
         assert self.reserve() == []
 
@@ -101,7 +101,7 @@ class HoldsTests(Topic):
         # Given a job that waits for 2,500 members
         job_id = self.held(2500)
         members = [f"member-{number}" for number in range(2500)]
-        # When these members arrive in large calls, some members twice
+        # When the 2,500 members arrive in large calls, some members twice
         self.arrive(job_id, *members[:1000])
         self.arrive(job_id, *members[500:1500])
         assert self.peek(job_id).awaits == 1000
@@ -157,7 +157,7 @@ class HoldsTests(Topic):
 
     @promise("14.2", "4.2")
     def test_a_member_that_runs_twice_counts_once(self) -> None:
-        # Given a held job, and a member that runs twice and arrives with the verdict on each run
+        # Given a held job, and a member that runs twice. On each run, the member arrives with the verdict
         job_id = self.held(2)
         member = self.enqueue(ttr=LONG)
         after = After(steps=(Arrive(self.queue, job_id, member),))
@@ -174,13 +174,13 @@ class HoldsTests(Topic):
         for at, member in enumerate(MEMBERS):
             assert self.peek(job_id).awaits == len(MEMBERS) - at, MEMBERS[at - 1]
             self.arrive(job_id, member)
-        # Then each of these members counts
+        # Then each of the similar members counts
         assert self.state(job_id) is State.READY
 
     @promise("14.2", "1.3")
     @requires("client_ids")
     def test_jobs_and_members_are_not_mixed_up(self) -> None:
-        # Given held jobs, and one arrival for each pair
+        # Given held jobs, and one arrival for each pair of job and member
         for job_id in dict.fromkeys(job_id for job_id, _ in JOINED):
             self.held(3, id=job_id)
         for job_id, member in JOINED:
@@ -217,7 +217,7 @@ class HoldsTests(Topic):
         # Given a held job with a delay
         job_id = self.held(2, delay=LONG)
         assert self.peek(job_id).due_in is None
-        # When its last member arrives, then its delay begins
+        # When the job's last member arrives, then its delay begins
         self.arrive(job_id, "a", "b")
         record = self.peek(job_id)
         assert (record.state, record.awaits) == (State.DELAYED, 0)
@@ -230,11 +230,11 @@ class HoldsTests(Topic):
         job_id = self.held(2, delay=self.short_delay)
         self.arrive(job_id, "a")
         self.harness.past(self.in_(self.short_delay))
-        # When its last member arrives
+        # When the held job's last member arrives
         moment = self.in_(self.short_delay)
         self.arrive(job_id, "b")
         over = self.in_(self.short_delay + self.can.delay_resolution)
-        # Then it is not handed out before the whole delay has passed, and is handed out after the delay
+        # Then the job is not handed out before the whole delay has passed, and is handed out after the delay
         self.harness.nearly(moment)
         self.nothing_before(moment)
         self.harness.past(over)
@@ -242,7 +242,7 @@ class HoldsTests(Topic):
 
     @promise("14.3")
     def test_a_later_arrival_does_not_begin_the_delay_again(self) -> None:
-        # Given a job that was held and is now delayed, and a part of its delay has passed
+        # Given a job that was held and is now delayed, after a part of its delay has passed
         job_id = self.held(1, delay=LONG)
         self.arrive(job_id, "a")
         self.harness.advance(2 * self.short_delay)
@@ -252,12 +252,12 @@ class HoldsTests(Topic):
 
     @promise("14.3", "5.2")
     def test_a_verdict_on_a_job_that_was_held_has_its_own_delay(self) -> None:
-        # Given a job that was held, with a delay, and is running
+        # Given a running job that was enqueued as held, with a delay
         job_id = self.held(1, delay=self.short_delay)
         self.arrive(job_id, "a")
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
         lease = self.take()
-        # When it is released without a delay, then it is ready immediately
+        # When the running job is released without a delay, then it is ready immediately
         self.settle(Release(lease))
         assert self.state(job_id) is State.READY
         self.settle(Release(self.take(), delay=LONG))
@@ -270,7 +270,7 @@ class HoldsTests(Topic):
         job_id = self.held(1, b"held", priority=5)
         for body, priority in ((b"young", 5), (b"best", 1), (b"worst", 9)):
             self.enqueue(body, priority=priority)
-        # When it is released, then it is handed out by its priority and its age
+        # When the held job is released, then it is handed out by its priority and its age
         self.arrive(job_id, "a")
         assert self.bodies() == [b"best", b"held", b"young", b"worst"]
 
@@ -281,7 +281,7 @@ class HoldsTests(Topic):
         ids = [self.held(1, b"%d" % number) for number in range(4)]
         for job_id in reversed(ids):
             self.arrive(job_id, "a")
-        # Then they are handed out by their ages
+        # Then the jobs are handed out by their ages
         assert self.bodies() == [b"0", b"1", b"2", b"3"]
 
     @promise("14.3", "4.8")
@@ -290,7 +290,7 @@ class HoldsTests(Topic):
         job_id = self.held()
         self.harness.advance(2 * self.short_delay)
         assert self.about(self.peek(job_id).age, 2 * self.short_delay)
-        # When it is released, then its age counts from its enqueue
+        # When the job is released, then its age counts from its enqueue
         self.arrive(job_id, "a")
         assert self.about(self.take().age, 2 * self.short_delay)
 
@@ -342,7 +342,7 @@ class HoldsTests(Topic):
     def test_an_arrival_can_make_the_job_wait_for_more(self) -> None:
         # Given a job that waits for one member
         job_id = self.held(1)
-        # When that member arrives and adds two more members, then the job waits for these
+        # When that member arrives and adds two more members, then the job waits for the two new members
         self.arrive(job_id, "a", expect=2)
         assert (self.state(job_id), self.peek(job_id).awaits) == (State.HELD, 2)
         self.arrive(job_id, "b", "c")
@@ -350,21 +350,21 @@ class HoldsTests(Topic):
 
     @promise("14.4")
     def test_only_the_first_arrival_makes_the_job_wait_for_more(self) -> None:
-        # Given a member that arrives three times and adds two more members each time
+        # Given a member that arrives three times, and each time adds two more members
         job_id = self.held(2)
         step = Arrive(self.queue, job_id, "a", expect=2)
         assert self.backend.carry_out([step, step])
         assert self.backend.carry_out([step])
         # Then the job waits for only two more members
         assert self.peek(job_id).awaits == 3
-        # And a member that has arrived without adding members cannot add any later
+        # And a member that has arrived without adding members cannot add members later
         self.arrive(job_id, "b")
         self.arrive(job_id, "b", expect=5)
         assert self.peek(job_id).awaits == 2
 
     @promise("14.4")
     def test_the_last_member_can_make_the_job_wait_for_one_more_again_and_again(self) -> None:
-        # Given a held job, and ten members, each of which arrives and adds one more member
+        # Given a held job, and ten members. Each member arrives and adds one more member
         job_id = self.held(1)
         for number in range(10):
             self.arrive(job_id, f"member-{number}", expect=1)
@@ -407,7 +407,7 @@ class HoldsTests(Topic):
         self.arrive(job_id, "a")
         # When another member dooms the job
         self.arrive(job_id, "b", doom="b has failed")
-        # Then it is ready, and its lease has the reason
+        # Then the job is ready, and its lease has the reason
         record = self.peek(job_id)
         assert (record.state, record.awaits) == (State.READY, 0)
         lease = self.take()
@@ -438,7 +438,7 @@ class HoldsTests(Topic):
 
     @promise("14.5", "14.6")
     def test_the_first_reason_stays(self) -> None:
-        # Given two jobs, each doomed by two members: one job in one call, the other in two calls
+        # Given two jobs, each doomed by two members: one job in one call, the other job in two calls
         one, other = self.held(2), self.held(2)
         self.arrive(one, "a", doom="first")
         self.arrive(one, "b", doom="second")
@@ -472,7 +472,7 @@ class HoldsTests(Topic):
         # Given a doomed job
         job_id = self.held(ttr=LONG)
         self.arrive(job_id, "a", doom="why")
-        # When it is released, given back, buried and kicked
+        # When the doomed job is released, given back, buried and kicked
         self.settle(Release(self.take(), reason="other"))
         seen = [lease := self.take()]
         if self.can.give_back:
@@ -504,7 +504,7 @@ class HoldsTests(Topic):
 
     @promise("14.5")
     def test_other_jobs_are_not_doomed(self) -> None:
-        # Given a doomed job among others, one of which was held
+        # Given a doomed job among other jobs, one of which was held
         released, doomed = self.held(), self.held()
         plain = self.enqueue()
         assert self.backend.carry_out([Arrive(self.queue, released, "a"), Arrive(self.queue, doomed, "a", doom="why")])
@@ -520,13 +520,13 @@ class HoldsTests(Topic):
         # Given a job that is not held
         job_id = self.given(state, b"body", ttr=2 * LONG)
         before = self.peek(job_id)
-        # When members arrive at it
+        # When members arrive at the job
         self.arrive(job_id, "a", "b", **options)
         # Then the job is unchanged
         after = self.peek(job_id)
         assert _timeless(after) == _timeless(before)
         assert after.due_in == before.due_in or self.about(after.due_in, before.due_in or 0.0)
-        # And neither its present lease nor a later one is doomed
+        # And neither the job's present lease nor a later lease is doomed
         if state is State.RESERVED:
             self.settle(Release(next(iter(self.worker.held.values()))))
         elif state is State.BURIED:
@@ -538,12 +538,12 @@ class HoldsTests(Topic):
     @promise("14.6")
     @pytest.mark.parametrize("options", CHANGES.values(), ids=CHANGES.keys())
     def test_an_arrival_at_a_job_that_is_gone_or_never_was_changes_nothing(self, options: dict[str, Any]) -> None:
-        # Given a job that is gone, in a queue that has another job, and a queue that was never used
+        # Given a deleted job in a queue that has another job, and a queue that was never used
         gone = self.enqueue()
         self.settle(Ack(self.take()))
         self.enqueue(b"other")
         unused = self.another_queue()
-        # When members arrive at jobs that are not there
+        # When members arrive at jobs that do not exist
         for job_id, queue in ((gone, self.queue), ("no-such-job", self.queue), (gone, unused)):
             self.arrive(job_id, "a", "b", queue=queue, **options)
         # Then there is no new job, and no new queue
@@ -557,17 +557,17 @@ class HoldsTests(Topic):
         job_id = self.held()
         other = self.another_queue()
         self.held(queue=other)
-        # When a member arrives at its id in the other queue, then the job still waits
+        # When a member arrives at the job's id in the other queue, then the job still waits
         self.arrive(job_id, "a", queue=other)
         assert (self.state(job_id), self.peek(job_id).awaits) == (State.HELD, 1)
-        # And the same member still counts in the right queue
+        # And in the right queue, an arrival of the same member still counts
         self.arrive(job_id, "a")
         assert self.state(job_id) is State.READY
 
     @promise("14.6")
     @requires("client_ids")
     def test_an_arrival_before_the_job_is_enqueued_does_not_count(self) -> None:
-        # Given a member that arrives too early
+        # Given a member that arrives before the job is enqueued
         job_id = self.new().id
         self.arrive(job_id, "a")
         self.arrive(job_id, "b", doom="too early")
@@ -581,7 +581,7 @@ class HoldsTests(Topic):
     @requires("client_ids", "management")
     @pytest.mark.parametrize("end", ["delete", "purge", "kick_job", "released", "doomed"])
     def test_a_later_job_of_the_same_id_begins_without_arrivals(self, end: str) -> None:
-        # Given a held job that is gone, after a member has arrived at it
+        # Given a held job that has ended or was released, after a member had arrived at it
         job_id = self.held(2)
         self.arrive(job_id, "a")
         if end == "delete":
@@ -595,7 +595,7 @@ class HoldsTests(Topic):
             else:
                 self.arrive(job_id, "b", doom="why" if end == "doomed" else "")
             self.settle(Ack(self.take()))
-        # When the same id is enqueued again, then it waits for all of its members
+        # When the same id is enqueued again, then the new job waits for all of its members
         self.held(2, id=job_id)
         assert self.peek(job_id).awaits == 2
         self.arrive(job_id, "a")
@@ -629,14 +629,14 @@ class HoldsTests(Topic):
     def test_members_that_arrive_at_once_with_their_acks_release_the_job_once(self) -> None:
         consumers = [self.another_consumer(backend=self.another_backend()) for _ in range(self.harness.threads)]
         for _ in range(self.harness.rounds):
-            # Given a held job, and its members. Several consumers have reserved these members
+            # Given a held job, and its members. Several consumers have reserved the members
             count = 3 * len(consumers)
             job_id = self.held(count, b"last", ttr=LONG)
             self.enqueue_all(*[b"member"] * count, ttr=LONG)
             acks = [self._acks(job_id, consumer.reserve(3, 0)) for consumer in consumers]
             # When all members are acked at the same time
             together([partial(self.settle, *some, by=who) for some, who in zip(acks, consumers, strict=True)])
-            # Then the held job is handed out, once. A backend with two servers may need a moment to move the job
+            # Then the held job is handed out exactly once. A backend with two servers may need a moment to move the job
             assert [lease.body for lease in self.worker.reserve(ALL, self.harness.patience)] == [b"last"]
             self.settle(*map(Ack, list(self.worker.held.values())))
             assert (self.counts(), self.held_count()) == ((0, 0, 0, 0), 0)
@@ -673,7 +673,7 @@ class HeldJobsTests(Topic):
         # Given a held job at which one member has arrived
         job_id = self.held(2, delay=delay)
         self.arrive(job_id, "a")
-        # When it is kicked, then it is ready, and no kick is counted
+        # When the held job is kicked, then it is ready, and no kick is counted
         self.backend.kick_job(self.queue, job_id)
         record = self.peek(job_id)
         assert (record.state, record.awaits, record.due_in) == (State.READY, 0, 0)
@@ -722,7 +722,7 @@ class HeldJobsTests(Topic):
         # Given jobs in all states
         held = self._one_in_each_state()
         self.arrive(held, "a")
-        # When all jobs except the held ones are purged, then the held job still waits
+        # When all jobs except the held jobs are purged, then the held job still waits
         assert self.backend.purge(self.queue, [State.READY, State.DELAYED, State.BURIED]) == 3
         assert (self.counts(), self.held_count()) == ((0, 0, 1, 0), 1)
         assert self.peek(held).awaits == 1
@@ -743,11 +743,11 @@ class HeldJobsTests(Topic):
         job_id = self.held(2)
         self.arrive(job_id, "a")
         before = self.peek(job_id)
-        # When it is rescheduled, then the call raises JobHeld
+        # When the held job is rescheduled, then the call raises JobHeld
         with pytest.raises(JobHeld) as refusal:
             self.backend.reschedule(self.queue, job_id, delay)
         assert (refusal.value.queue, refusal.value.job_id) == (self.queue, job_id)
-        # And nothing has changed
+        # And the job has not changed
         assert _timeless(self.peek(job_id)) == _timeless(before)
         self.arrive(job_id, "a")
         assert self.state(job_id) is State.HELD
@@ -768,7 +768,7 @@ class HeldJobsTests(Topic):
     def test_a_kick_of_many_leaves_held_jobs_alone(self) -> None:
         # Given a held and a buried job
         held = self._one_in_each_state()
-        # When more jobs are kicked than there are buried ones, then the held job still waits
+        # When more jobs are kicked than there are buried jobs, then the held job still waits
         assert self.backend.kick(self.queue, 100) == 1
         assert (self.counts(), self.held_count()) == ((2, 1, 1, 0), 1)
         assert self.backend.kick(self.queue, 100) == 0
@@ -780,11 +780,11 @@ class HeldJobsTests(Topic):
         # Given a held job in a paused queue
         job_id = self.held(2)
         self.backend.pause(self.queue, LONG)
-        # When its members arrive, then it is ready, but is not handed out
+        # When the held job's members arrive, then the job is ready, but is not handed out
         self.arrive(job_id, "a", "b")
         assert self.state(job_id) is State.READY
         assert self.reserve() == []
-        # And it is handed out after the pause
+        # And the job is handed out after the pause
         self.backend.resume(self.queue)
         assert self.take().id == job_id
 
@@ -803,8 +803,8 @@ class HeldJobsTests(Topic):
             def arrive(job_id: str = job_id) -> bool:
                 return self.backend.carry_out([Arrive(self.queue, job_id, "a")])
 
-            # When this job is deleted while its last member arrives, then it is gone, because no consumer had reserved
-            # it
+            # When the held job is deleted while its last member arrives, then it is gone, because no consumer had
+            # reserved it
             assert together([delete, arrive]) == [True, True]
             assert (self.counts(), self.held_count()) == ((0, 0, 0, 0), 0)
 
@@ -838,7 +838,7 @@ class HeldJobsTests(Topic):
         for number, (priority, delay) in enumerate([(5, 0.0), (1, LONG), (9, 0.0), (0, 2 * LONG)], 1):
             self.held(number, b"%d" % number, priority=priority, delay=delay)
             self.enqueue(b"other", priority=priority)
-        # Then they are listed by their ages, with the number of members that each waits for
+        # Then the held jobs are listed by their ages, with the number of members that each job waits for
         page = self.backend.jobs(self.queue, State.HELD)
         assert [(record.body, record.awaits) for record in page.jobs] == [(b"1", 1), (b"2", 2), (b"3", 3), (b"4", 4)]
         assert {record.state for record in page.jobs} == {State.HELD}
@@ -864,11 +864,11 @@ class HeldJobsTests(Topic):
     @promise("14.8")
     @requires("lists_jobs")
     def test_a_released_job_is_listed_as_what_it_is_now(self) -> None:
-        # Given a released job, and one whose delay has begun
+        # Given a released job, and a job whose delay has begun
         ready, delayed = self.held(), self.held(delay=LONG)
         self.arrive(ready, "a")
         self.arrive(delayed, "a")
-        # Then each is listed in its state, and none as held
+        # Then each job is listed in its state, and no job is listed as held
         listed: dict[State, list[Any]] = {
             state: [(record.id, record.awaits) for record in self.backend.jobs(self.queue, state).jobs]
             for state in (State.READY, State.DELAYED, State.HELD)
@@ -882,7 +882,7 @@ class HeldJobsTests(Topic):
         job_id = self.held()
         self.arrive(job_id, "a", expect=1)
         assert self._is_named()
-        # When it is deleted, then the queue is not named
+        # When the held job is deleted, then the queue is not named
         self.backend.delete(self.queue, job_id)
         assert not self._is_named()
 
@@ -906,7 +906,7 @@ class HeldJobsTests(Topic):
         job_id = self.held(3, b"old")
         self.arrive(job_id, "a")
         before = self.peek(job_id)
-        # When its id is enqueued again
+        # When the held job's id is enqueued again
         new = self.new(b"new", id=job_id, delay=delay, terms=terms, ttr=LONG)
         if how == "enqueue":
             assert self.backend.enqueue(self.queue, [new]) == [job_id]
@@ -925,7 +925,7 @@ class HeldJobsTests(Topic):
     def test_a_job_that_is_there_is_not_held_by_enqueuing_its_id(self, state: State) -> None:
         # Given a job that is not held
         job_id = self.given(state, ttr=LONG)
-        # When its id is enqueued with a number of members, then the job is unchanged
+        # When the job's id is enqueued again with a number of members, then the job is unchanged
         self.backend.enqueue(self.queue, [self.new(id=job_id, terms=Terms(2))])
         assert (self.state(job_id), self.peek(job_id).awaits) == (state, 0)
 
@@ -943,14 +943,14 @@ class HeldJobsTests(Topic):
     @promise("14.1", "11.7")
     @requires("persistent")
     def test_held_jobs_and_their_arrivals_outlive_all_clients(self) -> None:
-        # Given a held job at which one member has arrived, and a doomed one
+        # Given a held job at which one member has arrived, and a doomed job
         job_id = self.held(2, delay=LONG)
         self.arrive(job_id, "a")
         doomed = self.held()
         self.arrive(doomed, "a", doom="why")
         # When all backends are closed, and the store is restarted
         self._start_anew()
-        # Then the arrival still counts, and the reason is there
+        # Then the arrival still counts, and the doomed job still has its reason
         assert (self.state(job_id), self.peek(job_id).awaits) == (State.HELD, 1)
         self.arrive(job_id, "a")
         assert self.state(job_id) is State.HELD
@@ -962,7 +962,7 @@ class HeldJobsTests(Topic):
     # --- internals ---
 
     def _one_in_each_state(self) -> str:
-        """Add a job in each state. Returns the id of the held job. This job waits for two members."""
+        """Add a job in each state. Returns the id of the held job. The held job waits for two members."""
         for state in (State.DELAYED, State.BURIED, State.RESERVED, State.READY):
             self.given(state, ttr=LONG)
         return self.held(2)

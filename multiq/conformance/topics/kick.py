@@ -11,16 +11,16 @@ class KickTests(Topic):
     def test_a_kick_makes_buried_jobs_ready_and_says_how_many(self) -> None:
         # Given three buried jobs
         self._bury(b"a", b"b", b"c")
-        # When all three are kicked
+        # When all three buried jobs are kicked
         assert self.backend.kick(self.queue, 100) == 3
-        # Then all three are ready
+        # Then all three jobs are ready
         assert self.counts() == (3, 0, 0, 0)
 
     @promise("6.1")
     def test_no_more_jobs_than_the_limit_are_kicked(self) -> None:
         # Given five buried jobs
         self._bury(b"a", b"b", b"c", b"d", b"e")
-        # When two jobs are kicked, four times
+        # When a kick of two jobs is called four times
         kicked = [self.backend.kick(self.queue, 2) for _ in range(4)]
         # Then each call returns the number of jobs that it kicked
         assert kicked == [2, 2, 1, 0]

@@ -59,8 +59,7 @@ class KickJobTests(Topic):
         buried = self.enqueue_all(b"a", b"b")
         self.settle(*map(Bury, self.reserve()))
         delayed = self.enqueue_all(b"c", b"d", delay=LONG)
-        # When the second buried and the second delayed job are kicked, then the first buried and the first delayed job
-        # stay as before
+        # When the second job of each kind is kicked, then the first buried and the first delayed job stay unchanged
         self.backend.kick_job(self.queue, buried[1])
         self.backend.kick_job(self.queue, delayed[1])
         assert self.counts() == (2, 1, 0, 1)

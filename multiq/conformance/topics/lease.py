@@ -1,5 +1,4 @@
-"""Leases: the duration of a lease, the numbers that a lease changes, and verdicts without a valid lease, which change
-nothing."""
+"""Leases: how long a lease lasts, and which numbers it changes. Verdicts without a valid lease change nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ class LeaseTests(Topic):
 
     @promise("1.2", "4.2")
     def test_an_ended_lease_shows_in_every_answer_before_another_reserve(self) -> None:
-        # Given a job whose lease has ended. No consumer has reserved the job since then
+        # Given a job whose lease has ended. No consumer has reserved the job after the end of its lease
         lease = self.abandoned()
         # Then peek and stats show the job as ready
         record = self.peek(lease.id)
@@ -54,7 +53,7 @@ class LeaseTests(Topic):
         over = self.in_(self.short_ttr)
         lease = self.take()
         self.harness.nearly(over)
-        # When the holder acks, then the ack is accepted, unless this machine stalled until the lease had ended
+        # When the holder acks, then the ack is accepted, except if this machine stalled until the lease had ended
         (answer,) = self.worker.settle([Ack(lease)])
         assert answer is None or self.harness.now() >= over
 
@@ -90,7 +89,7 @@ class LeaseTests(Topic):
         # Given a consumer that holds a job with the shortest lease
         self.enqueue(ttr=self.can.min_ttr)
         self.take()
-        # When the consumer waits for another job until that lease ends
+        # When the consumer waits for another job until its shortest lease ends
         started, spent = time.monotonic(), time.thread_time()
         self.worker.reserve(1, self.can.min_ttr)
         # Then the consumer slept most of the time
@@ -104,7 +103,7 @@ class LeaseTests(Topic):
     def test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job(
         self, verdict: Callable[[Lease], Verdict]
     ) -> None:
-        # Given a lease that has ended, and a job that no consumer has reserved since then
+        # Given a lease that has ended, and a job that no consumer has reserved since the end of the lease
         lease = self.abandoned(body=b"once", priority=5)
         # When the old holder sends a verdict
         self.refused(verdict(lease))
@@ -119,7 +118,7 @@ class LeaseTests(Topic):
         # Given a lease that has ended, and a consumer that cannot know when the lease began
         lease = self.abandoned()
         stranger = self.another_consumer(backend=self.another_backend())
-        # When that consumer acks the lease, then the store refuses the ack
+        # When the consumer acks the ended lease, then the store refuses the ack
         self.refused(Ack(lease), by=stranger)
         assert self.stands(lease.id, State.READY)
 
@@ -127,7 +126,7 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs(self) -> None:
-        # Given jobs whose leases have ended. Another consumer has reserved the jobs since then
+        # Given jobs whose leases have ended. Another consumer has reserved the jobs after the end of the leases
         leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         # When the old holder sends a verdict of each kind, then all verdicts are refused
         self._refuse_all_kinds(leases)
@@ -176,7 +175,7 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_the_jobs_were_buried_and_kicked(self) -> None:
-        # Given jobs with ended leases that another consumer has buried, and a caller has kicked
+        # Given jobs with ended leases that another consumer has buried and a caller has kicked
         leases, other = self._ended_leases_of_jobs_that_another_consumer_holds()
         self.settle(*map(Bury, other.held.values()), by=other)
         assert self.backend.kick(self.queue, len(leases)) == len(leases)
@@ -187,7 +186,7 @@ class LeaseTests(Topic):
     @promise("4.4", "7.1")
     @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_rescheduled(self) -> None:
-        # Given jobs whose leases have ended, and which were rescheduled after that
+        # Given jobs that were rescheduled after their leases had ended
         leases = self._leases_that_have_ended()
         ids = [self.backend.reschedule(self.queue, lease.id, LONG) for lease in leases]
         # When the old holder sends its verdicts, then nothing changes
@@ -197,7 +196,7 @@ class LeaseTests(Topic):
     @promise("4.4", "8.1")
     @requires("management")
     def test_stale_verdicts_are_refused_when_the_jobs_were_deleted(self) -> None:
-        # Given jobs whose leases have ended, and which were deleted after that
+        # Given jobs that were deleted after their leases had ended
         leases = self._leases_that_have_ended()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
@@ -217,7 +216,8 @@ class LeaseTests(Topic):
     @promise("4.4", "2.4")
     @requires("client_ids", "management")
     def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
-        # Given leases that have ended. Their jobs were deleted, and another consumer holds new jobs with the same ids
+        # Given leases that have ended. The leases' jobs were deleted, and another consumer holds new jobs with the same
+        # ids
         leases = self._leases_that_have_ended()
         for lease in leases:
             self.backend.delete(self.queue, lease.id)
@@ -330,7 +330,7 @@ class LeaseTests(Topic):
         self.take()
         # When the consumer's connection ends
         self.worker.close()
-        # Then another consumer gets the job, as soon as the server has noticed
+        # Then another consumer gets the job as soon as the server has noticed the end of the connection
         assert [lease.id for lease in self.another_consumer().reserve(1, self.harness.patience)] == [job_id]
 
     @promise("4.1")

@@ -25,7 +25,7 @@ class LifecycleTests(Topic):
 
     @promise("11.6")
     def test_a_closed_backend_leaves_its_consumers_alone(self) -> None:
-        # Given a backend with two consumers: one holds a lease, and one waits
+        # Given a backend with two consumers. One consumer holds a lease, and the other consumer waits
         theirs = self.another_backend()
         holder, sleeper = (self.another_consumer(backend=theirs) for _ in range(2))
         self.enqueue()
@@ -33,7 +33,8 @@ class LifecycleTests(Topic):
         waiting = self.waiting(sleeper)
         # When the backend is closed
         theirs.close()
-        # Then the waiting consumer gets the next job. If the consumer gets BackendUnavailable first, it tries again.
+        # Then the waiting consumer gets the next job. If the consumer gets BackendUnavailable before the job, it tries
+        # again.
         job_id = self.enqueue()
         try:
             leases = self.woken(waiting)
@@ -42,7 +43,7 @@ class LifecycleTests(Topic):
         ids = {lease.id, job_id} if self.can.disconnect_ends_lease else {job_id}
         assert len(leases) == 1
         assert leases[0].id in ids
-        # And the other consumer can settle its job, unless the lease ended with the connection
+        # And the other consumer can settle its job, except if the lease ended with the connection
         (answer,) = holder.settle([Ack(lease)])
         assert answer is None or self.can.disconnect_ends_lease
 
@@ -59,7 +60,7 @@ class LifecycleTests(Topic):
         # Given a backend in a with statement
         with self.another_backend() as backend:
             backend.enqueue(self.queue, [self.new(b"inside")])
-        # Then the backend's jobs stay
+        # Then the jobs remain after the ``with`` statement
         assert self.bodies() == [b"inside"]
 
     @promise("11.6")
@@ -67,7 +68,7 @@ class LifecycleTests(Topic):
         # Given a consumer without leases
         with self.another_consumer() as consumer:
             assert consumer.reserve(1, 0) == []
-        # Then a second close raises no error, and neither does a close of a consumer that was never used
+        # Then a second close raises no error, and the close of an unused consumer raises no error
         consumer.close()
         self.another_consumer().close()
 

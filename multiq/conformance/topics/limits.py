@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 API = Gate("api")
 SMTP = Gate("smtp")
-#: Keys that a collation, a pattern, trimming or a separator would mix up. The empty key stands for no key.
+#: Keys that a collation, a pattern, trimming or a separator would mix up. An empty key means that the job has no key.
 KEYS = ["", *MEMBERS]
 #: Pairs of a limit's name and a key that are the same text when the two parts are joined.
 JOINED = [("api", "/7"), ("api/", "7"), ("api/7", ""), ("api", ":7"), ("api:", "7")]
 FREEING = sorted(set(VERDICTS) - {"touch"})
 CONSUMERS = 32
 SPINNING = 0.25  # the share of a core that a consumer must not exceed while it waits
-WATCHED = 2.0  # seconds of this wait
+WATCHED = 2.0  # seconds of the consumer's wait
 
 
 @requires("limits", "inspection")
@@ -54,12 +54,12 @@ class _LimitsTopic(Topic):
     _limited: set[tuple[str, str]]
 
     def limit(self, name: str, *, queue: str | None = None, **quota: Any) -> None:
-        """Store a limit. It is removed at the end of the test."""
+        """Store a limit. The limit is removed at the end of the test."""
         vars(self).setdefault("_limited", set()).add((queue or self.queue, name))
         self.backend.limits(queue or self.queue, {name: Quota(**quota)})
 
     def gated(self, body: bytes = b"x", *gates: Gate, **options: Any) -> str:
-        """Enqueue a job with gates. Default: the gate ``API``."""
+        """Enqueue a job with gates. The default is the gate ``API``."""
         return self.enqueue(body, terms=Terms(gates=gates or (API,)), **options)
 
     def gated_all(self, *bodies: bytes, gate: Gate = API, **options: Any) -> list[str]:
@@ -92,10 +92,10 @@ class LimitsTests(_LimitsTopic):
         # Given more jobs than slots
         self.limit("api", slots=slots)
         ids = self.gated_all(*[b"x"] * 5, ttr=LONG)
-        # When these jobs are reserved in one call, or one by one, then as many jobs are handed out as there are slots
+        # When the jobs are reserved in one call or one by one, then one job is handed out for each slot
         leases = self.reserve() if at_once else [lease for _ in range(5) for lease in self.reserve(1)]
         assert self.ids(leases) == ids[:slots]
-        # When these jobs are done, then the next jobs are handed out
+        # When the handed-out jobs are done, then the next jobs are handed out
         for first in range(slots, 5, slots or 5):
             self.settle(*map(Ack, leases))
             leases = self.reserve()
@@ -109,7 +109,7 @@ class LimitsTests(_LimitsTopic):
         ids = {gate: [self.gated(b"x", gate, ttr=LONG) for _ in range(2)] for gate in gates}
         # When all jobs are reserved, then one job of each key is handed out
         assert sorted(self.ids(self.reserve())) == sorted(first for first, _ in ids.values())
-        # And the limit reports this
+        # And the limit reports one running job of each key
         state = self.states()["api"]
         assert (state.keys, state.running, state.parked) == (len(KEYS), len(KEYS), len(KEYS))
 
@@ -136,13 +136,13 @@ class LimitsTests(_LimitsTopic):
     @promise("19.2")
     @pytest.mark.parametrize("verdict", FREEING)
     def test_each_verdict_frees_the_slot_once(self, verdict: str) -> None:
-        # Given a limit with one slot, a running job that uses the slot, and two jobs that wait for it
+        # Given a limit with one slot, a running job that uses the slot, and two jobs that wait for the slot
         self.limit("api", slots=1)
         first = self.gated(b"first", ttr=LONG, priority=2000 if self.can.priorities else PRIORITY_DEFAULT)
         lease = self.take()
         others = self.gated_all(b"b", b"c", ttr=LONG)
         assert self.reserve() == []
-        # When the running job's verdict comes, and comes again
+        # When the running job's verdict is sent twice
         self.settle(VERDICTS[verdict](lease) if verdict != "release" else Release(lease, delay=LONG))
         self.refused(VERDICTS[verdict](lease))
         # Then one more job is handed out
@@ -173,7 +173,7 @@ class LimitsTests(_LimitsTopic):
         first, *_ = self.gated_all(b"a", b"b", b"c", ttr=self.short_ttr)
         lease = self.take()
         self.harness.past(self.in_(self.short_ttr))
-        # When it is reserved again
+        # When the job with the ended lease is reserved again
         again = self.reserve()
         assert [(one.id, one.crashes) for one in again] == [(first, 1)]
         # Then the late verdict of the first lease frees no slot
@@ -190,10 +190,10 @@ class LimitsTests(_LimitsTopic):
         first, second, _ = self.gated_all(b"a", b"b", b"c", ttr=self.short_ttr)
         late = self.take()
         self.harness.past(self.in_(self.short_ttr))
-        # When a call reserves this job together with another job
+        # When a call reserves the job together with another job
         again = self.reserve(2)
         assert self.ids(again) == [first, second]
-        # Then a late verdict on the first lease frees no slot, in the same call as a verdict on the other job
+        # Then a late verdict on the first lease frees no slot, even in a call with a verdict on the other job
         lost = self.worker.settle([Ack(late), Ack(again[1])])
         assert [answer is None for answer in lost] == [False, True]
         assert self.states()["api"].running == 1
@@ -246,7 +246,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.3")
     def test_a_burst_is_handed_out_at_once_and_then_one_at_a_time(self) -> None:
-        # Given a rate of one job in some seconds, with a burst of three
+        # Given a rate of one job every few seconds, with a burst of three jobs
         pause = max(1.0, 2 * self.can.delay_resolution)
         self.limit("api", rate=1, per=pause, burst=3)
         ids = self.gated_all(*[b"x"] * 6, ttr=LONG)
@@ -303,7 +303,7 @@ class LimitsTests(_LimitsTopic):
         # Then two jobs are handed out together
         leases = self.reserve()
         assert len(leases) == 2
-        # When both jobs are done, then a third job is handed out, and no fourth job
+        # When both jobs are done, then only a third job is handed out
         self.settle(*map(Ack, leases))
         assert len(self.reserve()) == 1
         assert self.reserve() == []
@@ -345,7 +345,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.4", "19.7")
     def test_a_job_that_meets_one_closed_gate_after_the_other_is_handed_out(self) -> None:
-        # Given jobs with two gates. Each gate has one slot, and another job is in this slot
+        # Given jobs with two gates. Each gate has one slot, which another job uses
         self.limit("api", slots=1)
         self.limit("smtp", slots=1)
         self.gated(b"api", API, ttr=LONG)
@@ -368,7 +368,7 @@ class LimitsTests(_LimitsTopic):
     @promise("19.6", "19.4")
     @requires("total_order")
     def test_a_job_behind_one_that_waits_at_another_gate_is_next(self) -> None:
-        # Given a job that waits for one of its gates, and an older and a younger job behind it
+        # Given a job that waits for one of its gates. An older and a younger job wait behind it
         self.limit("api", slots=1)
         self.limit("smtp", slots=1)
         self.gated(b"smtp", SMTP, ttr=LONG)
@@ -401,7 +401,7 @@ class LimitsTests(_LimitsTopic):
         ids = self.gated_all(b"a", b"b", b"c", gate=gate, ttr=LONG)
         (lease,) = self.reserve()
         plain = self.enqueue(b"plain")
-        # Then the jobs are ready, and each shows the limit and the key for which it waits
+        # Then the jobs are ready, and each job shows the limit and the key for which it waits
         assert self.counts() == (3, 0, 1, 0)
         record = self.peek(ids[1])
         assert (record.state, record.due_in, record.body) == (State.READY, 0, b"b")
@@ -447,7 +447,7 @@ class LimitsTests(_LimitsTopic):
         assert self.backend.purge(self.queue, [State.READY]) == 3
         self.settle(Ack(lease))
         assert self.reserve() == []
-        # The next job of this gate does not wait for the jobs that are gone.
+        # The next job of the gate does not wait for jobs that are gone.
         job_id = self.gated(ttr=LONG)
         assert self.ids(self.reserve()) == [job_id]
 
@@ -509,21 +509,21 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.4", "4.5")
     def test_waiting_at_a_gate_costs_neither_attempts_nor_age(self) -> None:
-        # Given a job that has waited at a gate, and was looked at many times
+        # Given a job that has waited at a gate, and was peeked at many times
         self.limit("api", slots=0)
         job_id = self.gated(ttr=LONG)
         for _ in range(5):
             assert self.reserve() == []
         self.harness.advance(0.5)
         self.backend.limits(self.queue, {"api": Quota(slots=1)})
-        # When the gate opens, then this is the job's first attempt, and its age includes the wait
+        # When the gate opens, then the job is in its first attempt, and its age includes the wait
         (lease,) = self.reserve()
         assert (lease.id, lease.attempt, lease.crashes, lease.kicks) == (job_id, 1, 0, 0)
         assert lease.age >= 0.5
 
     @promise("4.8", "3.3")
     def test_jobs_of_a_queue_after_one_with_gates_have_their_ages(self) -> None:
-        # Given a queue with a job that has a gate, and a queue with a job that has none
+        # Given a queue with a job that has a gate, and a queue with a job that has no gate
         other = self.another_queue()
         ids = [self.gated(), self.enqueue(queue=other)]
         self.harness.advance(0.5)
@@ -537,7 +537,7 @@ class LimitsTests(_LimitsTopic):
     @pytest.mark.parametrize("memo", [b"", b"memo"], ids=["empty", "some bytes"])
     @pytest.mark.parametrize("doom", ["", "why"], ids=["not doomed", "doomed"])
     def test_a_gate_also_counts_for_a_job_with_a_memo(self, memo: bytes, doom: str) -> None:
-        # Given two jobs with one gate, of which the first has a memo and perhaps the reason of a doom
+        # Given two jobs with one gate. The first job has a memo, and possibly the reason of a doom
         self.limit("api", slots=1)
         terms = Terms(1 if doom else 0, gates=(API,))
         if doom:
@@ -547,11 +547,11 @@ class LimitsTests(_LimitsTopic):
             self.arrive(first, "a", doom=doom)
         second = self.gated(b"second", ttr=LONG)
         self.settle(Release(self.take(), after=After(memo=memo)))
-        # When jobs are reserved, then the first one is handed out with all that it has, and it uses the slot
+        # When jobs are reserved, then the first job is handed out with its memo and its reason, and it uses the slot
         (lease,) = self.reserve()
         assert (lease.id, lease.memo, lease.doomed, lease.attempt) == (first, memo, doom, 2)
         assert self.reserve() == []
-        # When its lease ends, then the second one is handed out
+        # When the first job's lease ends, then the second job is handed out
         self.settle(Ack(lease))
         assert self.take().id == second
 
@@ -559,7 +559,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.6", "3.4")
     def test_parked_jobs_of_one_gate_keep_their_order(self) -> None:
-        # Given a limit with one slot, and jobs of several priorities. The first job runs, and the others are parked
+        # Given a limit with one slot, and jobs of several priorities. The first job runs, and the other jobs are parked
         self.need("priorities")
         self.limit("api", slots=1)
         ids = []
@@ -700,7 +700,8 @@ class LimitsTests(_LimitsTopic):
     @promise("19.8", "19.6", "3.2")
     @pytest.mark.parametrize("fair", [True, False])
     def test_the_next_reserve_finds_the_one_open_gate_among_many(self, fair: bool) -> None:
-        # Given many jobs, each with its own key of a closed limit. All jobs but the last also have another closed gate
+        # Given many jobs, each with its own key of a closed limit. All jobs except the last also have another closed
+        # gate
         self.limit("api", slots=0, fair=fair)
         self.limit("all", slots=0)
         for key in range(120):
@@ -715,7 +716,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.9")
     def test_the_keys_of_a_fair_limit_take_turns(self) -> None:
-        # Given a busy key, and other keys that come later
+        # Given a key with many jobs, and other keys whose jobs come later
         self.limit("tenant", fair=True)
         for key, count in (("a", 8), ("b", 2), ("c", 1)):
             self.gated_all(*[key.encode()] * count, gate=Gate("tenant", key), ttr=LONG)
@@ -727,7 +728,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.9", "3.1")
     def test_the_jobs_of_one_call_are_in_the_order_of_their_turns(self) -> None:
-        # Given a busy key, and another key that comes later
+        # Given a key with many jobs, and another key whose jobs come later
         self.limit("tenant", fair=True)
         for key, count in (("a", 3), ("b", 2)):
             self.gated_all(*[key.encode()] * count, gate=Gate("tenant", key), ttr=LONG)
@@ -787,7 +788,7 @@ class LimitsTests(_LimitsTopic):
         if how != "purge":
             self.gated(b"next", tenant)
         assert self.reserve() == []
-        # When this job is gone, is behind the key's other jobs, or has other gates
+        # When the waiting job is deleted, is behind the key's other jobs, or has other gates
         if how == "delete":
             self.backend.delete(self.queue, first)
         elif how == "delete_many":
@@ -815,7 +816,7 @@ class LimitsTests(_LimitsTopic):
 
     @promise("19.9", "3.4")
     def test_an_urgent_job_before_the_first_job_of_its_key_that_waits_has_its_turn(self) -> None:
-        # Given a key whose only job waits for another limit, and another key that has had a turn since
+        # Given a key whose only job waits for another limit, and another key that has had a turn during the wait
         self.need("priorities")
         self.limit("all", slots=0)
         self.limit("tenant", fair=True)
@@ -825,7 +826,7 @@ class LimitsTests(_LimitsTopic):
         # When both keys have a more urgent job
         self.gated(b"b2", Gate("tenant", "b"), priority=5, ttr=LONG)
         self.gated(b"a", Gate("tenant", "a"), priority=5, ttr=LONG)
-        # Then the first key has its turn, and then the other one
+        # Then the first key has its turn before the other key
         assert [self.take().body for _ in range(2)] == [b"a", b"b2"]
 
     @promise("19.9", "3.4")
@@ -837,7 +838,7 @@ class LimitsTests(_LimitsTopic):
         for key, priority in (("a", 1), ("b", 5)):
             self.gated(key.encode(), Gate("all"), Gate("tenant", key), priority=priority, ttr=LONG)
         assert self.reserve() == []
-        # When this limit changes, and a less urgent job of a third key comes
+        # When the other limit changes, and a less urgent job of a third key comes
         self.limit("all", slots=5)
         self.gated(b"c", Gate("tenant", "c"), priority=9, ttr=LONG)
         # Then one call hands out all jobs in the order of their priorities
@@ -867,14 +868,14 @@ class LimitsTests(_LimitsTopic):
     def test_a_gate_stays_open_for_the_others_when_the_jobs_leave_that_could_use_it(
         self, leaving: str, before: bool
     ) -> None:
-        # Given one slot for all jobs, which is taken, and a fair limit with many keys. Each key has one waiting job
+        # Given a fair limit with many keys, and one slot for all jobs, which is taken. Each key has one waiting job
         self.limit("all", slots=1)
         self.limit("tenant", fair=True)
         self.gated(b"first", Gate("all"), ttr=LONG)
         (lease,) = self.reserve()
         ids = [self.gated(str(key).encode(), Gate("all"), Gate("tenant", str(key)), ttr=LONG) for key in range(25)]
         assert self.reserve() == []
-        # When the slot is free, and most of the jobs leave without having run
+        # When the slot is free, and most of the jobs are deleted or delayed before they run
         if not before:
             self.settle(Ack(lease))
         for job_id in ids[:20]:
@@ -939,7 +940,7 @@ class LimitsTests(_LimitsTopic):
             leases = self.reserve(by=self.another_consumer(self.queue, other))
             assert sorted(one.queue for one in leases) == sorted([self.queue, other])
             self.settle(*map(Ack, leases))
-        # And of the jobs that carry_out enqueues, one is handed out at a time, too
+        # And the jobs that carry_out enqueues are also handed out one at a time
         self.backend.carry_out([Enqueue(self.queue, self.new(b"y", ttr=LONG, terms=terms)) for _ in range(3)])
         assert len(self.reserve()) == 1
 
@@ -982,7 +983,7 @@ class LimitsTests(_LimitsTopic):
         self.limit("api", slots=10)
         gated = self.gated_all(*[b"gated"] * 4, ttr=LONG)
         plain = self.enqueue_all(*[b"plain"] * 3, ttr=LONG)
-        # When the consumer takes at most one job with gates, or none, then it gets the jobs without gates as before
+        # When the consumer takes at most one job with gates, or none, then it still gets the jobs without gates
         self.worker.most_gated = 1
         assert sorted(self.ids(self.reserve(3))) == sorted([gated[0], *plain[:2]])
         self.worker.most_gated = 0
@@ -999,21 +1000,21 @@ class LimitsUniqueTests(_LimitsTopic):
     @promise("18.1", "18.2", "19.5")
     @pytest.mark.parametrize("until", ["gone", "buried", "reserved"])
     def test_a_parked_job_has_its_key(self, until: str) -> None:
-        # Given a limit with one slot, and a job that waits for it
+        # Given a limit with one slot, and a job that waits for the slot
         self.limit("api", slots=1)
         first = self.add(b"first", key=b"1", until=until)
         lease = self.take()
         second = self.add(b"second", key=b"2", until=until)
         assert self.reserve() == []
-        # Then the waiting job's key is taken, and an enqueue with this key does not change the waiting job
+        # Then the waiting job's key is taken, and an enqueue with the key does not change the waiting job
         assert self.add(b"other", key=b"2", until=until) == second
         assert (self.peek(second).body, self.peek(second).held_by) == (b"second", "limit api")
         assert self.states()["api"].parked == 1
-        # When the job was reserved, then its key is free if ``until`` is "reserved", and taken if not
+        # When the job was reserved, then its key is free only if ``until`` is "reserved"
         self.settle(Ack(lease))
         assert self.ids(self.reserve()) == [second]
         assert (self.add(b"third", key=b"2", until=until) != second) == (until == "reserved")
-        # And the key of the job that is gone is free
+        # And the key of the deleted job is free
         assert self.add(b"fourth", key=b"1") != first
 
     @promise("18.5", "19.5")
@@ -1025,7 +1026,7 @@ class LimitsUniqueTests(_LimitsTopic):
         assert self.reserve() == []
         # When the first parked job is replaced
         assert self.add(b"new", key=b"2", on_conflict="replace") == parked[0]
-        # Then the job waits at the same place, with the new body
+        # Then the replaced job waits at the same place, with the new body
         assert self.reserve() == []
         assert self.states()["api"].parked == 2
         self.settle(Ack(lease))
@@ -1045,7 +1046,7 @@ class LimitsUniqueTests(_LimitsTopic):
             key=b"1", delay=LONG if state is State.DELAYED else 0, awaits=int(state is State.HELD), gates=(API,)
         )
         assert self.reserve() == []
-        # When this job is replaced by a job with another gate
+        # When the waiting job is replaced by a job with another gate
         assert self.add(b"new", key=b"1", on_conflict="replace", gates=(SMTP,)) == job_id
         if state is State.HELD:
             self.arrive(job_id, "member")
@@ -1068,10 +1069,10 @@ class LimitsUniqueTests(_LimitsTopic):
         self.limit("tenant", fair=True)
         job_id = self.add(key=b"1", gates=(API, Gate("tenant", "a")))
         assert self.reserve() == []
-        # When it is replaced by a job that has only a closed gate
+        # When the waiting job is replaced by a job that has only a closed gate
         other = Gate("api", "other")
         assert self.add(b"new", key=b"1", on_conflict="replace", gates=(other,)) == job_id
-        # Then it waits until this gate opens
+        # Then the new job waits until the closed gate opens
         assert self.reserve() == []
         assert self.states()["api"].running == 0
         self.limit("api", slots=1)
@@ -1091,7 +1092,7 @@ class LimitsUniqueTests(_LimitsTopic):
 
     @promise("18.6", "19.5")
     def test_a_kicked_job_meets_its_key_before_its_gates(self) -> None:
-        # Given a buried job, and a running job that has taken its key
+        # Given a buried job, and a running job that has taken the buried job's key
         self.limit("api", slots=1)
         buried = self.add(b"first", key=b"1", until="buried")
         self.settle(Bury(self.take()))
@@ -1125,7 +1126,7 @@ class LimitsWakingTests(_LimitsTopic):
     @promise("19.7", "3.10")
     @pytest.mark.parametrize("verdict", [*FREEING, "delayed release"])
     def test_a_verdict_wakes_a_waiting_consumer(self, verdict: str) -> None:
-        # Given a job that waits at a gate, and a consumer that waits for it
+        # Given a job that waits at a gate, and a consumer that waits for the job
         self.limit("api", slots=1)
         lease = self._running()
         waiting = self.waiting(self.another_consumer(backend=self.another_backend()))
@@ -1180,7 +1181,7 @@ class LimitsWakingTests(_LimitsTopic):
 
         consumers = [self.another_consumer(backend=self.another_backend()) for _ in range(4)]
         together([partial(work, consumer) for consumer in consumers])
-        # Then no job is left behind
+        # Then all jobs are done
         assert len(done) == jobs
 
     @promise("19.7")
@@ -1211,7 +1212,7 @@ class LimitsWakingTests(_LimitsTopic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     def _running(self, ttr: float = LONG) -> Lease:
-        """Reserve one of two jobs with the gate. The other job then waits at the gate."""
+        """Reserve one of two jobs that have the gate. The other job then waits at the gate."""
         self.gated_all(b"a", b"b", ttr=ttr)
         lease = self.take()
         assert self.reserve() == []

@@ -34,7 +34,7 @@ class PeekTests(Topic):
         # Given a job in one of the states, with LONG as its delay or 2 * LONG as its ttr
         job_id = self.given(state, ttr=2 * LONG)
         due_in = self.peek(job_id).due_in
-        # Then a ready job is due now, a buried or held job is never due, and any other job is due after the delay or
+        # Then a ready job is due now, and a buried or held job is never due. Any other job is due after the delay or
         # the ttr
         if state in {State.BURIED, State.HELD}:
             assert due_in is None
@@ -54,7 +54,7 @@ class PeekTests(Topic):
 
     @promise("9.1")
     def test_peek_changes_nothing(self) -> None:
-        # Given two jobs. A caller peeks at the first job one time, and at the second job five times
+        # Given two jobs. A caller peeks at the first job once, and at the second job five times
         first, second = self.enqueue_all(b"first", b"second")
         for _ in range(5):
             self.peek(second)
@@ -200,7 +200,8 @@ class JobsTests(Topic):
     @promise("1.2", "9.2")
     @requires("lists_jobs")
     def test_due_and_abandoned_jobs_are_listed_as_ready(self) -> None:
-        # Given a delayed job that is due, and a job whose lease has ended. No consumer has reserved since then
+        # Given a delayed job that is due, and a job whose lease has ended. No consumer has called reserve after the due
+        # time and the end of the lease
         due = self.enqueue(delay=self.short_delay)
         abandoned = self.abandoned()
         self.harness.past(self.in_(self.short_delay))
@@ -265,10 +266,10 @@ class JobsTests(Topic):
         ids = self.enqueue_all(*[b"x"] * 6, priority=5)
         page = self.backend.jobs(self.queue, State.READY, limit=3)
         seen = [record.id for record in page.jobs]
-        # When two jobs are enqueued, one of them before the cursor and one after it
+        # When two jobs are enqueued, one before the cursor and one after the cursor
         self.enqueue(priority=1)
         late = self.enqueue(priority=9)
-        # Then each job that was there before is listed once
+        # Then each job that existed before is listed once
         page = self.backend.jobs(self.queue, State.READY, limit=100, after=page.after)
         assert seen + [record.id for record in page.jobs] == [*ids, late]
 
@@ -298,7 +299,7 @@ class JobsTests(Topic):
         # Given several jobs in one state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)
-        # When all pages are read, then some page raises Unsupported before all jobs are listed
+        # When all pages are read, then one page raises Unsupported before all jobs are listed
         seen: list[str] = []
         with pytest.raises(Unsupported) as refusal:
             self._list_on(state, seen)
@@ -383,7 +384,7 @@ class StatsTests(Topic):
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)
         self.harness.past(self.in_(self.short_delay))
-        # Then stats counts these two jobs as ready
+        # Then stats counts the two due jobs as ready
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")
@@ -407,18 +408,18 @@ class StatsTests(Topic):
         self.enqueue_all(*[b"x"] * 4, queue=other)
         self.settle(Bury(self.take(by=consumer)), by=consumer)
         self.enqueue(queue=other, delay=LONG)
-        # Then this queue's counts have only its own jobs
+        # Then the tested queue's counts have only its own jobs
         assert self.counts() == (0, 0, 0, 0)
 
 
 class QueuesTests(Topic):
     @promise("9.4")
     def test_queues_are_named_in_order(self) -> None:
-        # Given queues that are used in another order than the order of their names
+        # Given queues that are used in an order other than the alphabetical order of their names
         names = [self.another_queue() for _ in range(12)]
         for name in (names[3], names[11], names[0], names[2], names[10]):
             self.enqueue(queue=name)
-        # Then the queues are listed, sorted as text
+        # Then the queues are listed in the alphabetical order of their names
         assert self._ours() == sorted([names[3], names[11], names[0], names[2], names[10]])
 
     @promise("9.4")

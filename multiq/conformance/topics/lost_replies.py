@@ -1,8 +1,8 @@
 """Lost replies: wherever the connection is cut, the operation is carried out once, and the caller's last answer is
 correct.
 
-If a caller's connection ends, the caller cannot know whether the server has received the call. So the tests cut
-requests, too.
+If a caller's connection ends, the caller cannot know whether the server has received the call. For this reason, the
+tests cut requests, too.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TRIES = 5  # the number of times that a call is made if it raises BackendUnavailable each time
-AGAIN_AFTER = 0.05  # seconds between two such calls
+TRIES = 5  # how often a call is made if it raises BackendUnavailable each time
+AGAIN_AFTER = 0.05  # seconds between two attempts of a call
 
 
 _LIMITS: dict[str, dict[str, int]] = {"jobs": {"limit": 1}}
@@ -45,14 +45,14 @@ _SEEN: dict[str, Callable[[Any, str, str], bool]] = {
 class Cut:
     """One cut. A call that is made while ``armed`` loses its reply after *at* bytes.
 
-    With ``CutRequest`` as *fault*, the call loses its request after *at* bytes instead.
+    If *fault* is ``CutRequest``, the call loses its request after *at* bytes instead.
     """
 
     def __init__(self, proxy: Proxy, far: Backend, at: int | None, fault: type[Fault] = CutReply) -> None:
         self.proxy = proxy
         self.far = far
         self.at = at
-        """None: nothing is cut, and the length of the reply is measured."""
+        """If *fault* is None, nothing is cut, and the length of the reply is measured."""
         self.fault = fault
         self.size = 0
         self.sent = 0
@@ -146,7 +146,7 @@ class LostRepliesTests(Topic):
                 with cut.armed():
                     leases = self._insist(consumer.reserve, 2, 0)
                 assert [lease.body for lease in leases] == [b"x"] * 2
-                if not self.can.disconnect_ends_lease:  # else an attempt may have ended with its connection
+                if not self.can.disconnect_ends_lease:  # otherwise an attempt may have ended with its connection
                     assert [(lease.attempt, lease.crashes) for lease in leases] == [(1, 0)] * 2
                     assert [lease.id for lease in leases] == ids[:2] or not self.can.total_order
                 self._all_done(consumer, leases)
@@ -332,7 +332,7 @@ class LostRepliesTests(Topic):
             else:
                 carried_out += cut.at is not None
                 continue
-            # Given an ack that was carried out. When its outcome is forgotten, and the holder repeats the ack
+            # Given an ack that was carried out. When the ack's outcome is forgotten, and the holder repeats the ack
             carried_out += 1
             assert self.backend.forget(self.queue, [job_id]) == 1
             # Then the answer says that the ack was carried out, and no outcome is kept
@@ -412,10 +412,11 @@ class LostRepliesTests(Topic):
                     )))
                     for lease, job in zip(held, new, strict=True)
                 ]  # fmt: skip
-                # When these verdicts are sent in a call whose reply is lost
+                # When the verdicts are sent in a call whose reply is lost
                 with cut.armed():
                     answers = self._insist(consumer.settle, verdicts)
-                # Then each step of an accepted verdict has one effect, and the steps of a refused verdict have none
+                # Then each step of an accepted verdict has one effect, and the steps of a refused verdict have no
+                # effect
                 done = self._answered(held, answers)
                 self._assert_once(
                     job_id, 4 + len(done), [job.id for job, lease in zip(new, held, strict=True) if lease.id in done]
@@ -436,7 +437,7 @@ class LostRepliesTests(Topic):
                 steps = (Arrive(self.queue, job_id, lease.id), Arrive(self.queue, waits, lease.id, expect=2))
                 with cut.armed():
                     answers, leases = self._insist(consumer.exchange, [Ack(lease, After(steps=steps))], 2, 0)
-                # Then the job that its verdict has released is handed out, now or with the next reserve
+                # Then the job that the accepted verdict has released is handed out, now or with the next reserve
                 if self._answered([lease], answers):
                     assert self._all_done(consumer, leases) == [job_id]
                     assert self.peek(waits).awaits == 4
@@ -461,7 +462,7 @@ class LostRepliesTests(Topic):
             else:
                 carried_out += cut.at is not None
                 continue
-            # Given an ack that was carried out. When the job that it enqueued is done, and the ack is repeated
+            # Given an ack that was carried out. When the job that the ack enqueued is done, and the ack is repeated
             carried_out += 1
             other = self.another_consumer()
             self.settle(Ack(self.take(by=other)), by=other)
@@ -498,7 +499,7 @@ class LostRepliesTests(Topic):
     @pytest.mark.parametrize("when", ["there is a note", "there is no note"])
     def test_a_condition_whose_reply_is_lost_has_the_answer_of_the_first_attempt(self, when: str) -> None:
         for cut in self._cuts():
-            # Given a condition that holds, and steps, one of which changes the note of the condition
+            # Given a condition that holds, and two steps. One of the steps changes the note of the condition
             version = self._given_note() if when == "there is a note" else ""
             job = self.new()
             steps: list[Step] = [Put(self.queue, "key", b"new"), Enqueue(self.queue, job)]
@@ -508,8 +509,8 @@ class LostRepliesTests(Topic):
             )
             note = self.backend.note(self.queue, "key")
             is_done = note is not None and note.value == b"new"
-            # Then both steps are carried out, or neither of them. If the call returns an answer, both steps are carried
-            # out, and the answer reports this.
+            # Then both steps are carried out, or no step is carried out. If the call returns an answer, both steps are
+            # carried out, and the answer says so.
             assert self._is_there(job.id) is is_done, "one of two steps was carried out without the other"
             assert not is_known or (answer, is_done) == (True, True), "the answer denies a condition that held"
 
@@ -580,11 +581,11 @@ class LostRepliesTests(Topic):
 
     def _deleted_many(self, after: After | None) -> None:
         for cut in self._cuts():
-            # Given a reserved job and two that are ready
+            # Given one reserved job and two ready jobs
             self._put(1)
             reserved = self.take(by=self.another_consumer()).id
             first, second = self._put(2)
-            # When these jobs and one that does not exist are deleted in one call
+            # When the three jobs and a job that does not exist are deleted in one call
             missing = new_id()
             call = partial(cut.far.delete_many, after=after)
             is_known, answers = self._managed(cut, call, self.queue, [missing, second, reserved, first])
@@ -597,7 +598,7 @@ class LostRepliesTests(Topic):
                 JobReserved,
                 type(None),
             ], "the answer must be that of this job, got that of another job"
-            # Then only the jobs that are gone have an outcome
+            # Then only the deleted jobs have an outcome
             assert self.state(reserved) is State.RESERVED
             if after is not None:
                 kept = {outcome.id for outcome in self.backend.history(self.queue).outcomes}
@@ -684,7 +685,8 @@ class LostRepliesTests(Topic):
     def _cuts(self) -> Iterator[Cut]:
         """Yield cuts, each with its own queue.
 
-        The first ``Cut`` has no fault. Cuts of the reply at several bytes follow, and then cuts of the request.
+        The first ``Cut`` has no fault. The next ``Cut`` objects end the reply at several bytes, and the last ``Cut``
+        objects end the request.
         """
         proxy, far = self.proxied()
         whole = Cut(proxy, far, None)
@@ -721,7 +723,7 @@ class LostRepliesTests(Topic):
         return self.enqueue_all(*[b"x"] * count, ttr=LONG)
 
     def _kept(self, count: int) -> list[str]:
-        """The ids of jobs with an outcome."""
+        """The ids of the jobs that have an outcome."""
         ids = self._put(count)
         consumer = self.another_consumer()
         self.settle(*map(self._keeping, self.reserve(by=consumer)), by=consumer)
@@ -764,7 +766,8 @@ class LostRepliesTests(Topic):
 
     @staticmethod
     def _managed(cut: Cut, call: Callable[..., Any], *arguments: object) -> tuple[bool, Any]:
-        """Returns whether the call succeeded, and its answer. False: the call raised ``BackendUnavailable``."""
+        """Returns whether the call succeeded, and its answer. False means that the call raised
+        ``BackendUnavailable``."""
         try:
             with cut.armed():
                 return True, call(*arguments)
@@ -776,7 +779,7 @@ class LostRepliesTests(Topic):
         self.eventually(lambda: self.counts() == expected)
 
     def _all_done(self, consumer: TrackedConsumer, leases: Sequence[Lease]) -> list[str]:
-        """Ack these leases and all leases that this consumer gets afterwards. Returns the ids of the acked jobs."""
+        """Ack the given leases and all leases that the consumer gets afterwards. Returns the ids of the acked jobs."""
         done: list[str] = []
         give_up_at = time.monotonic() + self.harness.patience
         while True:
@@ -800,8 +803,8 @@ class LostRepliesTests(Topic):
         return [lease.id for lease, answer in zip(held, answers, strict=True) if answer is None]
 
     def _answered_or_kept(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:
-        """The ids of the jobs whose acks were accepted. Without ``one_step``, also the ids of the jobs whose outcomes
-        are kept."""
+        """The ids of the jobs whose acks were accepted. Without ``one_step``, the ids of jobs with a
+        kept outcome are included."""
         done = self._answered(held, answers)
         if self.can.one_step:
             return done

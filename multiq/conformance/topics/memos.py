@@ -89,7 +89,7 @@ class MemosTests(Topic):
 
     @promise("13.1", "13.2")
     def test_memos_around_64_kib_are_given_back_whole(self) -> None:
-        # Given memos of typical lengths of buffers and length fields, stored in one call
+        # Given memos whose lengths are typical limits of buffers and length fields, stored in one call
         sizes = sorted({min(size, self.can.max_body or size) for size in BOUNDARIES})
         memos = {bytes([number]): bytes([number]) * size for number, size in enumerate(sizes, 1)}
         self.enqueue_all(*memos)
@@ -120,7 +120,7 @@ class MemosTests(Topic):
         job_id = self.enqueue()
         after = After(memo=b"memo", detail=b"detail")
         self.settle(Release(self.take(), delay=LONG, priority=7, reason="later", after=after))
-        # Then all these fields are stored
+        # Then all fields of the release are stored
         record = self.peek(job_id)
         assert (record.state, record.priority, record.reason) == (State.DELAYED, 7, "later")
         assert (record.memo, record.detail, record.attempt) == (b"memo", b"detail", 1)
@@ -140,14 +140,15 @@ class MemosTests(Topic):
     def test_late_verdicts_store_nothing(self) -> None:
         # Given jobs whose leases have ended, each with a memo and a detail
         leases = self._abandoned_with_memos()
-        # When their holder sends a verdict of each kind, then the memos and the details are as before
+        # When the holder of the ended leases sends a verdict of each kind, then the memos and the details are as before
         self._refuse_all_kinds(leases)
         for lease in leases:
             self._assert_stored(lease.id, b"memo", b"detail")
 
     @promise("13.1", "13.3", "4.4")
     def test_stale_verdicts_store_nothing(self) -> None:
-        # Given jobs with a memo and a detail, whose leases have ended. Another consumer has reserved them since then
+        # Given jobs with a memo and a detail, whose leases have ended. Another consumer has reserved the jobs after the
+        # ends of the leases
         leases = self._abandoned_with_memos()
         other = self.another_consumer()
         theirs = self.reserve(by=other)
@@ -251,7 +252,7 @@ class MemosTests(Topic):
 
     @promise("13.1", "5.7")
     def test_three_hundred_memos_go_in_one_call(self) -> None:
-        # Given more touches than a driver may expect in one call, every third without a memo
+        # Given more touches than a driver may expect in one call, every third of them without a memo
         self.enqueue_all(*[b"%d" % number for number in range(300)], ttr=LONG)
         leases = self.reserve()
         self.settle(
@@ -267,14 +268,14 @@ class MemosTests(Topic):
 
     @promise("13.1", "1.3", "5.7")
     def test_memos_of_several_queues_go_in_one_call(self) -> None:
-        # Given a consumer that holds a job of each of two queues, with the same id if callers choose ids
+        # Given a consumer that holds one job of each of two queues. The two ids are equal if callers choose ids
         queues = [self.queue, self.another_queue()]
         job = self.new()
         for queue in queues:
             self.enqueue(queue.encode(), id=job.id, queue=queue)
         consumer = self.another_consumer(*queues)
         leases = self.reserve(by=consumer)
-        # When both jobs are released in one call, then each has its own memo
+        # When both jobs are released in one call, then each job has its own memo
         self.settle(*(Release(lease, after=After(memo=lease.body)) for lease in leases), by=consumer)
         assert [(lease.queue.encode(), lease.memo) for lease in self.reserve(by=consumer)] == [
             (queue.encode(), queue.encode()) for queue in queues
@@ -292,7 +293,7 @@ class MemosTests(Topic):
         # Given the only job
         self.enqueue()
         lease = self.take()
-        # When an exchange releases this job with a memo, then the same exchange hands the job out with this memo
+        # When an exchange releases the only job with a memo, then the same exchange hands the job out with this memo
         answers, (again,) = self.worker.exchange([Release(lease, after=MEMO)], 1, 0)
         assert (answers, again.memo, again.attempt) == ([None], b"memo", 2)
 
@@ -318,7 +319,7 @@ class MemosTests(Topic):
         lease = self.take()
         self.settle(Touch(lease, MEMO))
         self.harness.past(self.in_(self.short_ttr))
-        # Then peek shows the memo, and the next two leases have it
+        # Then peek shows the memo, and the next two leases have the memo
         assert self.peek(lease.id).memo == b"memo"
         again = self.take()
         assert (again.memo, again.crashes) == (b"memo", 1)
@@ -332,7 +333,7 @@ class MemosTests(Topic):
         self.enqueue(ttr=LONG)
         lease = self.take()
         self.settle(Touch(lease, MEMO))
-        # When another process abandons it for a worker that died, then the next lease has the memo
+        # When another process abandons the job for a worker that died, then the next lease has the memo
         self.settle(Abandon(lease), by=self.another_consumer(backend=self.another_backend()))
         assert self.take().memo == b"memo"
 
@@ -349,7 +350,7 @@ class MemosTests(Topic):
             assert self.backend.kick(self.queue, 1) == 1
         else:
             self.backend.kick_job(self.queue, job_id)
-        # Then the memo and the detail are there, and the next lease has the memo
+        # Then the memo and the detail are kept, and the next lease has the memo
         self._assert_stored(job_id, b"memo", b"detail")
         assert self.take().memo == b"memo"
         self._assert_stored(job_id, b"memo", b"detail")
@@ -360,7 +361,7 @@ class MemosTests(Topic):
         # Given a delayed job with a memo and a detail
         job_id = self.enqueue()
         self.settle(Release(self.take(), delay=LONG, after=After(memo=b"memo", detail=b"detail")))
-        # When the job is kicked, then the memo and the detail are there
+        # When the job is kicked, then the memo and the detail are kept
         self.backend.kick_job(self.queue, job_id)
         self._assert_stored(job_id, b"memo", b"detail")
         assert self.take().memo == b"memo"
@@ -376,7 +377,7 @@ class MemosTests(Topic):
 
     @promise("13.2", "5.8")
     def test_a_memo_grows_over_many_leases(self) -> None:
-        # Given a job. Each of its holders adds a letter to the memo that its lease has
+        # Given a job. Each holder of the job adds a letter to the memo that its lease has
         self.enqueue()
         for letter in (b"a", b"b", b"c", b"d"):
             lease = self.take()
@@ -388,7 +389,7 @@ class MemosTests(Topic):
     @requires("lists_jobs")
     @pytest.mark.parametrize("state", _ONCE_RESERVED)
     def test_a_listing_shows_memo_and_detail_in_each_state(self, state: State) -> None:
-        # Given a job with a memo and a detail, and one with neither
+        # Given a job with a memo and a detail, and a job without a memo and a detail
         after = After(memo=b"\0memo", detail=b"\xffdetail")
         job_id = self.enqueue(ttr=LONG)
         lease = self.take()
@@ -401,7 +402,7 @@ class MemosTests(Topic):
                 State.BURIED: Bury(lease, after=after),
             }
             self.settle(verdicts.get(state, Release(lease, delay=LONG, after=after)))
-        # Then the listing and peek show the memo and the detail, and show neither for the other job
+        # Then the listing and peek show the first job's memo and detail, and show neither for the second job
         (listed,) = self.backend.jobs(self.queue, state).jobs
         peeked = self.peek(job_id)
         for record in (listed, peeked):
@@ -451,7 +452,7 @@ class MemosTests(Topic):
                 self.backend.delete(self.queue, lease.id)
             else:
                 assert self.backend.purge(self.queue, [State.READY]) == 1
-        # When its id is enqueued again, then the new job has neither a memo nor a detail
+        # When the deleted job's id is enqueued again, then the new job has neither a memo nor a detail
         self.enqueue(id=lease.id)
         self._assert_stored(lease.id, b"", b"")
         assert self.take().memo == b""
@@ -462,7 +463,7 @@ class MemosTests(Topic):
         # Given a job with a memo and a detail
         job_id = self.enqueue()
         self.settle(Release(self.take(), after=After(memo=b"memo", detail=b"detail")))
-        # When its id is enqueued again, then the memo and the detail are as before
+        # When the job's id is enqueued again, then the memo and the detail are as before
         self.enqueue(b"other", id=job_id)
         self._assert_stored(job_id, b"memo", b"detail")
         assert self.take().memo == b"memo"
@@ -513,8 +514,8 @@ class MemosTests(Topic):
         return self.take()
 
     def _abandoned_with_memos(self) -> list[Lease]:
-        """One ended lease for each verdict that could change a memo or a detail. No consumer has reserved these jobs
-        since then.
+        """One ended lease for each verdict that could change a memo or a detail. No consumer has reserved the jobs
+        after the ends of the leases.
         """
         self.enqueue_all(*[b"x"] * (len(_WITH_MEMO) + len(VERDICTS)), ttr=self.short_ttr)
         after = After(memo=b"memo", detail=b"detail")
@@ -525,7 +526,7 @@ class MemosTests(Topic):
 
     def _refuse_all_kinds(self, leases: list[Lease]) -> None:
         """Send each kind of verdict that can store a memo, with a memo and a detail. Also send each kind of verdict
-        with neither."""
+        without a memo and without a detail."""
         after = After(memo=b"refused", detail=b"refused")
         with_memo, plain = leases[: len(_WITH_MEMO)], leases[len(_WITH_MEMO) :]
         self.refused(
@@ -563,7 +564,7 @@ class DetailsTests(Topic):
     def test_a_verdict_without_a_detail_deletes_the_stored_one(self, make: Make, after: After | None) -> None:
         # Given a job with a detail
         lease = self._with_detail()
-        # When the job is released or buried without a detail, then it has no detail
+        # When the job is released or buried without a detail, then the stored detail is deleted
         self.settle(make(lease, after))
         assert self.peek(lease.id).detail == b""
 
@@ -589,7 +590,7 @@ class DetailsTests(Topic):
     def test_a_touch_and_a_give_back_leave_the_detail(self, make: Callable[..., Verdict], after: After | None) -> None:
         # Given a reserved job with a detail
         lease = self._with_detail()
-        # When it is touched or given back, with or without a detail, then the detail stays
+        # When the job is touched or given back, with or without a detail, then the detail stays
         self.settle(make(lease, after=after))
         assert self.peek(lease.id).detail == b"detail"
 

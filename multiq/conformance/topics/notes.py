@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from multiq.backend import Backend, Note, NotePage, Step
 
 CONTENDERS = 16  # callers that change one note at the same time
-#: Keys. Some of these keys would match other keys if a prefix were a pattern, or if case were ignored.
+#: Keys. If a prefix were a pattern, or if case were ignored, some of the keys would match other keys.
 KEYS = [
     "!", "%", "%a", "*", "*a", "-", ".", "/", "0", "10", "2", "?", "A", "AB", "[", "[a]", "[ab]", "\\", "\\%", "_",
     "_a", "a", "a%b", "a*b", "a?b", "aB", "a[b", "a\\b", "a_b", "ab", "abc", "axb", "b", "{", "{a}", "|", "~",
@@ -46,7 +46,7 @@ class _Notes(Topic):
         return [note.key for note in page.notes]
 
     def change(self, *steps: Step, when: dict[str, str], backend: Backend | None = None) -> bool:
-        """Carry out steps if the notes of the test's queue have these versions."""
+        """Carry out steps if the notes of the test's queue have the given versions."""
         conditions = [Version(self.queue, key, version) for key, version in when.items()]
         return (backend or self.backend).carry_out(steps, when=conditions)
 
@@ -57,7 +57,7 @@ class NotesTests(_Notes):
 
     @promise("16.1", "16.3")
     def test_a_note_is_stored_and_read(self) -> None:
-        # Given a home without notes
+        # Given a queue without notes
         assert self.backend.note(self.queue, "key") is None
         # When a note is stored, then every client reads it
         self.put("key", b"value")
@@ -104,7 +104,7 @@ class NotesTests(_Notes):
 
     @promise("16.1", "16.2")
     def test_each_put_gives_another_version_also_of_the_same_bytes(self) -> None:
-        # Given a note that is stored, replaced, dropped, stored again, and that expires
+        # Given a note that is stored, replaced, dropped and stored again, and that then expires
         seen = []
         for number in range(12):
             self.put("key", b"same", ttl=self.short_delay if number == 8 else None)
@@ -142,7 +142,7 @@ class NotesTests(_Notes):
 
     @promise("16.1", "11.5")
     def test_notes_of_different_homes_are_different_notes(self) -> None:
-        # Given homes of similar names, with notes of one key
+        # Given queues of similar names, with notes of one key
         homes = [self.queue, self.another_queue(), self.another_queue(".A"), self.another_queue(".a")]
         for home in homes:
             self.put("key", home.encode(), home=home)
@@ -155,7 +155,7 @@ class NotesTests(_Notes):
 
     @promise("16.3")
     def test_notes_are_listed_by_their_keys(self) -> None:
-        # Given notes that are stored in another order than the order of their keys
+        # Given notes that are stored in an order other than the order of their keys
         for key in reversed(KEYS):
             self.put(key, key.encode())
         # Then the notes are listed in the order of their keys' characters, with the same values that ``note`` returns
@@ -182,7 +182,7 @@ class NotesTests(_Notes):
     @promise("16.3")
     @pytest.mark.parametrize("prefix", ["", "k/"])
     def test_pages_follow_each_other_without_gap_or_overlap(self, prefix: str) -> None:
-        # Given more notes than fit on a page, and some with other keys
+        # Given more notes than fit on a page, and some notes with other keys
         keys = [f"k/{number:02}" for number in range(11)]
         others = ["a", "k.", "k0", "z"]
         assert self.backend.carry_out([Put(self.queue, key, key.encode()) for key in (*keys, *others)])
@@ -229,7 +229,7 @@ class NotesTests(_Notes):
         moment = self.in_(self.short_delay)
         self.put("key", ttl=self.short_delay)
         over = self.in_(self.short_delay + self.can.delay_resolution)
-        # When almost all of the ttl has passed, then the note is there
+        # When almost all of the ttl has passed, then the note still exists
         self.harness.nearly(moment)
         found, listed, now = self.is_there("key"), self.keys(), self.harness.now()
         assert (found and listed == ["key"]) or now >= moment
@@ -250,20 +250,20 @@ class NotesTests(_Notes):
     def test_a_note_without_a_ttl_stays(self) -> None:
         self.put("key")
         self.harness.past(self.in_(2 * self.short_delay))
-        self.put("other")  # a change of the home: in such a change, a store may delete expired notes
+        self.put("other")  # a change of the home queue, during which a store may delete expired notes
         assert self.keys() == ["key", "other"]
 
     @promise("16.4")
     @pytest.mark.parametrize("ttl", [None, LONG])
     def test_the_last_put_decides_how_long_a_note_stays(self, ttl: float | None) -> None:
-        # Given a note with a short ttl that is replaced by one with a long ttl, and another for which it is the reverse
+        # Given a note whose short ttl is replaced by a long ttl, and a note with the reverse change
         self.put("long", b"old", ttl=self.short_delay)
         self.put("long", b"new", ttl=ttl)
         self.put("short", b"old", ttl=ttl)
         self.put("short", b"new", ttl=self.short_delay)
         # When the short ttl has passed
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
-        # Then each note is kept or gone as its last put says
+        # Then the first note is kept, and the second note is gone
         assert self.keys() == ["long"]
         note = self.note("long")
         assert note.value == b"new"
@@ -277,7 +277,7 @@ class NotesTests(_Notes):
         # None if this machine has stalled for so long that the note has expired
         version = "1" if note is None else note.version
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
-        # Then a condition with its version does not hold, and a condition with the empty version holds
+        # Then a condition with the expired note's version does not hold, and a condition with the empty version holds
         assert not self.change(Put(self.queue, "key", b"wrong"), when={"key": version})
         assert self.change(Put(self.queue, "key", b"new"), when={"key": ""})
         assert self.note("key").value == b"new"
@@ -294,12 +294,12 @@ class NotesTests(_Notes):
 
     @promise("16.4")
     def test_expired_notes_go_and_the_others_stay_while_notes_are_stored(self) -> None:
-        # Given many notes that have expired, and some that have not
+        # Given many notes that have expired, and some notes that have not expired
         doomed = [Put(self.queue, f"doomed-{number}", b"x", self.short_delay) for number in range(20)]
         assert self.backend.carry_out([*doomed, Put(self.queue, "kept", b"x"), Put(self.queue, "long", b"x", LONG)])
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
-        # When more notes are stored, one under the key of an expired note, then all notes that have not expired are
-        # there
+        # When more notes are stored, one under the key of an expired note, then all notes that have not expired still
+        # exist
         new = [f"new-{number}" for number in range(12)]
         for key in (*new, "doomed-7"):
             self.put(key)
@@ -320,12 +320,12 @@ class NotesTests(_Notes):
     @promise("16.5", "10.1", "10.4", "8.1")
     @requires("pausing", "purging", "management")
     def test_the_verbs_for_jobs_leave_notes_alone(self) -> None:
-        # Given a home with notes, and jobs
+        # Given a queue with notes and jobs
         self.put("key", b"value")
         before = self.note("key")
         job_id = self.enqueue()
         self.held()
-        # When the queue is paused, resumed and purged, and a job is deleted and another one acked
+        # When the queue is paused, resumed and purged, one job is deleted, and one job is acked
         self.backend.pause(self.queue, LONG)
         self.put("paused")
         self.backend.resume(self.queue)
@@ -373,7 +373,7 @@ class NotesTests(_Notes):
         self._worker = None
         self.harness.restart()
         self.backend = self.another_backend()
-        # Then the notes are there, and new versions differ from the old ones
+        # Then the notes still exist, and new versions differ from the old versions
         assert self.note("key") == before
         assert self.about(self.note("ttl").expires_in, LONG)
         assert self.change(Put(self.queue, "key", b"new"), when={"key": before.version})
@@ -413,7 +413,7 @@ class CompareAndSetTests(_Notes):
         job_id = self.held()
         new = [self.new(), self.new()]
         elsewhere = self.another_queue()
-        # When steps of all kinds are to be carried out under the old condition
+        # When steps of all kinds are to be carried out under the condition that the note is unchanged
         steps: list[Step] = [
             Put(self.queue, "key", b"wrong"), Put(self.queue, "third", b"wrong"), Drop(self.queue, "other"),
             Arrive(self.queue, job_id, "a"), Enqueue(self.queue, new[0]), Enqueue(elsewhere, new[1]),
@@ -430,11 +430,11 @@ class CompareAndSetTests(_Notes):
 
     @promise("16.2")
     def test_the_empty_version_means_that_there_is_no_note(self) -> None:
-        # When a note is stored under the condition that the note does not exist, then this call succeeds once
+        # When a note is stored under the condition that the note does not exist, then the call succeeds once
         assert self.change(Put(self.queue, "key", b"first"), when={"key": ""}) is True
         assert self.change(Put(self.queue, "key", b"second"), when={"key": ""}) is False
         assert self.note("key").value == b"first"
-        # And after a drop, such a call succeeds again
+        # And after a drop, the same call succeeds again
         self.drop("key")
         assert self.change(Put(self.queue, "key", b"third"), when={"key": ""}) is True
 
@@ -445,7 +445,7 @@ class CompareAndSetTests(_Notes):
         self.drop("key")
         assert self.change(Put(self.queue, "key", b"wrong"), when={"key": version}) is False
         assert not self.is_there("key")
-        # And after the note is stored again with the same bytes, neither condition holds
+        # And after the note is stored again with the same bytes, a condition with the old version does not hold
         self.put("key", b"old")
         assert self.change(Put(self.queue, "key", b"wrong"), when={"key": version}) is False
         assert self.change(Drop(self.queue, "key"), when={"key": version}) is False
@@ -462,7 +462,7 @@ class CompareAndSetTests(_Notes):
 
     @promise("16.2")
     def test_the_version_of_another_note_does_not_hold(self) -> None:
-        # Given notes of two keys and two homes
+        # Given notes of two keys and two queues
         home = self.another_queue()
         self.put("key")
         self.put("other")
@@ -501,7 +501,7 @@ class CompareAndSetTests(_Notes):
 
     @promise("16.2", "15.5")
     def test_conditions_are_checked_before_the_first_step(self) -> None:
-        # Given steps of which the first would make the condition hold
+        # Given several steps, the first of which would make the condition hold
         assert self.change(Put(self.queue, "other", b"x"), Put(self.queue, "key", b"x"), when={"key": "1"}) is False
         self.put("key")
         steps: list[Step] = [Drop(self.queue, "key"), Put(self.queue, "key", b"wrong")]
@@ -516,7 +516,7 @@ class CompareAndSetTests(_Notes):
         job_id, job = self.held(), self.new(delay=LONG)
         elsewhere = self.another_queue()
         waiting = self.waiting(self.another_consumer())
-        # When the job, the note, and notes and jobs elsewhere are changed under one condition
+        # When the job, the note, and notes and jobs in other queues are changed under one condition
         steps: list[Step] = [
             Drop(self.queue, "key"), Put(self.queue, "new", b"x"), Arrive(self.queue, job_id, "a"),
             Enqueue(self.queue, job), Put(elsewhere, "new", b"x"), Enqueue(elsewhere, self.new()),
@@ -534,10 +534,10 @@ class CompareAndSetTests(_Notes):
         # Given a note that was read
         self.put("key", b"old")
         version = self.note("key").version
-        # When a verdict's step stores this note again
+        # When a verdict's step stores the note again
         self.enqueue()
         self.settle(Ack(self.take(), After(steps=(Put(self.queue, "key", b"by an ack"),))))
-        # Then the version that was read does not hold any more
+        # Then a condition with the version that was read does not hold any more
         assert self.change(Put(self.queue, "key", b"wrong"), when={"key": version}) is False
         assert self.note("key").value == b"by an ack"
 
@@ -559,8 +559,8 @@ class CompareAndSetTests(_Notes):
                         when={key: version}, backend=backend)
                 for at, backend in enumerate(backends)
             ]  # fmt: skip
-            # When all callers change the note at the same time, then one call succeeds, and the others have changed
-            # nothing
+            # When all callers change the note at the same time, then one call succeeds, and the other calls have
+            # changed nothing
             (winner,) = [at for at, has_won in enumerate(together(works)) if has_won]
             assert self.note(key).value == b"%d" % winner
             assert [lease.id for lease in self.reserve()] == [jobs[winner].id]

@@ -1,4 +1,4 @@
-"""Outcomes: an ack keeps an outcome of its job for some time. Outcomes are read and deleted."""
+"""Outcomes: an ack keeps an outcome of its job for some time. Outcomes can be read and deleted."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class OutcomesTests(Topic):
         job_id = self.enqueue()
         # When an ack asks for an outcome
         self.settle(Ack(self.take(), After(keep=LONG, outcome=b'{"value": 7}', kind="done")))
-        # Then the job is gone, and its outcome is there, for every client
+        # Then the job is gone, and every client can read its outcome
         assert self.counts() == (0, 0, 0, 0)
         for backend in (self.backend, self.another_backend()):
             (outcome,) = backend.outcomes(self.queue, [job_id])
@@ -69,7 +69,7 @@ class OutcomesTests(Topic):
 
     @promise("12.1", "12.4")
     def test_outcomes_around_64_kib_are_given_back_whole(self) -> None:
-        # Given outcomes of typical lengths of buffers and length fields, kept in one call
+        # Given outcomes whose lengths are typical limits of buffers and length fields, kept in one call
         sizes = sorted({min(size, self.can.max_body or size) for size in BOUNDARIES})
         bodies = {bytes([number]): bytes([number]) * size for number, size in enumerate(sizes, 1)}
         self.enqueue_all(*bodies)
@@ -95,7 +95,7 @@ class OutcomesTests(Topic):
         self.settle(Release(self.take(), after=After(keep=LONG, outcome=b"released")))
         lease = self.take()
         self.settle(Touch(lease, after=After(keep=LONG, outcome=b"touched", kind="cancelled")))
-        # When the job is acked, then the outcome is the ack's
+        # When the job is acked, then the outcome is the ack's outcome
         self.settle(Ack(lease, After(keep=LONG, outcome=b"acked")))
         outcome = self.outcome(job_id)
         assert (outcome.body, outcome.kind, outcome.attempt) == (b"acked", "done", 2)
@@ -106,7 +106,7 @@ class OutcomesTests(Topic):
         job_id = self.enqueue()
         for _ in range(2):
             self.settle(Release(self.take()))
-        # When its third reservation is acked, then the outcome has attempt 3
+        # When the job's third reservation is acked, then the outcome has attempt 3
         lease = self.take()
         self.settle(Ack(lease, KEPT))
         assert self.outcome(job_id).attempt == lease.attempt == 3
@@ -138,18 +138,18 @@ class OutcomesTests(Topic):
     def test_a_late_ack_keeps_nothing(self) -> None:
         # Given a lease that has ended
         lease = self.abandoned()
-        # When its holder acks, then no outcome is kept, and the job is still there
+        # When the holder of the ended lease acks, then no outcome is kept, and the job still exists
         self.refused(Ack(lease, KEPT))
         assert self.kept(lease.id) == [None]
         assert self.counts() == (1, 0, 0, 0)
 
     @promise("12.2", "12.4", "4.4")
     def test_a_stale_ack_keeps_nothing_and_leaves_what_the_new_holder_keeps(self) -> None:
-        # Given a job whose lease has ended, and that another consumer has reserved since then
+        # Given a job whose lease has ended. Another consumer has reserved the job after the end of the lease
         stale = self.abandoned()
         other = self.another_consumer()
         lease = self.take(by=other)
-        # When the old holder acks before and after the new one
+        # When the old holder acks before and after the new holder
         self.refused(Ack(stale, After(keep=LONG, outcome=b"stale")))
         assert self.kept(stale.id) == [None]
         self.settle(Ack(lease, After(keep=LONG, outcome=b"new")), by=other)
@@ -161,11 +161,12 @@ class OutcomesTests(Topic):
 
     @promise("12.2", "5.8")
     def test_an_ack_after_another_verdict_keeps_nothing(self) -> None:
-        # Given buried and released jobs, settled in the same call as the ack or in an earlier call
+        # Given buried and released jobs. Some jobs are settled in the same call as the ack, and some jobs in an earlier
+        # call
         ids = self.enqueue_all(b"1", b"2", b"3", b"4")
         one, two, three, four = self.reserve()
         self.settle(Bury(one), Release(two, delay=LONG))
-        # When the holder acks after its verdict
+        # When the holder acks after another verdict
         answers = self.worker.settle(
             [Ack(one, KEPT), Ack(two, KEPT), Bury(three), Ack(three, KEPT), Release(four, LONG), Ack(four, KEPT)]
         )
@@ -195,7 +196,7 @@ class OutcomesTests(Topic):
 
     @promise("12.2", "5.8")
     def test_a_second_ack_keeps_nothing_if_the_first_asked_for_nothing(self) -> None:
-        # Given a holder that acks twice in one call. Only its second ack keeps an outcome
+        # Given a holder that acks twice in one call. Only the second ack keeps an outcome
         job_id = self.enqueue()
         lease = self.take()
         answers = self.worker.settle([Ack(lease), Ack(lease, KEPT)])
@@ -209,7 +210,7 @@ class OutcomesTests(Topic):
         self.enqueue_all(b"a", b"b", b"c", ttr=LONG)
         leases = self.reserve()
         self.settle(Release(leases[1], delay=LONG))
-        # When all three are acked
+        # When all three jobs are acked
         answers = self.worker.settle([Ack(lease, After(keep=LONG, outcome=lease.body)) for lease in leases])
         # Then the second ack is refused, and the other jobs have their outcomes
         assert [type(answer) for answer in answers] == [type(None), LeaseLost, type(None)]
@@ -226,12 +227,12 @@ class OutcomesTests(Topic):
         soonest = self.in_(keep)
         self.settle(Ack(lease, After(keep=keep, outcome=b"result")))
         latest = self.in_(keep + self.can.delay_resolution)
-        # When this time is almost over, then the outcome is there
+        # When almost 1.9 s have passed, then the outcome still exists
         self.harness.nearly(soonest)
         found, listed = self.kept(job_id), self.listed()
         if self.harness.now() < soonest:
             assert (found, listed) == ([b"result"], [job_id])
-        # When this time is over, then no call returns the outcome
+        # When 1.9 s have passed, then no call returns the outcome
         self.harness.past(latest)
         assert self.kept(job_id) == [None]
         assert self.listed() == []
@@ -245,7 +246,7 @@ class OutcomesTests(Topic):
         lease = self.take()
         self.harness.advance(self.short_delay)
         self.settle(Ack(lease, After(keep=LONG)))
-        # When as much time has passed again, then the outcome's age counts from the ack
+        # When as much time has passed again after the ack, then the outcome's age counts from the ack
         self.harness.advance(2 * self.short_delay)
         for outcome in (self.outcome(job_id), self.backend.history(self.queue).outcomes[0]):
             assert self.about(outcome.age, 2 * self.short_delay)
@@ -260,12 +261,12 @@ class OutcomesTests(Topic):
 
     @promise("12.3")
     def test_outcomes_that_expire_at_different_times_go_one_by_one(self) -> None:
-        # Given outcomes of one call, the first of which is kept for longer
+        # Given two outcomes of one call, the first of which is kept for longer
         self.enqueue_all(b"long", b"short")
         leases = sorted(self.reserve(), key=lambda lease: lease.body)
         long, short = leases
         self.settle(Ack(long, After(keep=LONG, outcome=b"l")), Ack(short, After(keep=self.short_delay, outcome=b"s")))
-        # When the second one has expired, then the first one is still there
+        # When the second outcome has expired, then the first outcome still exists
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
         assert self.kept(short.id, long.id) == [None, b"l"]
         assert self.listed() == [long.id]
@@ -274,18 +275,18 @@ class OutcomesTests(Topic):
 
     @promise("12.4")
     def test_outcomes_come_in_the_order_of_the_ids(self) -> None:
-        # Given jobs with an outcome, a job without one, and an id that no job ever had
+        # Given jobs with an outcome, a job without an outcome, and an id that no job ever had
         ids = [self.done(After(keep=LONG, outcome=b"%d" % number)) for number in range(5)]
         waiting, unknown = self.enqueue(), new_id()
-        # When their outcomes are requested in another order, one of them twice
+        # When the jobs' outcomes are requested in another order, one of them twice
         asked = [ids[3], unknown, ids[0], waiting, ids[4], ids[3], ids[1]]
-        # Then each answer is in the place of its id
+        # Then the answers are in the order of the ids
         assert self.kept(*asked) == [b"3", None, b"0", None, b"4", b"3", b"1"]
         assert self.kept() == []
 
     @promise("12.4", "5.7", "12.5")
     def test_three_hundred_outcomes_go_in_one_call(self) -> None:
-        # Given more acks than a driver may expect in one call, two of three with an outcome
+        # Given more acks than a driver may expect in one call. Two of three acks have an outcome
         self.enqueue_all(*[b"%d" % number for number in range(300)], ttr=LONG)
         leases = self.reserve()
         afters = [None, After(keep=LONG, outcome=b"d"), After(keep=LONG, outcome=b"c", kind="cancelled")]
@@ -321,13 +322,13 @@ class OutcomesTests(Topic):
     def test_the_outcome_that_expires_last_comes_first(self) -> None:
         # Given outcomes that do not expire in the order of their acks
         ids = {keep: self.done(After(keep=keep)) for keep in (2 * LONG, LONG, 4 * LONG, 3 * LONG, YEAR)}
-        # Then they are listed by the time at which they expire
+        # Then the outcomes are listed by the time at which they expire
         assert self.listed() == [ids[keep] for keep in sorted(ids, reverse=True)]
         assert self.listed(limit=2) == self.listed()
 
     @promise("12.5")
     def test_pages_of_outcomes_that_expire_together_have_no_gap_and_no_overlap(self) -> None:
-        # Given one call that keeps more outcomes than fit on a page, all for the same time
+        # Given one call that keeps more outcomes than fit on a page, all with the same expiry time
         self.enqueue_all(*[b"x"] * 11)
         leases = self.reserve()
         self.settle(*(Ack(lease, KEPT) for lease in leases))
@@ -372,7 +373,7 @@ class OutcomesTests(Topic):
         for kind in self._kinds:
             # When the outcomes of one kind are read in pages
             pages = self._pages(self.backend, limit=limit, kind=kind)
-            # Then no page is too long, and each outcome of this kind comes once, in order
+            # Then no page is too long, and each outcome of the requested kind comes once, in order
             assert all(len(page) <= limit for page in pages)
             expected = [job_id for job_id, its in zip(ids, kinds, strict=True) if its == kind]
             assert sorted(self._ids(pages)) == sorted(expected)
@@ -385,11 +386,11 @@ class OutcomesTests(Topic):
         ids = [self.done(After(keep=LONG + 100 * (9 - number))) for number in range(9)]
         page = self.backend.history(self.queue, limit=PAGE)
         assert [outcome.id for outcome in page.outcomes] == ids[:3]
-        # When outcomes before, at and after the cursor are forgotten, and other outcomes come before and after it
+        # When outcomes around the cursor are forgotten, and other outcomes come before and after the cursor
         self.backend.forget(self.queue, [ids[0], ids[2], ids[4]])
         self.done(After(keep=LONG + 2000))
         late = self.done(After(keep=LONG + 10))
-        # Then the remaining outcomes follow, and each of these is listed once
+        # Then the remaining outcomes follow, and each of them is listed once
         rest = self.backend.history(self.queue, limit=100, after=page.after)
         assert [outcome.id for outcome in rest.outcomes if outcome.id != late] == [ids[3], *ids[5:]]
 
@@ -402,9 +403,9 @@ class OutcomesTests(Topic):
         self.settle(*(Ack(lease, After(keep=keeps[lease.body])) for lease in leases))
         page = self.backend.history(self.queue, limit=1)
         assert [outcome.id for outcome in page.outcomes] == [leases[2].id]
-        # When the last outcome expires meanwhile
+        # When the last outcome expires before the next page is read
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
-        # Then the next page has the remaining outcomes, and is the last one
+        # Then the next page has the remaining outcomes, and is the last page
         page = self.backend.history(self.queue, limit=2, after=page.after)
         assert ([outcome.id for outcome in page.outcomes], page.after) == ([leases[1].id], None)
 
@@ -425,7 +426,7 @@ class OutcomesTests(Topic):
 
     @promise("12.6")
     def test_forget_with_no_ids_in_its_list_deletes_nothing(self) -> None:
-        # Given two outcomes that have expired, and one that has not
+        # Given two outcomes that have expired, and one outcome that has not expired
         _, (job_id,) = self._expired(2, and_kept=1)
         # When the call gets an empty list of ids, then no outcome is forgotten
         assert self.backend.forget(self.queue, []) == 0
@@ -434,20 +435,20 @@ class OutcomesTests(Topic):
 
     @promise("12.6", "12.3")
     def test_forget_without_ids_deletes_what_has_expired_and_nothing_else(self) -> None:
-        # Given five outcomes that have expired, and two that have not
+        # Given five outcomes that have expired, and two outcomes that have not expired
         _, ids = self._expired(5, and_kept=2)
         # When the expired outcomes are forgotten, first some of them and then the rest
         assert self.backend.forget(self.queue, limit=2) == 2
         assert self.backend.forget(self.queue) == 3
-        # Then no expired outcome is left to forget, and the other outcomes are there
+        # Then no expired outcome is left to forget, and the other outcomes still exist
         assert self.backend.forget(self.queue) == 0
         assert self.kept(*ids) == [b"result"] * 2
 
     @promise("12.6", "12.3")
     def test_an_outcome_that_has_expired_is_not_counted_with_those_that_are_forgotten(self) -> None:
-        # Given an outcome that has expired, and one that has not
+        # Given an outcome that has expired, and an outcome that has not expired
         (gone,), (job_id,) = self._expired(1, and_kept=1)
-        # When both outcomes are forgotten by their ids, then only one is counted
+        # When both outcomes are forgotten by their ids, then only one outcome is counted
         assert self.backend.forget(self.queue, [gone, job_id]) == 1
         assert self.listed() == []
 
@@ -457,7 +458,7 @@ class OutcomesTests(Topic):
         # Given an outcome that was forgotten
         job_id = self.done(After(keep=LONG, outcome=b"first"))
         assert self.backend.forget(self.queue, [job_id]) == 1
-        # When a later job of the same id keeps an outcome, then this outcome is there
+        # When a later job of the same id keeps an outcome, then the later outcome can be read
         self.done(After(keep=2 * LONG, outcome=b"second"), id=job_id)
         assert self.kept(job_id) == [b"second"]
         assert self.about(self.outcome(job_id).expires_in, 2 * LONG)
@@ -473,7 +474,7 @@ class OutcomesTests(Topic):
         self.enqueue(id=job_id)
         self.settle(Release(self.take()))
         self.settle(Ack(self.take(), After(keep=LONG, outcome=b"second")))
-        # Then there is one outcome, the later one
+        # Then only the later of the two outcomes exists
         outcome = self.outcome(job_id)
         assert (outcome.body, outcome.kind, outcome.attempt) == (b"second", "done", 2)
         assert self.about(outcome.expires_in, LONG)
@@ -483,8 +484,8 @@ class OutcomesTests(Topic):
     @promise("12.7", "12.3")
     @requires("client_ids")
     def test_an_outcome_that_was_replaced_expires_when_the_new_one_does(self) -> None:
-        # Given an outcome that is replaced by one with a longer time, and another that is replaced by one with a
-        # shorter time
+        # Given two outcomes that are replaced: the first by one with a longer time, the second by one with a shorter
+        # time
         short, long = After(keep=self.short_delay, outcome=b"short"), After(keep=LONG, outcome=b"long")
         longer, shorter = self.done(short), self.done(long)
         self.done(long, id=longer)
@@ -502,7 +503,7 @@ class OutcomesTests(Topic):
     def test_an_ack_that_asks_for_nothing_leaves_the_outcome_of_an_earlier_job(self, after: After | None) -> None:
         # Given an outcome, and a later job of the same id
         job_id = self.done(After(keep=LONG, outcome=b"first"))
-        # When the later job is acked without an outcome, then the earlier outcome is still there
+        # When the later job is acked without an outcome, then the earlier outcome still exists
         self.done(after, id=job_id)
         assert self.kept(job_id) == [b"first"]
 
@@ -512,7 +513,7 @@ class OutcomesTests(Topic):
         # Given an outcome, and a later job of the same id whose lease has ended
         job_id = self.done(After(keep=LONG, outcome=b"first"))
         lease = self.abandoned(id=job_id)
-        # When the later job is acked too late, then the earlier outcome is still there
+        # When the later job is acked too late, then the earlier outcome still exists
         self.refused(Ack(lease, After(keep=2 * LONG, outcome=b"late")))
         assert self.kept(job_id) == [b"first"]
         assert self.outcome(job_id).expires_in <= LONG
@@ -522,7 +523,7 @@ class OutcomesTests(Topic):
     def test_an_id_with_an_outcome_can_be_enqueued_again(self) -> None:
         # Given an outcome
         job_id = self.done(After(keep=LONG, outcome=b"first"))
-        # When its id is enqueued again, then there is a new job, and the outcome stays
+        # When the job's id is enqueued again, then there is a new job, and the outcome stays
         assert self.enqueue(b"again", id=job_id) == job_id
         assert self.state(job_id) is State.READY
         assert self.kept(job_id) == [b"first"]
@@ -532,7 +533,7 @@ class OutcomesTests(Topic):
     @promise("12.7", "1.3")
     @requires("client_ids")
     def test_the_same_id_in_another_queue_is_another_job(self) -> None:
-        # Given two queues with a job of the same id each, settled in one call
+        # Given two queues, each with a job of the same id. Both jobs are settled in one call
         queues, job_id = [self.queue, self.another_queue()], new_id()
         for queue in queues:
             self.enqueue(queue.encode(), id=job_id, queue=queue)
@@ -547,7 +548,7 @@ class OutcomesTests(Topic):
             assert (outcome.queue, outcome.body) == (queue, queue.encode())
             assert self.about(outcome.expires_in, keeps[queue])
             assert [listed.queue for listed in self.backend.history(queue).outcomes] == [queue]
-        # And when one of the two outcomes is forgotten, the other one stays
+        # And when one of the two outcomes is forgotten, the other outcome stays
         assert self.backend.forget(queues[0], [job_id]) == 1
         assert self.backend.outcomes(queues[0], [job_id]) == [None]
         assert [kept is not None for kept in self.backend.outcomes(queues[1], [job_id])] == [True]
@@ -612,7 +613,7 @@ class OutcomesTests(Topic):
 
     @promise("12.1", "5.9")
     def test_an_exchange_keeps_outcomes_and_hands_out_the_next(self) -> None:
-        # Given three jobs. Two jobs are reserved, and the lease of one of the two was settled
+        # Given three jobs. Two of the three jobs are reserved, and one of the two leases was already settled
         self.enqueue_all(b"1", b"2", b"3", ttr=LONG)
         one, two = sorted(self.reserve(2), key=lambda lease: lease.body)
         self.settle(Bury(two))
@@ -629,11 +630,11 @@ class OutcomesTests(Topic):
     @promise("12.1", "12.2", "5.11")
     @requires("portable_leases")
     def test_any_process_that_knows_the_lease_can_keep_its_outcome(self) -> None:
-        # Given a lease, and another consumer that never reserved
+        # Given a lease, and another consumer that never reserved a job
         job_id = self.enqueue(ttr=LONG)
         lease = self.take()
         stranger = self.another_consumer(backend=self.another_backend())
-        # When that consumer acks with an outcome, then the outcome is kept, once
+        # When the other consumer acks with an outcome, then the outcome is kept once
         self.settle(Ack(lease, KEPT), by=stranger)
         self.refused(Ack(lease, After(keep=LONG, outcome=b"again")))
         assert self.kept(job_id) == [b"result"]
@@ -649,7 +650,7 @@ class OutcomesTests(Topic):
         assert self.queue not in self.backend.queues()
         assert self.reserve() == []
         assert self.backend.kick(self.queue, 10) == 0
-        # And the outcomes are still there
+        # And the outcomes still exist
         assert self.kept(*ids) == [b"result"] * 3
 
     @promise("12.8", "8.2", "9.1")
@@ -657,7 +658,7 @@ class OutcomesTests(Topic):
     def test_a_job_that_left_an_outcome_is_not_found(self) -> None:
         # Given an outcome
         job_id = self.done(KEPT)
-        # When the outcome's job is looked for, then the job is not found, and the outcome stays
+        # When a call looks for the outcome's job, then the job is not found, and the outcome stays
         for call in (
             lambda: self.backend.peek(self.queue, job_id),
             lambda: self.backend.delete(self.queue, job_id),
@@ -682,12 +683,12 @@ class OutcomesTests(Topic):
     @promise("12.8", "8.1", "10.4")
     @requires("client_ids", "management", "purging")
     def test_a_job_that_is_deleted_or_purged_leaves_no_outcome_and_takes_none_away(self) -> None:
-        # Given two outcomes, and new jobs of the same ids, and two other jobs
+        # Given two outcomes, new jobs of the same ids, and two other jobs
         ids = [self.done(KEPT) for _ in range(2)]
         ids += self.enqueue_all(b"x", b"x")
         for job_id in ids[:2]:
             self.enqueue(id=job_id)
-        # When two of the jobs are deleted, and the other jobs are purged
+        # When two of the four jobs are deleted, and the other two are purged
         for job_id in (ids[0], ids[2]):
             self.backend.delete(self.queue, job_id)
         assert self.backend.purge(self.queue, [State.READY]) == 2
@@ -741,7 +742,7 @@ class OutcomesTests(Topic):
         for acks in [[*leases]] if is_one_call else [[lease] for lease in leases]:
             self.settle(*(Ack(lease, KEPT) for lease in acks))
         # Then few expired outcomes are left, and all new outcomes are there. An ack deletes expired outcomes only in
-        # its partition.
+        # its own partition.
         assert self.backend.forget(self.queue) <= (4 if self.can.total_order else 19)
         assert self.kept(*ids) == [b"result"] * 10
 
@@ -797,7 +798,8 @@ class OutcomesTests(Topic):
         return [outcome for outcome in self.backend.outcomes(self.queue, ids) if outcome is not None]
 
     def kept(self, *ids: str) -> list[bytes | None]:
-        """The bytes of the outcomes of these jobs, or None, in the order of the ids."""
+        """The bytes of the outcomes of the jobs with these ids, in the order of the ids. The entry is None for a job
+        without an outcome."""
         outcomes = self.backend.outcomes(self.queue, ids)
         assert all(outcome is None or outcome.id == job_id for outcome, job_id in zip(outcomes, ids, strict=True)), (
             "an outcome is not at the position of its id"
@@ -812,16 +814,16 @@ class OutcomesTests(Topic):
     @promise("12.11", "8.5")
     @requires("management")
     def test_deleted_jobs_keep_the_outcome_that_the_call_gives(self) -> None:
-        # Given a ready, a delayed and a reserved job, and one that was released
+        # Given a ready, a delayed and a reserved job, and a job that was released
         released = self.enqueue()
         self.settle(Release(self.take(), delay=LONG))
         reserved = self.enqueue()
         lease = self.take()
         ready, delayed = self.enqueue(), self.enqueue(delay=LONG)
-        # When these jobs are deleted with an outcome
+        # When the four jobs are deleted with an outcome
         after = After(keep=LONG, outcome=b"why", kind="cancelled")
         answers = self.backend.delete_many(self.queue, [ready, reserved, delayed, released], after=after)
-        # Then the deleted jobs have the outcome, with the number of their last attempt, and the reserved job has none
+        # Then the deleted jobs have the outcome, with the number of their last attempt. The reserved job has no outcome
         assert [answer is None for answer in answers] == [True, False, True, True]
         assert self.found(reserved) == []
         for job_id, attempt in ((ready, 0), (delayed, 0), (released, 1)):
@@ -842,8 +844,8 @@ class OutcomesTests(Topic):
         assert self.found(job_id) == []
 
     def _expired(self, count: int, and_kept: int = 0) -> tuple[list[str], list[str]]:
-        """Outcomes that have expired, and some that have not. No later ack has kept an outcome, because such an ack
-        deletes expired outcomes.
+        """Outcomes that have expired, and outcomes that have not expired. No later ack has kept an outcome, because an
+        ack with an outcome deletes expired outcomes.
         """
         ids = self.enqueue_all(*[b"x"] * (count + and_kept))
         expiring = After(keep=self.short_delay)

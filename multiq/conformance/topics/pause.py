@@ -57,8 +57,7 @@ class PauseTests(Topic):
         # Given a short pause
         self.enqueue()
         self.backend.pause(self.queue, self.short_delay)
-        # When the queue is paused again for a longer time, then the queue is still paused after the end of the first
-        # pause
+        # When the queue is paused again for a longer time, then it is still paused after the end of the first pause
         self.backend.pause(self.queue, LONG)
         self.harness.past(self.in_(self.short_delay))
         assert self.reserve() == []
@@ -78,7 +77,7 @@ class PauseTests(Topic):
         # Given a queue that was never paused
         self.enqueue()
         self.backend.resume(self.queue)
-        # Then its jobs are handed out
+        # Then the queue's jobs are handed out
         assert self.take()
 
     @promise("10.1")
@@ -86,7 +85,7 @@ class PauseTests(Topic):
         # Given a queue that is paused before its first job is enqueued
         self.backend.pause(self.queue, LONG)
         self.enqueue_all(b"a", b"b")
-        # Then the jobs are stored, and not handed out
+        # Then the jobs are stored, but not handed out
         assert self.counts() == (2, 0, 0, 0)
         assert self.reserve() == []
         self.backend.resume(self.queue)
@@ -108,7 +107,7 @@ class PauseTests(Topic):
         # Given a delayed job in a paused queue
         job_id = self.enqueue(delay=self.short_delay)
         self.backend.pause(self.queue, LONG)
-        # When the job's due time comes, then the job is ready, and still not handed out
+        # When the job's due time comes, then the job is ready, but still not handed out
         self.harness.past(self.in_(self.short_delay))
         assert self.stands(job_id, State.READY)
         assert self.reserve() == []
@@ -152,7 +151,7 @@ class PauseTests(Topic):
         # Then a consumer of both queues gets the second queue's job
         consumer = self.another_consumer(self.queue, other)
         assert [lease.body for lease in self.reserve(by=consumer)] == [b"goes on"]
-        # And when the first queue is resumed, the consumer gets that queue's job
+        # And when the first queue is resumed, the consumer gets the first queue's job
         self.backend.resume(self.queue)
         assert self.take(by=consumer).body == b"paused"
 
@@ -184,11 +183,11 @@ class PauseTests(Topic):
         # When an exchange acks the reserved job, then the ack is accepted, and no job is handed out
         assert self.worker.exchange([Ack(lease)], 2, 0) == ([None], [])
         assert self.counts() == (1, 0, 0, 0)
-        # And a job that an exchange releases is not handed out by the same exchange either
+        # And the same exchange does not hand out a job that it releases
         self.backend.resume(self.queue)
         lease = self.take()
         self.backend.pause(self.queue, LONG)
         assert self.worker.exchange([Release(lease)], 2, 0) == ([None], [])
-        # And when the queue is resumed, that job is handed out
+        # And when the queue is resumed, the released job is handed out
         self.backend.resume(self.queue)
         assert self.take().id == lease.id

@@ -1,4 +1,4 @@
-"""Permits: the limits that multiq keeps on a backend with notes, without the backend's help."""
+"""Permits: the limits that multiq enforces on a backend that has notes but no limits of its own."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PermitsTests(Topic):
         granted = [answer for answer in first if isinstance(answer, Granted)]
         assert len(granted) == 3
         assert isinstance(books[0].ask(self.lease(new_id()), [place]), Refused)
-        # When these callers free their permits at the same time, then all slots are free
+        # When the three callers free their permits at the same time, then all slots are free
         together([partial(book.free, [one]) for book, one in zip(books, granted, strict=False)])
         assert self.running() == {"api": 0}
 
@@ -72,7 +72,7 @@ class PermitsTests(Topic):
         self.harness.advance(1.0 + self.harness.slack)
         second = book.ask(self.lease("b"), [place])
         assert isinstance(second, Granted)
-        # And the first job can neither free nor extend this permit
+        # And the first job can neither free nor extend the new permit
         book.free([first])
         assert book.extend([(first, time.monotonic() + LONG)]) == [first]
         assert self.running() == {"api": 1}
@@ -97,7 +97,7 @@ class PermitsTests(Topic):
         answers = [book.ask(self.lease(str(at)), [place]) for at in range(5)]
         took = self.harness.now() - began
         assert 3 <= sum(isinstance(answer, Granted) for answer in answers) <= 3 + took / 2.0
-        # When the time of a turn has passed, then one more permit is given
+        # When the time for one more permit has passed, then one more permit is given
         self.harness.advance(2.0 + self.harness.slack)
         assert isinstance(book.ask(self.lease("later"), [place]), Granted)
 
@@ -109,6 +109,6 @@ class PermitsTests(Topic):
             (lease,) = self.reserve()
             assert lease.attempt == 1
             self.settle(GiveBack(lease, after=After(is_uncounted=True)))
-        # Then its next attempt is the first one
+        # Then the job's next attempt is the first attempt
         (lease,) = self.reserve()
         assert lease.attempt == 1

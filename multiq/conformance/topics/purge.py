@@ -69,7 +69,7 @@ class PurgeTests(Topic):
         later = self.enqueue(delay=2 * LONG)
         self.abandoned()
         self.harness.past(self.in_(self.short_delay))
-        # When the ready jobs are purged, then the job that is due and the job of the ended lease are deleted
+        # When the ready jobs are purged, then the due job and the job of the ended lease are deleted
         assert self.backend.purge(self.queue, [State.READY]) == 2
         assert self.counts() == (0, 1, 0, 0)
         assert self.stands(later, State.DELAYED)
@@ -101,7 +101,7 @@ class PurgeTests(Topic):
         # Given a queue that was purged
         self.enqueue_all(*[b"old"] * 20)
         self.backend.purge(self.queue, UNRESERVED)
-        # When new jobs are enqueued, then the queue has these jobs and no others
+        # When new jobs are enqueued, then the queue has only the new jobs
         self.enqueue_all(b"1", b"2")
         assert self.in_line(self.bodies(), [b"1", b"2"])
 
@@ -110,7 +110,7 @@ class PurgeTests(Topic):
         # Given more jobs than a driver may delete with one statement
         for _ in range(5):
             self.enqueue_all(*[b"x"] * 500)
-        # When the jobs are purged, then the count is exact
+        # When all jobs are purged, then the returned count is exact
         assert self.backend.purge(self.queue, [State.READY]) == 2500
         assert self.counts() == (0, 0, 0, 0)
 

@@ -27,7 +27,8 @@ class QueueOrderTests(Topic):
         for queue, priority in zip((first, second, third), priorities, strict=True):
             self.enqueue_all(*[queue.encode()] * 4, queue=queue, priority=priority)
         consumer = self.another_consumer(first, second, third)
-        # When each reserve is given another order, then the jobs come in this order, whatever their priorities
+        # When a reserve is given another order of queues, then the job comes from that order's first queue, whatever
+        # its priority
         for order in ((third, first, second), (second, third, first), (third, second, first), (first, second, third)):
             assert [lease.queue for lease in consumer.reserve(1, 0, order)] == [order[0]]
             assert consumer.queues == (first, second, third)
@@ -67,7 +68,7 @@ class QueueOrderTests(Topic):
         self.enqueue_all(b"c", b"d", queue=other)
         consumer = self.another_consumer(self.queue, other)
         lease = self.take(by=consumer)
-        # When an exchange acks this job and gives the reverse order
+        # When an exchange acks the job and gives the reverse order of queues
         refusals, leases = consumer.exchange([Ack(lease)], 1, 0, [other, self.queue])
         # Then the ack is accepted, and the next job is from the second queue
         assert refusals == [None]

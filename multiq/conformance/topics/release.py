@@ -56,7 +56,7 @@ class ReleaseTests(Topic):
         # Given a job with its own body, priority and ttr, which is released without a new priority
         self.enqueue(b"body", priority=77, ttr=90)
         self.settle(Release(self.take()))
-        # Then the job still has these values
+        # Then the job's body, priority and ttr are unchanged
         lease = self.take()
         assert (lease.body, lease.priority, lease.ttr) == (b"body", 77, 90)
 
@@ -66,7 +66,7 @@ class ReleaseTests(Topic):
         # Given the more urgent of two jobs
         self.enqueue(b"demoted", priority=1)
         self.enqueue(b"other", priority=5)
-        # When this job is released with a less urgent priority, then the other job is reserved first
+        # When the urgent job is released with a less urgent priority, then the other job is reserved first
         self.settle(Release(self.take(), priority=9))
         leases = self.reserve()
         assert [(lease.body, lease.priority) for lease in leases] == [(b"other", 5), (b"demoted", 9)]
@@ -74,7 +74,7 @@ class ReleaseTests(Topic):
     @promise("5.2")
     @requires("priorities")
     def test_a_release_can_give_the_first_priority_of_all(self) -> None:
-        # Given a job that is released with priority 0. This is a priority like any other
+        # Given a job that is released with priority 0. Priority 0 is a priority like any other
         self.enqueue(priority=900)
         self.settle(Release(self.take(), priority=0))
         # Then the job's priority is 0
@@ -88,7 +88,7 @@ class ReleaseTests(Topic):
         self.settle(Release(self.take(), delay=self.short_delay, priority=3))
         over = self.in_(self.short_delay)
         self.enqueue(b"other", priority=4)
-        # When the job is due, then its place is the place of its new priority
+        # When the job is due, then its new priority decides its place
         self.harness.past(over)
         assert self.bodies() == [b"late", b"other"]
 
@@ -120,7 +120,7 @@ class ReleaseTests(Topic):
         for reason in ("first", "second"):
             self.settle(Release(self.take(), reason=reason))
         assert self.peek(job_id).reason == "second"
-        # When the job is released without a reason, then peek shows no reason
+        # When the job is then released without a reason, then peek shows no reason
         self.settle(Release(self.take()))
         assert self.peek(job_id).reason is None
 

@@ -12,7 +12,7 @@ from multiq.ids import new_id
 
 @requires("management")
 class RescheduleTests(Topic):
-    """``waiting`` tests how a reschedule wakes consumers."""
+    """The topic ``waiting`` tests how a reschedule wakes consumers."""
 
     @promise("7.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
@@ -82,7 +82,7 @@ class RescheduleTests(Topic):
         job_id = self.enqueue(b"\0body\xff", priority=33, ttr=90, delay=LONG)
         # When the job is rescheduled
         self.backend.reschedule(self.queue, job_id, 0)
-        # Then the job still has these values
+        # Then the job's body, priority and ttr are unchanged
         lease = self.take()
         assert (lease.body, lease.priority, lease.ttr) == (b"\0body\xff", 33, 90)
 
@@ -106,7 +106,7 @@ class RescheduleTests(Topic):
         # Given a job that was buried with a reason
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="why"))
-        # When the job is rescheduled, then it has no reason any more
+        # When the job is rescheduled, then its reason is deleted
         job_id = self.backend.reschedule(self.queue, job_id, LONG)
         assert self.peek(job_id).reason is None
 
@@ -128,7 +128,7 @@ class RescheduleTests(Topic):
         first = self.enqueue(b"first")
         self.enqueue_all(b"second", b"third")
         self.backend.reschedule(self.queue, first, 0)
-        # Then this job comes last, as if it were enqueued now
+        # Then the rescheduled job comes last, as if it were enqueued now
         assert self.bodies() == [b"second", b"third", b"first"]
 
     @promise("7.2")
@@ -146,7 +146,7 @@ class RescheduleTests(Topic):
         # Given a backend that gives a rescheduled job another id
         old = self.enqueue()
         new = self.backend.reschedule(self.queue, old, LONG)
-        # Then the job has the new id, and no job has the old one
+        # Then the job has the new id, and no job has the old id
         assert self.stands(new, State.DELAYED)
         with pytest.raises(JobNotFound):
             self.peek(old)

@@ -13,7 +13,7 @@ NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts befor
 
 
 class ReserveTests(Topic):
-    """Tests with a single consumer. ``concurrency`` tests races, and ``waiting`` tests waits."""
+    """Tests with a single consumer. The topic ``concurrency`` tests races, and the topic ``waiting`` tests waits."""
 
     # --- how many ---
 
@@ -25,7 +25,7 @@ class ReserveTests(Topic):
     def test_no_more_jobs_than_the_limit_are_handed_out(self) -> None:
         # Given more jobs than a call asks for
         self.enqueue_all(*NUMBERS)
-        # When a call asks for five jobs, then it returns five, and the other jobs stay ready
+        # When a call asks for five jobs, then it returns five jobs, and the other jobs stay ready
         bodies = [lease.body for lease in self.reserve(5)]
         assert self.in_line(bodies, NUMBERS[:5]) or (len(bodies) == 5 and not self.can.total_order)
         assert self.counts() == (7, 0, 5, 0)
@@ -35,7 +35,7 @@ class ReserveTests(Topic):
         # Given fewer jobs than a call asks for, and a long timeout
         self.enqueue_all(b"a", b"b")
         waiting = self.background(lambda: self.worker.reserve(10, 3 * self.harness.patience))
-        # Then the call returns these jobs immediately
+        # Then the call returns the existing jobs immediately
         assert self.in_line([lease.body for lease in self.woken(waiting)], [b"a", b"b"])
 
     @promise("3.2")
@@ -61,7 +61,7 @@ class ReserveTests(Topic):
         # Given a job that one consumer holds
         self.enqueue()
         self.take()
-        # Then no consumer gets the job, not even the holder
+        # Then no consumer gets the job, not even its holder
         assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
         assert self.reserve() == []
 
@@ -88,7 +88,7 @@ class ReserveTests(Topic):
     @promise("3.4")
     @requires("total_order", "priorities")
     def test_priorities_next_to_each_other_are_distinguished_over_the_whole_range(self) -> None:
-        # Given neighbouring priorities where a driver's numbers may lose precision or change their sign
+        # Given neighbouring priorities that a driver could confuse by lost precision or a changed sign
         edges = (0, 1, 1023, 1024, 1025, 2**21 - 1, 2**21, 2**31 - 1, 2**31, 2**31 + 1, PRIORITY_MAX - 1, PRIORITY_MAX)
         for priority in reversed(edges):
             self.enqueue(b"%d" % priority, priority=priority)
@@ -101,7 +101,7 @@ class ReserveTests(Topic):
         # Given twelve jobs that are enqueued one by one
         for number in NUMBERS:
             self.enqueue(number)
-        # Then the tenth job comes after the ninth, and not after the first
+        # Then the tenth job comes after the ninth job, and not after the first job
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
@@ -111,7 +111,7 @@ class ReserveTests(Topic):
         numbers = [b"%d" % number for number in range(1, 121)]
         for at in range(0, 120, 40):
             self.enqueue_all(*numbers[at : at + 40])
-        # Then the jobs come by age. The order of their numbers as text does not matter
+        # Then the jobs come by age. The jobs' numbers are not compared as text
         assert self.bodies() == numbers
 
     @promise("3.4")
@@ -126,10 +126,10 @@ class ReserveTests(Topic):
     @promise("3.4")
     @requires("total_order", "priorities")
     def test_a_limit_takes_the_best_jobs_and_leaves_the_rest(self) -> None:
-        # Given a less urgent job, and a more urgent one enqueued after it
+        # Given a less urgent job, and a more urgent job that is enqueued later
         worse = self.enqueue(b"worse", priority=2)
         self.enqueue(b"better", priority=1)
-        # When one job is reserved, then it is the more urgent one
+        # When one job is reserved, then it is the more urgent job
         assert self.take().body == b"better"
         assert self.stands(worse, State.READY)
 
@@ -140,7 +140,7 @@ class ReserveTests(Topic):
         producers = [self.backend, self.another_backend()]
         for turn, number in enumerate(NUMBERS):
             producers[turn % 2].enqueue(self.queue, [self.new(number)])
-        # Then the jobs come in the order of all enqueues
+        # Then the jobs come in the order in which the two producers enqueued
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
@@ -149,14 +149,14 @@ class ReserveTests(Topic):
         # Given a consumer that has reserved the first of two jobs
         self.enqueue_all(b"1", b"2")
         assert self.take().body == b"1"
-        # When a more urgent job is enqueued, then this job is reserved next
+        # When a more urgent job is enqueued, then the urgent job is reserved next
         self.enqueue(b"urgent", priority=0)
         assert self.bodies() == [b"urgent", b"2"]
 
     @promise("3.1", "4.1")
     @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
     def test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin(self, waits: bool) -> None:
-        # Given a consumer. Its asked_at is a time on the clock of time.monotonic().
+        # Given a consumer. The consumer's asked_at is a time on the clock of time.monotonic().
         self.worker.reserve(1, 0)
         began = time.monotonic()
         if waits:
@@ -166,7 +166,8 @@ class ReserveTests(Topic):
         (lease,) = self.woken(waiting) if waits else self.reserve(1)
         asked_at = self.worker.asked_at
         left, looked = self.peek(job_id).due_in, time.monotonic()
-        # Then asked_at is a moment of the call before the lease began, or 0 if the consumer does not know the moment
+        # Then asked_at is a moment between the call and the beginning of the lease. It is 0 if the consumer does not
+        # know the moment
         assert lease.id == job_id
         assert asked_at == 0.0 or began <= asked_at <= looked
         assert left is not None
@@ -178,7 +179,7 @@ class ReserveTests(Topic):
     @promise("3.5")
     @requires("total_order")
     def test_a_released_job_goes_before_younger_ones(self) -> None:
-        # Given a job that was reserved, and was released after a younger job came
+        # Given a job that was reserved, and that was released after a younger job had come
         self.enqueue(b"old")
         lease = self.take()
         self.enqueue(b"young")
@@ -189,7 +190,7 @@ class ReserveTests(Topic):
     @promise("3.5")
     @requires("total_order")
     def test_a_job_that_becomes_due_goes_before_younger_ones(self) -> None:
-        # Given a delayed job, and a younger one without delay
+        # Given a delayed job, and a younger job without delay
         self.enqueue(b"old", delay=self.short_delay)
         due = self.in_(self.short_delay)
         self.enqueue(b"young")
@@ -212,10 +213,10 @@ class ReserveTests(Topic):
     @promise("3.4", "3.5")
     @requires("total_order", "priorities")
     def test_jobs_that_are_due_go_by_priority_not_by_due_time(self) -> None:
-        # Given delayed jobs, of which the less urgent one is due first
+        # Given two delayed jobs. The less urgent job is due first
         self.enqueue(b"worse", priority=2, delay=self.short_delay)
         self.enqueue(b"better", priority=1, delay=2 * self.short_delay)
-        # When both jobs are due, then the more urgent one is first
+        # When both jobs are due, then the more urgent job is first
         self.harness.past(self.in_(2 * self.short_delay))
         assert self.bodies() == [b"better", b"worse"]
 
@@ -251,8 +252,7 @@ class ReserveTests(Topic):
         consumer = self.another_consumer(self.queue, other, self.queue)
         for queue in (self.queue, other):
             self.enqueue_all(queue.encode(), queue.encode(), queue=queue)
-        # When the consumer reserves all jobs, then each job comes once, and the jobs of the queue that is named first
-        # come first
+        # When the consumer reserves all jobs, then each job comes once, and the first-named queue's jobs come first
         found = [lease for _ in range(5) for lease in self.reserve(limit, by=consumer)]
         assert [lease.body for lease in found] == [name.encode() for name in (self.queue,) * 2 + (other,) * 2]
         assert len({lease.id for lease in found}) == 4
@@ -261,7 +261,7 @@ class ReserveTests(Topic):
     @promise("3.3")
     @requires("priorities")
     def test_earlier_queues_come_first_against_all_priorities(self) -> None:
-        # Given the best priorities in the last queue, and the worst in the first queue
+        # Given the best priorities in the last queue, and the worst priorities in the first queue
         high, middle, low = (self.another_queue() for _ in range(3))
         for queue, priority in ((low, 0), (middle, 500), (high, PRIORITY_MAX)):
             self.enqueue_all(queue.encode(), queue.encode(), queue=queue, priority=priority)
@@ -272,7 +272,7 @@ class ReserveTests(Topic):
     @promise("3.3")
     @requires("priorities")
     def test_a_batch_empties_the_first_queue_before_it_takes_from_the_second(self) -> None:
-        # Given two queues, of which the second has the more urgent jobs
+        # Given two queues. The second queue has the more urgent jobs
         other = self.another_queue()
         self.enqueue_all(b"a", b"b", priority=900)
         self.enqueue_all(b"c", b"d", queue=other, priority=1)
@@ -310,13 +310,13 @@ class ReserveTests(Topic):
         other = self.another_queue()
         self.enqueue(b"first", delay=self.short_delay)
         self.enqueue_all(b"second", b"third", queue=other, priority=0)
-        # When the delayed job is due, then this job is handed out next
+        # When the delayed job is due, then it is handed out next
         self.harness.past(self.in_(self.short_delay))
         assert self.take(by=self.another_consumer(self.queue, other)).body == b"first"
 
     @promise("3.3")
     def test_twenty_queues_are_served_in_their_order(self) -> None:
-        # Given a consumer of many queues, with a job in each
+        # Given a consumer of many queues, with a job in each queue
         queues = [self.another_queue() for _ in range(20)]
         for queue in reversed(queues):
             self.enqueue(queue=queue)
@@ -329,7 +329,7 @@ class ReserveTests(Topic):
     def test_a_consumer_gets_nothing_from_queues_that_it_did_not_name(self) -> None:
         # Given a job in another queue
         self.enqueue(queue=self.another_queue(), priority=0)
-        # Then a consumer of this test's queue gets no job
+        # Then a consumer of the test's own queue gets no job
         assert self.reserve() == []
 
     @promise("1.1", "3.6")

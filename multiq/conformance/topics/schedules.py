@@ -1,4 +1,4 @@
-"""Schedules: how schedulers make occurrences on a backend that keeps notes."""
+"""Schedules: how schedulers create due jobs on a backend that stores notes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class ServerTimeTests(Topic):
         before, began = self.backend.now(self.queue), self.harness.now()
         # When some time passes
         self.harness.advance(SLEEP_GRACE)
-        # Then the backend's time has advanced by as much, and differs from this machine's time by less than a year
+        # Then the backend's time has advanced by the same amount, and differs from this machine's time by less than a
+        # year
         after = self.backend.now(self.queue)
         assert SLEEP_GRACE - self.harness.slack <= after - before <= self.harness.now() - began + self.harness.slack
         if self.harness.real_time:
@@ -47,25 +48,25 @@ class ServerTimeTests(Topic):
     @promise("16.6")
     @requires("inspection")
     def test_a_delay_that_is_counted_from_the_time_ends_at_the_time_that_was_meant_or_later(self) -> None:
-        # Given a job that is to be due at a time, with a delay that is counted from the backend's time
+        # Given a job that is to be due at a given time. The job's delay is counted from the backend's time
         at = self.backend.now(self.queue) + 1.0
         self.enqueue(delay=at - self.backend.now(self.queue) + 2e-6)
-        # When a consumer waits for this job
+        # When a consumer waits for the job
         while not (leases := self.reserve(1)):
             self.harness.advance(0.05)
-        # Then the consumer does not get the job before that time
+        # Then the consumer does not get the job before the given time
         assert self.backend.now(self.queue) >= at
         self.settle(*map(Ack, leases))
 
 
 @requires("notes", "holds", "inspection", "management")
 class SchedulesTests(Topic):
-    """These tests use multiq's own schedulers, with the backend under test."""
+    """The tests of schedules use multiq's own schedulers, with the backend under test."""
 
     @pytest.fixture(autouse=True)
     def _clean_up(self, _set_up: None) -> Iterator[None]:
-        """A store may be used for other tests, too: leave neither schedules nor the mark that shows that there are
-        schedules."""
+        """The store may be used for other tests, too. So all schedules, and the mark that schedules exist, are
+        deleted."""
         self.app, self.task = self._program(self.backend)
         yield
         if not self.backend.declared.notes:
@@ -78,8 +79,8 @@ class SchedulesTests(Topic):
             self.backend.delete(RESTART, "schedules")
 
     def schedulers(self, count: int) -> list[Scheduler]:
-        """Schedulers with a connection each. A new scheduler reads the time again, which matters if a test has moved
-        the clock."""
+        """Several schedulers. Each scheduler has its own connection. A new scheduler reads the time again. The new
+        reading matters if a test has moved the clock."""
         return [Scheduler(self._program(self.another_backend())[0]) for _ in range(count)]
 
     def _program(self, backend: Backend) -> tuple[App, Task[..., None]]:
@@ -93,7 +94,7 @@ class SchedulesTests(Topic):
         return app, work
 
     def made(self) -> list[tuple[str, float]]:
-        """The ids of all jobs of the queue, and in how many seconds each is due."""
+        """The ids of all jobs of the queue, and in how many seconds each job is due."""
         states = [State.READY, State.DELAYED]
         records = [job for state in states for job in self.backend.jobs(self.queue, state, limit=1000).jobs]
         return [(job.id, job.due_in or 0.0) for job in records]
@@ -101,7 +102,7 @@ class SchedulesTests(Topic):
     @promise("17.1")
     @requires("lists_jobs")
     def test_each_occurrence_of_the_next_minute_is_made_once_by_many_schedulers_at_once(self) -> None:
-        # Given a schedule, and schedulers with a connection each
+        # Given a schedule, and several schedulers, each with its own connection
         self.app.schedules.add(self.queue, self.task.s(), "*/5 * * * * *")
         schedulers = self.schedulers(_SCHEDULERS)
         # When all schedulers make the due jobs at the same time, twice
@@ -113,18 +114,18 @@ class SchedulesTests(Topic):
         made = self.made()
         assert len({job_id for job_id, _ in made}) == len(made)
         assert 12 <= len(made) <= 13 + took / 5
-        # And they are five seconds apart
+        # And the jobs are five seconds apart
         due = sorted(due_in for _, due_in in made if due_in)
         assert all(abs(later - earlier - 5) < 1 for earlier, later in itertools.pairwise(due))
 
     @promise("17.2")
     @requires("lists_jobs")
     def test_an_occurrence_is_not_due_before_its_time_by_the_backend_s_clock(self) -> None:
-        # Given a schedule of every second
+        # Given a schedule that is due every second
         self.app.schedules.add(self.queue, self.task.s(), every=1)
         # When a scheduler makes the due jobs
         Scheduler(self.app).look()
-        # Then each job is due at the occurrence of its id, or later
+        # Then each job is due at the time that its id names, or later
         due = dict(self.made())
         now = self.backend.now(self.queue)
         times = {occurrence_id(self.queue, second * 1000): second for second in range(int(now) - 5, int(now) + 100)}
@@ -135,7 +136,7 @@ class SchedulesTests(Topic):
 
     @promise("17.1", "17.3")
     def test_an_occurrence_whose_job_has_run_is_not_made_again(self) -> None:
-        # Given a scheduler that has made jobs, and another one that read the schedule before that
+        # Given a scheduler that has made jobs, and another scheduler that read the schedule earlier
         self.app.schedules.add(self.queue, self.task.s(), every=30)
         (early,) = self.schedulers(1)
         early._load_if_changed()
@@ -147,14 +148,14 @@ class SchedulesTests(Topic):
             self.backend.kick_job(self.queue, job_id)
         self.settle(*(Ack(lease) for lease in self.reserve(10)))
         early.look()
-        # Then the other scheduler makes none of these jobs again
+        # Then the other scheduler makes none of the finished jobs a second time
         assert not {job_id for job_id, _ in self.made()} & {*ids}
 
     @promise("17.3")
     @requires("lists_jobs")
     @pytest.mark.parametrize(("misfire", "expected"), [("skip", 0), ("once", 1), ("all(3)", 3), ("all", 50)])
     def test_missed_occurrences_are_made_by_the_policy(self, misfire: str, expected: int) -> None:
-        # Given a schedule of every hour, of which no scheduler has made the last 50 occurrences
+        # Given an hourly schedule whose last 50 occurrences were not made by any scheduler
         self.app.schedules.add(self.queue, self.task.s(), every=3600, misfire=misfire)
         (note,) = self.backend.notes(self.queue, record.PREFIX).notes
         stored = record.decode(note)
@@ -164,7 +165,7 @@ class SchedulesTests(Topic):
         assert self.backend.carry_out([Put(self.queue, note.key, record.encode(changed))])
         # When a scheduler makes the due jobs
         Scheduler(self.app).look()
-        # Then as many jobs are ready as the policy makes (one more if an hour has just begun)
+        # Then the policy decides how many jobs are ready (one more if an hour has just begun)
         ready = [job_id for job_id, due_in in self.made() if not due_in]
         hour = now // 3_600_000 * 3_600_000
         if now - hour > 30_000:
@@ -176,12 +177,12 @@ class SchedulesTests(Topic):
     @promise("17.4")
     @pytest.mark.parametrize("overlap", ["skip", "follow"])
     def test_an_occurrence_is_not_made_while_the_job_before_is_there(self, overlap: str) -> None:
-        # Given schedulers that have made an occurrence. Its job runs
+        # Given schedulers that have made the job of an occurrence. Its job runs
         self.app.schedules.add(self.queue, self.task.s(), every=2, overlap=overlap)
         Scheduler(self.app).look()
         self.harness.advance(3)
         (lease,) = self.reserve(10)
-        # When later occurrences are due, then no job is made for them
+        # When later occurrences are due, then no job is made for the later occurrences
         for _ in range(3):
             together([scheduler.look for scheduler in self.schedulers(3)])
             assert self.made() == []
@@ -204,10 +205,10 @@ class SchedulesTests(Topic):
         scheduler.look()
         stats = self.backend.stats(self.queue)
         assert (stats.ready or 0) + (stats.delayed or 0) >= 4
-        # When one schedule is paused, and the other one is removed
+        # When one schedule is paused, and the other schedule is removed
         book.pause(names[0])
         book.remove(names[1])
-        # Then the jobs that are not due are gone, and no scheduler makes more
+        # Then the jobs that are not due are gone, and no scheduler makes more jobs
         scheduler.look()
         Scheduler(self.app).look()
         assert self.backend.stats(self.queue).delayed == 0
@@ -229,7 +230,7 @@ class SchedulesTests(Topic):
         # When another process stores a schedule
         program, task = self._program(self.another_backend())
         program.schedules.add(self.queue, task.s(), every=5)
-        # Then all workers learn that there are schedules, and the scheduler makes the jobs when it looks again
+        # Then all workers learn that schedules exist, and the scheduler makes the jobs when it looks again
         assert Control(self.backend).read().has_schedules
         scheduler.look()
         assert self.made()
@@ -237,7 +238,7 @@ class SchedulesTests(Topic):
     @promise("17.8", "18.9")
     @requires("unique", "lists_jobs")
     def test_an_occurrence_whose_key_is_taken_makes_no_job(self) -> None:
-        # Given a schedule of each second, of a unique task, and a job that has the task's key
+        # Given an every-second schedule of a unique task, and a job that has the task's key
         unique = self.task.options(unique=Unique(by=[]))
         first = unique.enqueue(1)
         self.app.schedules.add(self.queue, unique.s(2), every=1)
@@ -247,7 +248,7 @@ class SchedulesTests(Topic):
             self.schedulers(1)[0].look()
             assert [job_id for job_id, _ in self.made()] == [first.id]
         assert self.app.schedules.run(self.queue) == first
-        # When that job is gone, then a job is made for the next occurrence, about when it is due
+        # When the job with the key is gone, then a job is made for the next occurrence, about when it is due
         self.backend.delete(self.queue, first.id)
         give_up_at = self.harness.now() + self.harness.patience
         while not (made := self.made()) and self.harness.now() < give_up_at:

@@ -62,7 +62,7 @@ class SettleTests(Topic):
             self.enqueue_all(b"a", b"b", queue=queue)
         consumer = self.another_consumer(*queues)
         leases = self.reserve(by=consumer)
-        # When the consumer settles these jobs in a mixed order, then each verdict takes effect in its job's queue
+        # When the consumer settles the jobs in a mixed order, then each verdict takes effect in its job's queue
         verdicts = [Ack(lease) if lease.body == b"a" else Bury(lease) for lease in leases]
         self.settle(*reversed(verdicts), by=consumer)
         assert [self.counts(queue) for queue in queues] == [(0, 0, 0, 1)] * 3
@@ -91,11 +91,11 @@ class SettleTests(Topic):
 
     @promise("5.7", "4.3")
     def test_live_and_ended_leases_can_be_mixed(self) -> None:
-        # Given leases that are short and long alternately
+        # Given alternately short and long leases
         ids = [self.enqueue(ttr=LONG if number % 2 else self.short_ttr) for number in range(6)]
         leases = sorted(self.reserve(), key=lambda lease: ids.index(lease.id))
         self.harness.past(self.in_(self.short_ttr))
-        # When all jobs are acked, then the acks of live leases are accepted, and those of ended leases are refused
+        # When all jobs are acked, then acks of live leases are accepted, and acks of ended leases are refused
         answers = self.worker.settle([Ack(lease) for lease in leases])
         assert [type(answer) for answer in answers] == [LeaseLost, type(None)] * 3
         assert self.counts() == (3, 0, 0, 0)
@@ -107,7 +107,7 @@ class SettleTests(Topic):
         # Given two jobs, one of which is reserved
         self.enqueue_all(b"first", b"second")
         lease = self.take()
-        # When an exchange acks the reserved job and asks for the next one
+        # When an exchange acks the reserved job and asks for the next job
         answers, leases = self.worker.exchange([Ack(lease)], 1, 0)
         # Then the first job is gone, and the second job is reserved
         assert answers == [None]
@@ -119,7 +119,7 @@ class SettleTests(Topic):
         # Given the only job
         job_id = self.enqueue()
         lease = self.take()
-        # When an exchange releases this job
+        # When an exchange releases the only job
         answers, (again,) = self.worker.exchange([Release(lease)], 1, 0)
         # Then the same exchange hands the job out again, in a new attempt
         assert (answers, again.id, again.attempt) == ([None], job_id, 2)
@@ -144,7 +144,7 @@ class SettleTests(Topic):
         self.enqueue(b"next")
         # When an exchange acks the lost lease
         answers, leases = self.worker.exchange([Ack(stale)], 5, 0)
-        # Then the ack is refused, and the ready job is handed out nevertheless
+        # Then the ack is refused, but the ready job is handed out
         assert [type(answer) for answer in answers] == [LeaseLost]
         assert [lease.body for lease in leases] == [b"next"]
 
@@ -169,7 +169,7 @@ class SettleTests(Topic):
 
     @promise("5.9", "3.2")
     def test_an_exchange_settles_before_it_waits(self) -> None:
-        # Given a consumer that settles, and then waits for the next job
+        # Given a consumer that settles a lease, and then waits for the next job
         job_id = self.enqueue()
         lease = self.take()
         consumer = self.worker

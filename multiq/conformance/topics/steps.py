@@ -47,7 +47,7 @@ KINDS: dict[str, Make] = {
     "give back": lambda lease, after: GiveBack(lease, after=after),
     "delayed give back": lambda lease, after: GiveBack(lease, delay=LONG, after=after),
 }
-#: The states that the verdicts lead to. None: the job is gone.
+#: The states that the verdicts lead to. If the state is None, the job is gone.
 ENDS: dict[str, State | None] = {
     "ack": None, "ack with an outcome": None, "release": State.READY, "delayed release": State.DELAYED,
     "bury": State.BURIED, "touch": State.RESERVED, "give back": State.READY, "delayed give back": State.DELAYED,
@@ -92,7 +92,8 @@ class _Steps(Topic):
         return self.take(by=by)
 
     def watch(self, observer: Backend, sender: str, job_id: str, queue: str) -> None:
-        """Peek at two jobs until *sender* is gone. Fail unless *job_id* is released at the same moment."""
+        """Peek at two jobs until the job *sender* is gone. Fail if the job *job_id* is not released at the same
+        moment."""
         while True:
             was_gone = not self.is_there(sender, observer)  # read first, because the release may come after this peek
             is_released = observer.peek(queue, job_id).state is not State.HELD
@@ -142,7 +143,7 @@ class StepsTests(_Steps):
         for queue, job_id, job in zip(others, ids, new, strict=True):
             steps += [self.step(job_id, queue=queue), self.add(job, queue)]
         self.settle(self.verdict(kind, sender, *steps))
-        # Then all steps are carried out, once, and no step is left
+        # Then all steps are carried out exactly once, and no step is left over
         assert self.now_state(sender.id) is ENDS[kind]
         assert [self.counts(queue) for queue in others] == [(2, 0, 0, 0)] * 2
         assert self.backend.relay([self.queue, *others]) == 0
@@ -155,7 +156,7 @@ class StepsTests(_Steps):
         sender = self.reserved(b"body")
         job_id = self.held()
         self.settle(self.verdict(kind, sender, self.step(job_id)))
-        # Then the verdict has the same effect on its job as without steps
+        # Then the verdict has the same effect on its job as a verdict without steps
         record = self.peek(sender.id)
         assert (record.state, record.body, record.awaits) == (ENDS[kind], b"body", 0)
         assert self.tells(record.attempt, 0 if "give back" in kind else 1, "durable_attempts")
@@ -190,12 +191,12 @@ class StepsTests(_Steps):
     @requires("notes")
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_verdict_changes_notes(self, kind: str) -> None:
-        # Given a lease, a note of its queue, and one of another home
+        # Given a lease, a note of its queue, and a note of another queue
         sender = self.reserved()
         home = self.another_queue()
         assert self.backend.carry_out([Put(self.queue, "old", b"1")])
         assert self.backend.carry_out([Put(home, "old", b"1")])
-        # When a verdict drops one note of each home, and stores another note
+        # When a verdict drops one note of each queue, and stores another note
         steps: list[Step] = [
             Drop(self.queue, "old"),
             Put(self.queue, "new", b"2"),
@@ -220,7 +221,7 @@ class StepsTests(_Steps):
             self.new(b"", terms=Terms(3), delay=LONG, priority=0),
         ]  # fmt: skip
         self.settle(self.verdict("ack", sender, *map(self.add, jobs)))
-        # Then the jobs have these options, and are as if enqueued now
+        # Then the jobs have the given options, and are as if enqueued now
         for job in jobs:
             record = self.peek(job.id)
             assert (record.body, record.priority, record.ttr) == (job.body, job.priority, job.ttr)
@@ -247,7 +248,7 @@ class StepsTests(_Steps):
     @promise("15.1", "2.4", "1.3")
     @requires("client_ids")
     def test_a_step_can_enqueue_the_id_of_the_job_that_is_acked(self) -> None:
-        # Given an ack with a step that enqueues the same id
+        # Given an ack with a step that enqueues the id of the acked job
         sender = self.reserved(b"old")
         self.settle(self.verdict("ack", sender, self.add(self.new(b"new", id=sender.id))))
         # Then the id has a new job, because the verdict is carried out first
@@ -292,7 +293,7 @@ class StepsTests(_Steps):
     @promise("15.1", "15.5")
     @pytest.mark.parametrize("by", ["verdict", "carry_out"])
     def test_a_thousand_steps_are_carried_out(self, by: str) -> None:
-        # Given the largest number of steps. The steps enqueue jobs, and arrive at two of these jobs
+        # Given the largest number of steps. The steps enqueue jobs, and arrive at two of the new jobs
         sender = self.reserved()
         other = self.another_queue()
         waiting = self.held(400)
@@ -303,13 +304,13 @@ class StepsTests(_Steps):
         steps += [self.step(waiting, f"member-{number}") for number in range(400)]
         steps += [self.add(job, other) for job in far] + [self.add(last)]
         assert len(steps) == MAX_STEPS
-        # When these steps are carried out
+        # When all the steps are carried out
         if by == "verdict":
             self.settle(self.verdict("ack", sender, *steps))
         else:
             assert self.backend.carry_out(steps) is True
             self.settle(Ack(sender))
-        # Then all steps have an effect, at the latest after a relay
+        # Then all steps have an effect, at the latest after a call of relay
         assert self.backend.relay([self.queue, other]) == 0
         assert (self.counts(), self.held_count()) == ((301, 0, 0, 0), 1)
         assert self.counts(other) == (299, 0, 0, 0)
@@ -338,17 +339,17 @@ class StepsTests(_Steps):
     @promise("15.3", "4.3")
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_late_verdict_carries_out_no_step(self, kind: str) -> None:
-        # Given a lease that has ended, and whose job no consumer has reserved since then
+        # Given a lease that has ended, and whose job no consumer has reserved afterwards
         lease = self.abandoned(body=b"x")
         job_id, steps = self._steps()
-        # When its holder sends a verdict with steps, then nothing happens
+        # When the holder of the ended lease sends a verdict with steps, then nothing happens
         self.refused(self.verdict(kind, lease, *steps))
         self._assert_untouched(job_id, ready=1)
 
     @promise("15.3", "4.4")
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_stale_verdict_carries_out_no_step(self, kind: str) -> None:
-        # Given a job whose lease has ended, and that another consumer has reserved since then
+        # Given a job whose lease has ended, and that another consumer has reserved afterwards
         lease = self.abandoned(body=b"x")
         self.take(by=self.another_consumer())
         job_id, steps = self._steps()
@@ -377,7 +378,7 @@ class StepsTests(_Steps):
             self.verdict("ack", lease, self.step(first), self.add(new[0])),
             self.verdict("bury", lease, self.step(second), self.add(new[1])),
         ])  # fmt: skip
-        # Then the second verdict is refused, with its steps
+        # Then the second verdict is refused, and its steps are not carried out
         assert [type(answer) for answer in answers] == [type(None), LeaseLost]
         assert (self.state(first), self.state(second)) == (State.READY, State.HELD)
         assert [self.is_there(job.id) for job in new] == [True, False]
@@ -392,12 +393,12 @@ class StepsTests(_Steps):
         new = [self.new(lease.body) for lease in leases]
         other = self.another_queue()
         far = [self.held(queue=other) for _ in leases]
-        # When all four jobs are acked, each ack with steps of its own
+        # When all four jobs are acked, and each ack has its own steps
         answers = self.worker.settle([
             self.verdict("ack", lease, self.step(ids[at]), self.add(new[at]), self.step(far[at], queue=other))
             for at, lease in enumerate(leases)
         ])  # fmt: skip
-        # Then each accepted verdict has carried out its own steps, and no others
+        # Then each accepted verdict has carried out only its own steps
         assert [answer is None for answer in answers] == [False, True, False, True]
         assert [self.state(job_id) is State.READY for job_id in ids] == [False, True, False, True]
         assert [self.is_there(job.id) for job in new] == [False, True, False, True]
@@ -418,7 +419,7 @@ class StepsTests(_Steps):
 
     @promise("15.4", "14.6")
     def test_the_steps_of_a_verdict_are_carried_out_in_their_order(self) -> None:
-        # Given steps that enqueue a job and arrive at it, and other steps that arrive before they enqueue the job
+        # Given steps that enqueue a job and then arrive at it, and other steps that arrive before they enqueue the job
         sender = self.reserved()
         right, wrong = self.new(b"right", terms=Terms(1)), self.new(b"wrong", terms=Terms(1))
         steps = [self.add(right), self.step(right.id), self.step(wrong.id), self.add(wrong)]
@@ -452,7 +453,7 @@ class StepsTests(_Steps):
     @promise("15.4", "5.7")
     @requires("atomic_batches")  # otherwise the two leases may be in two parts of the queue
     def test_the_verdicts_of_a_call_are_carried_out_in_their_order(self) -> None:
-        # Given two leases, and a job that the first verdict enqueues and the second one releases
+        # Given two leases. The first verdict enqueues a job, and the second verdict releases the same job
         self.enqueue_all(b"a", b"b", ttr=LONG)
         one, other = self.reserve()
         job = self.new(b"new", terms=Terms(2))
@@ -486,7 +487,7 @@ class StepsTests(_Steps):
             self.verdict("ack", one, *(self.add(self.new(b"%d" % number)) for number in (1, 2, 3))),
             self.verdict("ack", other, *(self.add(self.new(b"%d" % number)) for number in (4, 5))),
         )
-        # Then the jobs are handed out in this order
+        # Then the jobs are handed out in the order of their enqueues
         assert self.bodies() == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
     @promise("15.4", "15.1")
@@ -507,7 +508,7 @@ class StepsTests(_Steps):
 
     @promise("15.4", "15.2", "5.7")
     def test_verdicts_about_several_queues_carry_out_steps_in_each_other_s_queue(self) -> None:
-        # Given leases of two queues, and a held job in each
+        # Given leases of two queues, and a held job in each queue
         other = self.another_queue()
         consumer = self.another_consumer(self.queue, other)
         leases = [self.reserved(by=consumer), self.reserved(queue=other, by=consumer)]
@@ -525,7 +526,7 @@ class StepsTests(_Steps):
         # Given a lease, and a held job
         lease = self.reserved()
         job_id = self.held(1, b"held")
-        # When an exchange acks the lease, and the ack releases the held job, then the exchange hands out the released
+        # When an exchange acks the lease and the ack releases the held job, then the same exchange hands out the held
         # job
         answers, leases = self.worker.exchange([self.verdict("ack", lease, self.step(job_id))], 5, 0)
         assert answers == [None]
@@ -593,7 +594,7 @@ class StepsTests(_Steps):
             self.step(job_id, expect=1), self.add(job), self.step(job.id), self.add(self.new(id=job.id), other),
         ]  # fmt: skip
         assert self.backend.carry_out(steps) is True
-        # When these steps are carried out again, then nothing changes
+        # When the same steps are carried out again, then nothing changes
         assert self.backend.carry_out(steps) is True
         assert (self.peek(job_id).awaits, self.peek(job.id).awaits) == (3, 1)
         assert (self.held_count(), self.total(self.queue), self.total(other)) == (2, 2, 1)
@@ -612,7 +613,7 @@ class StepsTests(_Steps):
         sender = self.reserved()
         self.settle(self.verdict("ack", sender, self.step("no-such-job", queue=other)))
         assert self.backend.carry_out([self.step("no-such-job"), self.step("no-such-job", queue=other)]) is True
-        # Then none of these queues is named
+        # Then the queues without jobs are not named
         assert [name for name in self.backend.queues() if name in self.harness.handed_out] == []
 
     # --- too large ---
@@ -652,11 +653,11 @@ class StepsTests(_Steps):
         assert note.value == value
 
     def _refuses(self, kind: str, too_large: Step, limit: int) -> None:
-        # Given two leases, and steps of which one is too large
+        # Given two leases, and several steps, one of which is too large
         self.enqueue_all(b"a", b"b", ttr=LONG)
         one, other = self.reserve()
         job_id, steps = self._steps()
-        # When these steps are carried out, then the call raises PayloadTooLarge
+        # When the steps are carried out, then the call raises PayloadTooLarge
         call: Callable[[], object] = partial(self.backend.carry_out, [*steps, too_large])
         if kind != "carry_out":
             verdicts = [self.verdict("ack", one, *steps), self.verdict(kind, other, *steps, too_large)]
@@ -664,14 +665,14 @@ class StepsTests(_Steps):
         with pytest.raises(PayloadTooLarge) as refusal:
             call()
         assert (refusal.value.size_bytes, refusal.value.limit_bytes) == (limit + 1, limit)
-        # And nothing of the call has happened
+        # And no part of the call was carried out
         self._assert_untouched(job_id, reserved=2)
         self.settle(Ack(one), Ack(other))
 
     # --- internals ---
 
     def _steps(self) -> tuple[str, list[Step]]:
-        """A held job, and steps that would change this job and enqueue other jobs."""
+        """A held job, and steps that would change the held job and enqueue other jobs."""
         self._other = self.another_queue()
         job_id = self.held(2)
         return job_id, [
@@ -680,7 +681,8 @@ class StepsTests(_Steps):
         ]  # fmt: skip
 
     def _assert_untouched(self, job_id: str, *, ready: int = 0, reserved: int = 0) -> None:
-        """Fail if a step of ``_steps`` was carried out. *ready*, *reserved*: the numbers of the test's other jobs."""
+        """Fail if a step of ``_steps`` was carried out. *ready*, *reserved*: how many other jobs of the test are ready
+        and reserved."""
         record = self.peek(job_id)
         assert (record.state, record.awaits) == (State.HELD, 2)
         assert (self.counts(), self.held_count()) == ((ready, 0, reserved, 0), 1)
@@ -691,17 +693,17 @@ class StepsTests(_Steps):
 
 @requires("holds", "inspection")
 class OneStepTests(_Steps):
-    """What other clients see while steps are carried out: all steps of a call, or none."""
+    """What other clients see while a call's steps are carried out: either all steps or none."""
 
     @promise("15.1", "11.4")
     @requires("atomic_batches", "one_step")
     def test_an_ack_is_never_seen_without_its_arrival_nor_its_arrival_without_the_ack(self) -> None:
         observer = self.another_backend()
         for _ in range(self.harness.rounds):
-            # Given a lease, a held job, and an observer that peeks at both jobs until the first is gone
+            # Given a lease, a held job, and an observer that peeks at both jobs until the first job is gone
             lease, job_id = self.reserved(), self.held()
             watching = self.background(partial(self.watch, observer, lease.id, job_id, self.queue))
-            # When the leased job is acked and arrives at the held one, then the observer sees both changes at the same
+            # When the leased job is acked and arrives at the held job, then the observer sees both changes at the same
             # time
             self.settle(self.verdict("ack", lease, self.step(job_id)))
             watching.result(HANGS)
@@ -723,7 +725,7 @@ class OneStepTests(_Steps):
                     if was_released:
                         return
 
-            # When one call arrives at both held jobs, then the observer sees both released at the same time
+            # When one call arrives at both held jobs, then the observer sees both jobs released at the same time
             watching = self.background(watch)
             assert self.backend.carry_out([self.step(one), self.step(other)]) is True
             watching.result(HANGS)
@@ -750,7 +752,7 @@ class OneStepTests(_Steps):
                     if was_put:
                         return
 
-            # When this call is carried out, then the observer sees both changes at the same time
+            # When the call is carried out, then the observer sees both changes at the same time
             watching = self.background(watch)
             steps = [self.add(job), Put(self.queue, "key", b"%d" % at)]
             assert self.backend.carry_out(steps, when=[Version(self.queue, "key", version)]) is True
@@ -760,7 +762,7 @@ class OneStepTests(_Steps):
     @requires("portable_leases", "management")
     def test_of_two_holders_of_one_job_only_the_accepted_one_carries_out_its_steps(self) -> None:
         for _ in range(self.harness.rounds):
-            # Given a lease. Two verdicts about it are sent at the same time, and each has its own steps
+            # Given a lease. Two verdicts about the job are sent at the same time, and each verdict has its own steps
             lease = self.reserved()
             ids = [self.held(), self.held()]
             consumers = [self.another_consumer(backend=self.another_backend()) for _ in ids]
@@ -769,7 +771,7 @@ class OneStepTests(_Steps):
                 for consumer, job_id, kind in zip(consumers, ids, ("ack", "bury"), strict=True)
             ]
             answers = together(works)
-            # Then the steps of the accepted verdict are carried out, and no others
+            # Then only the steps of the accepted verdict are carried out
             accepted = [answer == [None] for answer in answers]
             assert sorted(accepted) == [False, True]
             assert [self.state(job_id) is State.READY for job_id in ids] == accepted
@@ -780,7 +782,7 @@ class OneStepTests(_Steps):
 
     @promise("15.2", "15.4", "11.4")
     def test_steps_to_and_fro_between_queues_all_happen(self) -> None:
-        # Given two queues, jobs in each, and a held job in each that waits for all jobs of the other queue
+        # Given two queues with jobs. In each queue, a held job waits for all jobs of the other queue
         other = self.another_queue()
         count = 20
         pairs = [(self.queue, other), (other, self.queue)]
@@ -847,7 +849,7 @@ class OneStepEverywhereTests(_Steps):
                     if was_put:
                         return
 
-            # When notes of two homes are changed in one call, then an observer sees both changes at the same time
+            # When notes of two queues are changed in one call, then an observer sees both changes at the same time
             watching = self.background(watch)
             assert self.backend.carry_out([Put(home, "key", value) for home in homes]) is True
             watching.result(HANGS)

@@ -19,7 +19,7 @@ class TransactionTests(Topic):
             (job_id,) = self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
             # When the transaction commits
             connection.commit()
-        # Then the job is there, with the id that the enqueue returned
+        # Then the job exists, with the id that the enqueue returned
         assert self.peek(job_id).body == b"inside"
         assert self.bodies() == [b"inside"]
 
@@ -84,7 +84,7 @@ class TransactionTests(Topic):
         with self.transaction() as connection:
             again = self.backend.enqueue(self.queue, [self.new(b"again", id=job.id)], connection=connection)
             connection.commit()
-        # Then there is still one job, the first one
+        # Then only the first job exists
         assert again == [job.id]
         assert self.bodies() == [b"first"]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multiq.backend import Lease
 
 KEY = b"\x00key\xff" + bytes(range(27))
-#: Different keys. A collation, a pattern or trimming would treat some of these as equal.
+#: Different keys. A collation, a pattern or trimming would treat some of these keys as equal.
 KEYS = [
     b"a", b"A", b"a ", b" a", b"a\0", b"a\0\0", b"\0", b"a\n", b"\xe1", b"\xc3\xa1", b"*", b"%", b"_", b"a%", b"[a]",
     b"\\", b"'", b'"', b"1", b"01", b"1.0", b"nil", b"\xff" * 64, b"\xff" * 63, bytes(32), bytes(31) + b"\1",
@@ -61,7 +61,7 @@ class _UniqueTopic(Topic):
         return job_id
 
     def given_unique(self, state: State, body: bytes = b"x", **options: Any) -> str:
-        """Enqueue a job with a key, and move it to *state*. The queue must have no other ready job."""
+        """Enqueue a job with a key, and move the job to *state*. The queue must have no other ready job."""
         if state is State.DELAYED:
             return self.add(body, **{"delay": LONG, **options})
         if state is State.HELD:
@@ -121,7 +121,7 @@ class UniqueTests(_UniqueTopic):
     def test_keys_are_the_same_only_if_all_their_bytes_are(self) -> None:
         # Given a job for each of many keys that are easily mistaken for each other
         ids = [self.add(key=key) for key in KEYS]
-        # Then all jobs were added, and an enqueue with a key returns the id of the job that has it
+        # Then all jobs were added, and an enqueue with a key returns the id of the job that has the key
         assert len({*ids}) == len(KEYS)
         assert [self.add(key=key) for key in KEYS] == ids
         assert self.total() == len(KEYS)
@@ -143,7 +143,7 @@ class UniqueTests(_UniqueTopic):
     def test_a_call_can_have_jobs_with_keys_and_jobs_without(self) -> None:
         # Given a job with a key
         there = self.add(b"there", KEYS[0])
-        # When a call has jobs with this key, with other keys, twice with one key, and without a key
+        # When one call has jobs with this key, with other keys, twice with one key, and without a key
         jobs = [
             self.new(b"plain"), self.unique(b"met", KEYS[0]), self.unique(b"new", KEYS[1]),
             self.unique(b"same call", KEYS[1]), self.new(b"late", delay=LONG), self.unique(b"third", KEYS[2]),
@@ -196,7 +196,7 @@ class UniqueTests(_UniqueTopic):
         ttr = self.short_ttr if how == "lease end" else LONG
         self.given_unique(State.RESERVED, until="reserved", ttr=ttr)
         (lease,) = self.worker.held.values()
-        # When it waits again, then the key is free
+        # When the job waits again, then its key is free
         self._pass_through(how, lease)
         self.is_free()
 
@@ -238,7 +238,7 @@ class UniqueTests(_UniqueTopic):
     @promise("18.3", "8.4")
     @pytest.mark.parametrize("how", ENDS)
     def test_the_key_of_a_job_that_is_gone_is_free(self, how: str) -> None:
-        # Given a job that had a key and is gone
+        # Given a job that had a key and was deleted or acked
         self._end(how)
         # Then the key is free, even if the queue was never empty
         job_id = self.is_free()
@@ -274,23 +274,23 @@ class UniqueTests(_UniqueTopic):
             job_id = self.given_unique(State(how), until="reserved", hold=LONG)
         else:
             job_id = self._end(how, hold=LONG, until="reserved")
-        # Then an enqueue with the key returns its id, and changes nothing
+        # Then an enqueue with the key returns the job's id, and changes nothing
         self.meets(job_id, on_conflict="keep")
 
     @promise("18.4")
     def test_a_held_key_is_free_when_its_time_is_over(self) -> None:
-        # Given a job that is gone, and whose key is held for a while
+        # Given a job that has ended, and whose key is held for a while
         job_id = self.add(hold=self.short_delay)
         over = self.in_(self.short_delay + self.can.delay_resolution)
         self.settle(Ack(self.take()))
         self.meets(job_id)
-        # When the time is over, then the key is free
+        # When the key's time is over, then the key is free
         self.harness.past(over)
         self.is_free()
 
     @promise("18.4", "18.2")
     def test_a_job_has_its_key_longer_than_the_key_is_held(self) -> None:
-        # Given a job that is there when the time of its key is over
+        # Given a job that still exists when the time of its key is over
         job_id = self.add(hold=self.short_delay)
         self.harness.past(self.in_(self.short_delay + self.can.delay_resolution))
         self.meets(job_id)
@@ -312,7 +312,7 @@ class UniqueTests(_UniqueTopic):
     @pytest.mark.parametrize("on_conflict", ["keep", "replace"])
     @pytest.mark.parametrize("state", [*STORED_STATES, "gone"], ids=str)
     def test_a_repeated_enqueue_adds_no_second_job(self, state: State | str, on_conflict: str) -> None:
-        # Given a job that was enqueued with a key. The key is held for a while
+        # Given a job that was enqueued with a key. The job's key is held for a while
         job = self.unique(b"x", hold=LONG, on_conflict=on_conflict, awaits=int(state == State.HELD))
         self.backend.enqueue(self.queue, [job])
         if state not in {State.READY, State.HELD, State.DELAYED}:
@@ -350,8 +350,7 @@ class UniqueTests(_UniqueTopic):
     @promise("18.8", "18.3", "2.7")
     @requires("transactional_enqueue")
     def test_a_rollback_leaves_the_job_that_had_the_key(self) -> None:
-        # Given a job with a key, and a transaction that is rolled back after it has replaced this job and taken over
-        # another key
+        # Given a job with a key, and a transaction that replaces this job, takes over another key, and is rolled back
         job_id = self.add(b"first")
         gone = self.add(key=b"gone", hold=0)
         self.backend.delete(self.queue, gone)
@@ -361,7 +360,7 @@ class UniqueTests(_UniqueTopic):
                 connection=connection,
             )[0] == job_id  # fmt: skip
             connection.rollback()
-        # Then the job is as it was, and the other key is free
+        # Then the job is unchanged, and the other key is free
         assert self.peek(job_id).body == b"first"
         self.meets(job_id)
         self.is_free(key=b"gone")
@@ -382,7 +381,7 @@ class UniqueTests(_UniqueTopic):
         self.counts()
         other = self.another_backend()
         with self.transaction() as connection:
-            # Given a transaction that has taken a key, and a second writer of this key
+            # Given a transaction that has taken a key, and a second writer of the same key
             first, second = self.unique(b"first"), self.unique(b"second")
             self.backend.enqueue(self.queue, [first], connection=connection)
             writer = self.background(lambda: other.enqueue(self.queue, [second]))
@@ -391,7 +390,7 @@ class UniqueTests(_UniqueTopic):
                 connection.commit()
             else:
                 connection.rollback()
-            # Then the second writer gets the id of this job, or adds its own job
+            # Then the second writer gets the id of the first job, or adds its own job
             assert self.woken(writer) == [(first if commits else second).id]
         assert self.bodies() == [b"first" if commits else b"second"]
 
@@ -405,7 +404,7 @@ class UniqueTests(_UniqueTopic):
         self.enqueue(priority=0)
         lease = self.take()
         job_id = self.add(b"first")
-        # When steps enqueue jobs with this key and with another one
+        # When steps enqueue a job with this key and a job with another key
         steps = (
             Enqueue(self.queue, self.unique(b"met")), Enqueue(self.queue, self.unique(b"new", b"other key")),
             Enqueue(self.queue, self.unique(b"again", b"other key")),
@@ -425,7 +424,7 @@ class UniqueTests(_UniqueTopic):
         other = self.another_queue()
         self.add(b"there", queue=other)
         self.enqueue()
-        # When verdicts enqueue jobs with this key, and with another key, in that queue
+        # When verdicts enqueue jobs with this key, and with another key, in the other queue
         steps = (Enqueue(other, self.unique(b"met")), Enqueue(other, self.unique(b"new", b"another")))
         self.settle(Ack(self.take(), After(steps=steps)))
         self.backend.relay([self.queue])
@@ -438,7 +437,7 @@ class UniqueTests(_UniqueTopic):
         # Given a running job with a key
         self.add(b"first")
         lease = self.take()
-        # When its ack has a step that enqueues a job with the same key, then that job is added
+        # When the job's ack has a step that enqueues a job with the same key, then the new job is added
         job = self.unique(b"next")
         self.settle(Ack(lease, After(steps=(Enqueue(self.queue, job),))))
         self.meets(job.id)
@@ -447,17 +446,17 @@ class UniqueTests(_UniqueTopic):
     @promise("18.9", "15.4")
     @requires("holds", "atomic_batches")  # without atomic_batches, the two jobs may be in two parts of the queue
     def test_a_step_comes_before_the_verdicts_after_it(self) -> None:
-        # Given two running jobs, of which the second has a key
+        # Given two running jobs, the second of which has a key
         self.enqueue()
         other = self.take()
         self.add(b"second")
         lease = self.take()
-        # When the first job's verdict enqueues a job with this key, and the second job is acked after that
+        # When the first job's verdict enqueues a job with the second job's key, and then the second job is acked
         steps = (Enqueue(self.queue, self.unique(b"met")),)
         self.settle(Ack(other, After(steps=steps)), Ack(lease))
         # Then the step has found the second job, which still had its key
         assert self.total() == 0
-        # And in the other order, the step adds its job
+        # And if the second job is acked first, the step adds its job
         self.enqueue()
         other = self.take()
         self.add(b"second")
@@ -470,7 +469,7 @@ class UniqueTests(_UniqueTopic):
         self.need("client_ids")
         # Given a job with a key
         owner = self.add(b"owner")
-        # When a call has a job without a key, and a second job with the same id and this key
+        # When a call has a job without a key, and a second job with the same id and the existing job's key
         job = self.new(b"first")
         again = self.unique(b"again", id=job.id, on_conflict="replace")
         # Then the second job changes nothing
@@ -483,7 +482,7 @@ class UniqueTests(_UniqueTopic):
     def test_steps_with_and_without_keys_belong_to_verdicts_of_one_call(self) -> None:
         # Given two running jobs
         leases = [self.take() for _ in self.enqueue_all(b"a", b"b")]
-        # When a step of the first job adds a job with a key, and a step of the second job adds a job without a key
+        # When one step adds a job with a key, and the other job's step adds a job without a key
         plain = self.new(b"plain")
         steps = [Enqueue(self.queue, self.unique(b"unique")), Enqueue(self.queue, plain)]
         self.settle(*[Ack(lease, After(steps=(step,))) for lease, step in zip(leases, steps, strict=True)])
@@ -563,9 +562,9 @@ class UniqueReplaceTests(_UniqueTopic):
         # Given a job with a key, and other jobs before and after it
         priority = 5 if self.can.priorities else PRIORITY_DEFAULT
         job_id = self.add(b"first", delay=LONG, ttr=LONG)
-        # When it is replaced
+        # When the job with the key is replaced
         assert self.add(b"second", on_conflict="replace", ttr=2 * LONG, priority=priority) == job_id
-        # Then it has the new body, priority, ttr and due time, and its own id
+        # Then the job has the new body, priority, ttr and due time, but keeps its own id
         lease = self.take()
         assert (lease.id, lease.body, lease.ttr) == (job_id, b"second", 2 * LONG)
         assert lease.priority == priority
@@ -602,9 +601,9 @@ class UniqueReplaceTests(_UniqueTopic):
         self.settle(Release(self.take(), reason="why", after=memo))
         self.settle(Bury(self.take(), reason="why", after=memo))
         self.backend.kick_job(self.queue, job_id)
-        # When it is replaced
+        # When the failed job is replaced
         self.add(b"new", on_conflict="replace")
-        # Then it is as if it had never been reserved
+        # Then the job is as if it had never been reserved
         record = self.peek(job_id)
         assert (record.attempt, record.crashes, record.kicks, record.reason) == (0, 0, 0, None)
         assert not record.memo
@@ -614,11 +613,11 @@ class UniqueReplaceTests(_UniqueTopic):
 
     @promise("18.5", "1.2", "4.3")
     def test_a_job_whose_lease_has_ended_is_replaced(self) -> None:
-        # Given a job with a key whose lease has ended
+        # Given a job that has a key, and whose lease has ended
         job_id = self.add(b"first", ttr=self.short_ttr)
         lease = self.take()
         self.harness.past(self.in_(self.short_ttr))
-        # When it is replaced, then it has the new body, and the old lease is refused
+        # When the job is replaced, then it has the new body, and the old lease is refused
         assert self.add(b"second", on_conflict="replace", ttr=LONG) == job_id
         if self.can.fenced_late:
             self.refused(Ack(lease))
@@ -643,7 +642,7 @@ class UniqueReplaceTests(_UniqueTopic):
     def test_each_replacement_moves_the_due_time(self) -> None:
         # Given a job with a key and a delay
         job_id = self.add(delay=LONG)
-        # When it is replaced, then its delay begins again
+        # When the job is replaced, then its delay begins again
         for delay in (2 * LONG, 3 * LONG, LONG):
             self.harness.advance(self.short_delay)
             self.add(on_conflict="replace", delay=delay)
@@ -659,7 +658,7 @@ class UniqueReplaceTests(_UniqueTopic):
         self.add(delay=LONG, on_conflict="replace", max_wait=LONG / 2)
         # Then the job is due max_wait after its enqueue
         assert self.about(self.peek(job_id).due_in, LONG / 2)
-        # And if this time has passed, it is ready
+        # And if max_wait has passed, the job is ready
         self.harness.past(self.in_(self.short_delay))
         self.add(b"now", delay=LONG, on_conflict="replace", max_wait=self.short_delay / 2)
         assert self.take().body == b"now"
@@ -679,9 +678,9 @@ class UniqueReplaceTests(_UniqueTopic):
         # Given a held job with a key, at which one of two members has arrived
         job_id = self.add(b"first", awaits=2)
         self.arrive(job_id, "a")
-        # When it is replaced, with a delay
+        # When the held job is replaced, with a delay
         self.add(b"second", on_conflict="replace", delay=LONG)
-        # Then it waits for the other member, and its delay begins afterwards
+        # Then the job waits for the other member, and its delay begins afterwards
         assert (self.state(job_id), self.peek(job_id).awaits) == (State.HELD, 1)
         self.arrive(job_id, "b")
         record = self.peek(job_id)
@@ -704,7 +703,7 @@ class UniqueReplaceTests(_UniqueTopic):
             self.settle(Ack(lease, After(steps=steps)))
         else:
             assert self.backend.carry_out(steps) is True
-        # Then it is replaced as a job that is not held: its delay ends at the latest due time
+        # Then the replacement treats the job as not held: its delay ends at the latest due time
         record = self.peek(job_id)
         assert (record.state, record.body) == (State.READY, b"second")
 
@@ -730,7 +729,8 @@ class UniqueReplaceTests(_UniqueTopic):
 @requires("unique", "inspection", "management")
 class UniqueKicksTests(_UniqueTopic):
     def taken(self, **options: Any) -> tuple[str, str]:
-        """Bury a job, and enqueue another one that takes its key. Returns the ids of both."""
+        """Bury a job, and enqueue another job that takes its key. Returns the ids of the buried job and the other
+        job."""
         buried = self.given_unique(State.BURIED, b"buried", until="buried", ttr=LONG)
         return buried, self.is_free(until="buried", **options)
 
@@ -758,7 +758,7 @@ class UniqueKicksTests(_UniqueTopic):
     def test_a_buried_job_takes_its_key_again(self, verb: str) -> None:
         # Given a buried job whose key is free
         buried = self.given_unique(State.BURIED, until="buried")
-        # When it is made ready or due, then it has its key
+        # When the buried job is made ready or due, then it has its key
         if verb == "kick":
             assert self.backend.kick(self.queue, 10) == 1
         else:
@@ -788,7 +788,7 @@ class UniqueKicksTests(_UniqueTopic):
 
     @promise("18.6", "6.1")
     def test_kick_goes_on_with_the_jobs_after_those_whose_key_is_taken(self) -> None:
-        # Given buried jobs, of which the first jobs have lost their key
+        # Given buried jobs. The jobs that were buried first have lost their key
         self.need("total_order")
         lost = []
         for number in range(3):
@@ -796,7 +796,7 @@ class UniqueKicksTests(_UniqueTopic):
             lost.append(self.given_unique(State.BURIED, key=key, until="buried"))
             self.add(key=key, delay=LONG)
         plain = [self.given(State.BURIED, b"%d" % number) for number in range(3)]
-        # When some jobs are kicked, then the first jobs that do not need a taken key are kicked
+        # When some jobs are kicked, then jobs whose key is taken by another job are skipped
         assert self.backend.kick(self.queue, 2) == 2
         assert [self.state(job_id) for job_id in plain] == [State.READY, State.READY, State.BURIED]
         assert self.backend.kick(self.queue, 100) == 1
@@ -816,7 +816,7 @@ class UniqueKicksTests(_UniqueTopic):
 
     @promise("18.6", "18.4")
     def test_a_key_that_is_only_held_by_time_is_taken_for_a_kick(self) -> None:
-        # Given a buried job, and another job that has taken its key, has held this key by time, and is gone
+        # Given a buried job. Another job has taken its key, has ended, and still holds the key by time
         buried, other = self.taken(hold=LONG)
         self.settle(Ack(self.take()))
         with pytest.raises(UniqueTaken):
@@ -848,7 +848,7 @@ class UniqueKicksTests(_UniqueTopic):
     def test_a_rescheduled_job_has_its_key_until_it_is_reserved_again(self) -> None:
         # Given a job that had its key until it was reserved
         job_id = self.given_unique(State.BURIED, until="reserved")
-        # When it is rescheduled, then its attempts start over, and it has its key
+        # When the job is rescheduled, then its attempts start over, and it has its key
         self.backend.reschedule(self.queue, job_id, 0)
         self.meets(job_id)
         self.take()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 IDLE = 3.0  # seconds of a wait during which requests are counted
 IDLE_REQUESTS = 2  # the largest number of requests of a consumer during one wait in the server
-IDLE_TRIES = 3  # the number of waits, one of which must be within IDLE_REQUESTS: a busy machine may disturb the others
+IDLE_TRIES = 3  # the number of waits; one must be within IDLE_REQUESTS, because a busy machine may disturb the others
 SPINNING = 0.25  # the share of a core that a waiting consumer must not exceed
 
 
@@ -31,7 +31,7 @@ class WaitingTests(Topic):
         waiting = self.waiting(self.worker)
         # When another backend enqueues
         self.another_backend().enqueue(self.queue, [self.new(b"news")])
-        # Then the consumer wakes with this job
+        # Then the consumer wakes with the enqueued job
         assert [lease.body for lease in self.woken(waiting)] == [b"news"]
 
     @promise("3.7", "2.5")
@@ -42,7 +42,7 @@ class WaitingTests(Topic):
         waiting = self.waiting(self.worker)
         # When the job's due time comes
         self.harness.past(self.in_(self.short_delay))
-        # Then the consumer wakes with this job, and not before
+        # Then the consumer wakes with the due job, and not earlier
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
         assert self.harness.now() >= moment
 
@@ -53,7 +53,7 @@ class WaitingTests(Topic):
         # When a delayed job is enqueued, and becomes due
         job_id = self.enqueue(delay=self.short_delay)
         self.harness.past(self.in_(self.short_delay))
-        # Then the consumer wakes with this job
+        # Then the consumer wakes with the due job
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "4.2")
@@ -73,18 +73,18 @@ class WaitingTests(Topic):
         holder = self.another_consumer()
         lease = self.take(by=holder)
         waiting = self.waiting(self.worker)
-        # When the job is released, then the waiting consumer gets it
+        # When the job is released, then the waiting consumer gets the job
         self.settle(Release(lease), by=holder)
         assert [held.id for held in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "5.5")
     def test_a_job_given_back_wakes_a_waiting_consumer(self) -> None:
-        # Given a job that another consumer has reserved and not begun, and a consumer that waits
+        # Given a job that another consumer has reserved but not begun, and a consumer that waits
         job_id = self.enqueue()
         holder = self.another_consumer()
         lease = self.take(by=holder)
         waiting = self.waiting(self.worker)
-        # When the job is given back, then the waiting consumer gets it
+        # When the job is given back, then the waiting consumer gets the job
         self.settle(GiveBack(lease), by=holder)
         assert [held.id for held in self.woken(waiting)] == [job_id]
 
@@ -123,7 +123,7 @@ class WaitingTests(Topic):
         # Given a job with a long delay, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
         waiting = self.waiting(self.worker)
-        # When the job is rescheduled with a short delay, and this delay passes
+        # When the job is rescheduled with a short delay, and the short delay passes
         job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
         self.harness.past(self.in_(self.short_delay))
         # Then the consumer gets the job, although the job was due much later when the wait began
@@ -157,13 +157,13 @@ class WaitingTests(Topic):
         last = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue(), last)
         waiting = self.waiting(consumer)
-        # When a job is enqueued in the last of these queues, then the consumer wakes
+        # When a job is enqueued in the last of the three queues, then the consumer wakes
         self.enqueue(b"last", queue=last)
         assert [lease.body for lease in self.woken(waiting)] == [b"last"]
 
     @promise("3.7", "3.3")
     def test_a_job_that_becomes_due_in_the_last_of_several_queues_wakes(self) -> None:
-        # Given a consumer that waits at two queues, and the last queue's job is due sooner than the first queue's job
+        # Given a consumer that waits at two queues. The last queue's job is due sooner than the first queue's job
         last = self.another_queue()
         self.enqueue(delay=LONG)
         self.enqueue(b"sooner", queue=last, delay=self.short_delay)
@@ -199,7 +199,7 @@ class WaitingTests(Topic):
     def test_jobs_that_come_one_by_one_wake_one_consumer_after_the_other(self) -> None:
         # Given two consumers that wait
         waiting = [self.waiting(self.another_consumer()) for _ in range(2)]
-        # When two jobs are enqueued, the second one after the first was reserved, then each consumer gets one job
+        # When two jobs are enqueued, the second after the first was reserved, then each consumer gets one job
         ids = []
         for _ in range(2):
             ids.append(self.enqueue())
@@ -213,7 +213,7 @@ class WaitingTests(Topic):
         # Given a consumer that waits for a short time
         started = time.monotonic()
         waiting = self.background(lambda: self.worker.reserve(1, 4 * SLEEP_GRACE))
-        # When one job is enqueued in another queue, and one job with a delay in this queue
+        # When one job is enqueued in another queue, and one job with a delay in the consumer's queue
         self.enqueue(queue=self.another_queue())
         self.enqueue(delay=LONG)
         # Then the consumer gets no job, and waits until its timeout
@@ -229,7 +229,7 @@ class WaitingTests(Topic):
         # When a consumer waits
         started, spent = time.monotonic(), time.thread_time()
         assert self.another_consumer().reserve(1, 4 * SLEEP_GRACE) == []
-        # Then its thread uses little CPU time
+        # Then the waiting consumer's thread uses little CPU time
         assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
     @promise("3.2", "3.10")
@@ -248,16 +248,16 @@ class WaitingTests(Topic):
             # When the consumer waits for a while
             started, spent = time.monotonic(), time.thread_time()
             assert consumer.reserve(1, seconds) == []
-            # Then the consumer waits in the server. It sends requests when its wait begins and ends, and uses little
-            # CPU time.
+            # Then the consumer waits in the server. The consumer sends requests only when its wait begins and ends, and
+            # uses little CPU time.
             seen.append((asked() or 0) - (before or 0))
             assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
     def _counted(self) -> tuple[TrackedConsumer, Callable[[], int | None]]:
-        """Returns a consumer, and a function that returns the number of requests. None: this harness cannot count
-        requests.
+        """Returns a consumer, and a function that returns the number of requests. The function is None if this harness
+        cannot count requests.
 
-        This is the number of all requests to the server, or of this consumer's requests through a proxy.
+        The number counts all requests to the server, or this consumer's requests through a proxy.
         """
         if self.harness.requests_served() is not None:
             return self.worker, self.harness.requests_served
@@ -337,7 +337,7 @@ class WaitingTests(Topic):
         # Given two consumers that wait
         one, other = self.another_consumer(), self.another_consumer()
         first, second = self.waiting(one), self.waiting(other)
-        # When one consumer is interrupted, then the other one continues to wait
+        # When one consumer is interrupted, then the other consumer continues to wait
         one.interrupt()
         assert self.woken(first) == []
         assert second.is_alive()
@@ -351,7 +351,7 @@ class WaitingTests(Topic):
         holder = self.another_consumer()
         lease = self.take(by=holder)
         waiting = self.waiting(self.worker)
-        # When the reserved job is buried, then the consumer continues to wait, until there is a job
+        # When the reserved job is buried, then the consumer continues to wait until there is a job
         self.settle(Bury(lease), by=holder)
         time.sleep(SLEEP_GRACE)
         assert waiting.is_alive()

@@ -1,5 +1,5 @@
-"""Waking in time: a waiting consumer has a job soon after the job is ready. It does not have to wait for an occasional
-poll."""
+"""Waking in time: a waiting consumer has a job soon after the job is ready. A waiting consumer need not wait for an
+occasional poll."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 WITHIN = 0.5  # seconds from the moment when a job is ready until a waiting consumer must have the job
 LEASE_LATE = 1.0  # seconds from a lease's end until the lease's job must be ready (4.2)
-BASELINES = 5  # the delay may be longer by this many times ``_baseline``, because this machine may be slow
+BASELINES = 5  # this many times ``_baseline`` is added to the allowed delay, because this machine may be slow
 TRIES = 3
-GOOD = 2  # this number of ``TRIES`` runs must be in time: a single poll may be in time by chance
+GOOD = 2  # how many of ``TRIES`` runs must be in time: a single poll may be in time by chance
 OFFSETS = 12  # the number of moments at which a job comes while a consumer begins to wait
-LATENCY = 0.03  # seconds by which replies are delayed in this test
+LATENCY = 0.03  # seconds by which the replies to the consumer are delayed
 
 #: Operations that give a waiting consumer a job.
 VERBS = (
@@ -74,8 +74,8 @@ class WakingTests(Topic):
     @promise("3.10", "3.7", "5.9")
     @pytest.mark.parametrize("how", ["reserve", "exchange"])
     def test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues(self, how: str) -> None:
-        # Given a consumer of two queues. This consumer was woken before, and now waits again in a reserve or in an
-        # exchange When a job is enqueued in one of the queues, then the consumer has the job in time
+        # Given a consumer of two queues. The consumer was woken before, and now waits again in a reserve or exchange.
+        # When a job is enqueued in one of the queues, then the consumer has the job in time
         for at in (1, 0):
             self._in_time(partial(self._wakes_again, how, at))
 
@@ -122,7 +122,8 @@ class WakingTests(Topic):
 
     @promise("3.10", "3.7")
     def test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time(self) -> None:
-        # Given a consumer that needs some time to begin its wait. Its replies are delayed, if the harness can do that.
+        # Given a consumer that needs some time to begin its wait. The consumer's replies are delayed, if the harness
+        # can delay them.
         far, step = self.backend, 0.001
         try:
             proxy, far = self.harness.proxied()
@@ -134,7 +135,7 @@ class WakingTests(Topic):
             far.stats(self.queue)
             proxy.mode, step = Latency(LATENCY), LATENCY / 2
         for at in range(OFFSETS):
-            # When a job is enqueued at a moment during this time, then the consumer has the job in time
+            # When a job is enqueued while the consumer begins to wait, then the consumer has the job in time
             self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
 
     # --- sources of jobs ---
@@ -204,15 +205,15 @@ class WakingTests(Topic):
     # --- internals ---
 
     def _in_time(self, late: Callable[[], tuple[float, float]], good: int = GOOD) -> None:
-        """Raise ``AssertionError`` unless at least *good* of ``TRIES`` runs are in time.
+        """Raise ``AssertionError`` if fewer than *good* of ``TRIES`` runs are in time.
 
-        *late* makes one run. It returns the delay of the consumer, and the longest delay that is allowed.
+        *late* makes one run. *late* returns the delay of the consumer, and the longest delay that is allowed.
         """
         seen: list[str] = []
         for _ in range(TRIES):
             try:
                 took, most = late()
-            except BackendTimeout as exc:  # the server had no time for the call; this shows nothing about waking
+            except BackendTimeout as exc:  # the server had no time for the call, which shows nothing about waking
                 took, most = 1.0, 0.0
                 seen.append(str(exc))
             else:
@@ -240,8 +241,8 @@ class WakingTests(Topic):
     ) -> tuple[float, float]:
         """Returns the delay until a waiting consumer had its job, and the longest delay that is allowed.
 
-        *prepare*: returns the operation to call. *elsewhere*: whether another process calls the operation. *after*: the
-        seconds from the operation until the job is ready.
+        *prepare*: returns the operation to call. *elsewhere*: whether another process calls the operation. *after*: how
+        many seconds after the operation the job is ready.
         """
         self.queue = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue())
@@ -309,7 +310,7 @@ class WakingTests(Topic):
     ) -> float:
         """The seconds from *there_at*, when the job was ready, until the consumer had the job.
 
-        Waits only a little longer than ``most()`` seconds.
+        The wait takes only a little longer than ``most()`` seconds.
         """
         while waiting.is_alive() and time.monotonic() < there_at + most():
             waiting.join(0.01)

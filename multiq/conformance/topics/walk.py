@@ -14,9 +14,9 @@ class WalkTests(Topic):
     def test_random_walks_agree_with_the_model(self) -> None:
         if self.harness.walks == 0:
             self.does_not_apply("no walks were asked for")
-        # Given this backend, and the memory backend with its own clock as the model
-        # When both get the same random calls, from several consumers and for several queues, while time passes
-        # Then both give the same answers: states, ids, order, counters, refusals, listings, counts, memos and outcomes
+        # Given this backend, and the memory backend with its own clock as the model.
+        # When both get the same random calls, from several consumers and for several queues, while time passes.
+        # Then all answers are equal: states, ids, order, counters, refusals, listings, counts, memos and outcomes
         finished = run_walks(self.harness, self.backend, self.can)
         if finished == 0:
             self.does_not_apply("this machine could not keep up with a walk in real time")
