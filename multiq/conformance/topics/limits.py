@@ -1062,6 +1062,28 @@ class LimitsUniqueTests(_LimitsTopic):
         assert [one.body for one in self.reserve()] == [b"plain"]
         assert sum(one.running + one.parked for one in self.states().values()) == 0
 
+    @promise("18.5", "19.2", "4.2")
+    @pytest.mark.parametrize("by", ["replace", "delete"])
+    def test_a_job_that_gets_other_gates_after_its_lease_has_ended_uses_no_slot_of_the_old_gate(self, by: str) -> None:
+        # Given a job that uses a slot, and whose lease ends
+        self.limit("api", slots=1)
+        job_id = self.add(b"first", key=b"1", ttr=self.short_ttr)
+        self.take()
+        self.harness.past(self.in_(self.short_ttr))
+        # When a job without gates replaces the job, or is enqueued under its id, and a new consumer reserves this job
+        if by == "replace":
+            assert self.add(b"plain", key=b"1", on_conflict="replace", gates=()) == job_id
+        else:
+            self.need("client_ids")
+            self.backend.delete(self.queue, job_id)
+            self.enqueue(b"plain", id=job_id, ttr=LONG)
+        (lease,) = self.reserve(by=self.another_consumer(backend=self.another_backend()))
+        assert (lease.id, lease.body) == (job_id, b"plain")
+        # Then the slot is free for another job
+        other = self.gated(b"other", ttr=LONG)
+        assert self.ids(self.reserve()) == [other]
+        assert self.states()["api"].running == 1
+
     @promise("18.5", "19.2")
     def test_a_job_that_is_replaced_in_its_fair_line_waits_at_its_new_gates(self) -> None:
         # Given a job that waits in the line of a fair limit, because another of its gates is closed
@@ -1112,11 +1134,11 @@ class LimitsUniqueTests(_LimitsTopic):
 
     def add(
         self, body: bytes = b"x", *, key: bytes, gates: tuple[Gate, ...] = (API,), awaits: int = 0, delay: float = 0,
-        **unique: Any,
+        ttr: float = LONG, **unique: Any,
     ) -> str:  # fmt: skip
         """Enqueue a job with a key and gates. Returns the id that the enqueue returned."""
         terms = Terms(awaits, UniqueKey(key, **unique), gates)
-        (job_id,) = self.backend.enqueue(self.queue, [self.new(body, terms=terms, ttr=LONG, delay=delay)])
+        (job_id,) = self.backend.enqueue(self.queue, [self.new(body, terms=terms, ttr=ttr, delay=delay)])
         return job_id
 
 

@@ -180,6 +180,14 @@ local function sweep(limit, letter, after)
     end
 end
 
+-- Returns whether a job has a gate now. A job that was replaced, or a new job with an old id, may have other gates.
+local function has_gate(record, gate)
+    for _, own in ipairs(has_gates(record) and gates_of(record) or {}) do
+        if own == gate then return true end
+    end
+    return false
+end
+
 -- Deletes the entries of leases that have ended. Returns true if there may be more of them.
 local function free_ended()
     local ended = redis.call('ZRANGEBYSCORE', key.slot_ends, '-inf', now, 'LIMIT', 0, 500)
@@ -188,16 +196,16 @@ local function free_ended()
         local member = ended[i]
         local size = 2 + unpacked('>I2', member)
         size = size + 2 + unpacked('>I2', member, size + 1)
-        local id = sub(member, size + 1)
+        local gate, id = sub(member, 1, size), sub(member, size + 1)
         local record = redis.call('HGET', key.jobs, id)
-        local ends_at = record and redis.call('ZSCORE', key.reserved, place_of(id, record))
+        local ends_at = record and has_gate(record, gate) and redis.call('ZSCORE', key.reserved, place_of(id, record))
         if ends_at and tonumber(ends_at) > now then -- an older worker has touched it
             redis.call('ZADD', key.slot_ends, ends_at, member)
         else
             redis.call('ZREM', key.slot_ends, member)
             redis.call('ZREM', key.slots, member)
-            used[sub(member, 1, size)] = nil
-            if is_any_parked then look_at(sub(member, 1, size)) end
+            used[gate] = nil
+            if is_any_parked then look_at(gate) end
         end
     end
     return #ended == 500
