@@ -1,13 +1,9 @@
 """Sends every enqueue to the backend, and repeats it after an error.
 
-=====================  =====================================================================  =======================
-guarantee              how                                                                    cost
-=====================  =====================================================================  =======================
-no second job          every attempt sends the same ids, if the backend takes caller's ids    none
-uncertain jobs are     a job whose reply was lost stays uncertain until a reply confirms the  none if no error occurs
-reported               job; errors of later attempts do not change this
-the same due time      a later attempt subtracts the time since the first one from the delay  none if no error occurs
-=====================  =====================================================================  =======================
+- No second job: every attempt sends the same ids, if the backend takes ids of the caller.
+- Uncertain jobs are reported: a job whose reply was lost stays uncertain until a reply confirms the job. Errors of
+  later attempts do not make the job certain.
+- The same due time: a later attempt subtracts the time since the first attempt from the delay.
 """
 
 from __future__ import annotations

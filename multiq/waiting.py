@@ -1,16 +1,12 @@
 """Reads the statuses and results of jobs, and waits for results by polling.
 
-=====================  =====================================================================  =======================
-guarantee              how                                                                    cost
-=====================  =====================================================================  =======================
-no false "unknown"     a poll reads the job first and its outcome second, because an ack      a second call if the job
-                       deletes the job and stores the outcome in one step                     is gone
-no outcome of an       an outcome is returned only if the store no longer has the job: until  a third call once for
-earlier job            then it can be the outcome of an earlier job with the same id          each result
-few calls              one thread polls for all waiting handles of a backend, with one call   a result is noticed up
-                       for each queue. The pauses of a handle grow from 5 ms to 250 ms.       to 250 ms late
-                       Handles that are due at nearly the same time are looked for together
-=====================  =====================================================================  =======================
+- No false "unknown": a poll reads the job first and its outcome second, because an ack deletes the job and stores the
+  outcome in one step. A job that is gone costs a second call.
+- No outcome of an earlier job: an outcome is returned only if the store no longer has the job. While the store has the
+  job, an outcome may belong to an earlier job with the same id. This check costs one more call for each result.
+- Few calls: one thread polls for all waiting handles of a backend, with one call for each queue. Handles that are due
+  at nearly the same time are polled together. The pauses of a handle grow from 5 ms to 250 ms, so a result is noticed
+  up to 250 ms late.
 
 When the pauses of a handle have grown to 250 ms, only every fourth poll reads the job itself. So a failed job is
 noticed up to a second late.

@@ -41,7 +41,8 @@ def health(path: Path, max_age: float, as_json: bool) -> int:
 def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
     """Return the file's content, and the seconds since the worker was last healthy.
 
-    If no worker writes the file, return None for both. If the worker was never healthy, return None for the seconds.
+    If no worker writes the file, return None for the content and for the seconds. If the worker was never healthy,
+    return None for the seconds.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: do not wait for a pipe

@@ -75,7 +75,8 @@ def list_(app_path: str | None, limit: int, as_json: bool) -> None:
 def relay(app_path: str | None, as_json: bool) -> int:
     """Enqueue the jobs that wait in the outboxes of APP (like shop.tasks:app), and end.
 
-    The command leaves out jobs that another process is enqueueing now, and jobs that were put off after an error.
+    The command leaves out jobs that another process is enqueueing now, and jobs that wait for their next attempt after
+    an error.
     """
     from .apps import default_app, load_app
 

@@ -40,13 +40,13 @@ _LEAST = 0.1  # the least number of seconds between refreshes
 
 
 class Look(NamedTuple):
-    """The counts of the queues, and the workers, at one moment."""
+    """The counts of the queues, and the answers of the workers, at one moment."""
 
     at: float
     """The time by ``time.monotonic()``."""
     queues: Mapping[str, QueueStats]
     workers: Sequence[WorkerNow] | None = None
-    """The workers that have answered. None: the workers were not asked."""
+    """The workers that have answered. None means that the workers were not asked."""
 
 
 @click.command(short_help="Watch the queues and the workers.")
@@ -68,10 +68,11 @@ class Look(NamedTuple):
 )
 @common_options
 def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -> None:
-    """Watch the queues, with their counts and the changes since the last refresh, and the workers and their jobs.
+    """Watch the queues and the workers. The display shows each queue's counts, the changes since the last refresh, and
+    the workers' jobs.
 
-    If ten jobs were added and ten were done between two refreshes, the change is zero. q or Ctrl-C ends the display.
-    Without a terminal the counts are printed once; with --json, a line is printed for each refresh.
+    If ten jobs were added and ten jobs were done between two refreshes, the change is zero. Press q or Ctrl-C to end
+    the display. Without a terminal, the counts are printed once. With --json, a line is printed for each refresh.
     """
     from .apps import open_app
 
@@ -106,10 +107,12 @@ def look(app: App, workers: Workers | None = None) -> Look:
 def frame(
     now: Look, before: Look | None, *, place: str, rows: int | None, width: int | None = None, trouble: str = ""
 ) -> RenderableType:
-    """One screen: the queues, the busiest first, with the change of their counts, then the workers.
+    """Return one screen. The queues come first, the busiest queue at the top, with the change of their counts. The
+    workers follow.
 
-    *rows*: the number of rows of the screen. None: no limit. *width*: if these columns leave too little room for the
-    queues' names, the changes are left out. If the room is still too small, the titles are shortened.
+    *rows*: the number of rows on the screen. None: no limit. *width*: the screen's width in columns. If the queues'
+    names have too little room, the changes are left out. If the names still have too little room, the titles are
+    shortened.
     """
     from rich.console import Group
     from rich.text import Text
@@ -143,7 +146,7 @@ def _busy_first(stats: QueueStats) -> tuple[int, int, int, str]:
 
 
 def _room_for_queues(now: Look, rows: int) -> int:
-    """The number of rows for the queues: half of the screen, or more if the workers need less than the other half."""
+    """Return the number of rows for the queues: half of the screen, or more if the workers need less than half."""
     if now.workers is None:
         return max(1, rows)
     others = _WORKERS_FRAME + len(now.workers) + sum(len(worker.jobs) for worker in now.workers) if now.workers else 2
@@ -151,7 +154,7 @@ def _room_for_queues(now: Look, rows: int) -> int:
 
 
 def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[RenderableType]:
-    """The workers that fit, and their jobs. The job that has run longest is first."""
+    """Return the workers that fit, and their jobs. The job that has run longest is first."""
     from rich.text import Text
 
     if not workers:
@@ -164,7 +167,7 @@ def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[Render
 
 
 def _fitting_table(before: Look | None, shown: list[QueueStats], width: int | None) -> Table:
-    """The table with the most details that leaves room for ``_NAME_ROOM`` characters of each queue's name."""
+    """Return the most detailed table that still has room for ``_NAME_ROOM`` characters of each queue's name."""
     name = min(_NAME_ROOM, max(len(safe(stats.queue)) for stats in shown))
     is_paused = any(stats.paused_for is not None for stats in shown)
     for old, titles in ((before, _COUNTS), (None, _COUNTS), (None, _SHORT)):
