@@ -1,8 +1,8 @@
 """Typed events about jobs and workers. Logging and metrics subscribe to these events.
 
-A subscriber is called in the thread in which the event happened, and should be quick. If a subscriber is a coroutine
-function, it runs on an event loop (``async_subscribers``). A subscriber's error is logged, and never changes the
-outcome of a job.
+A subscriber is called in the thread in which the event happened, and should be quick. A subscriber that is a coroutine
+function runs on an event loop (``async_subscribers``). A subscriber's error is logged, and never changes the outcome of
+a job.
 """
 
 from __future__ import annotations
@@ -62,20 +62,21 @@ class JobRetried(JobEvent, frozen=True, kw_only=True):
 
 
 class JobBuried(JobEvent, frozen=True, kw_only=True):
-    """A job will be buried, because its attempts are used up, it crashed too often, or it cannot be decoded."""
+    """A job will be buried, because it has no attempts left, has crashed too often, or cannot be decoded."""
 
     reason: str
 
 
 class JobSnoozed(JobEvent, frozen=True, kw_only=True):
-    """A job raised ``Snooze``. It will run again after ``delay`` seconds. This is neither a failure nor a retry."""
+    """A job raised ``Snooze``, and will run again after ``delay`` seconds. A snooze is neither a failure nor a
+    retry."""
 
     delay: float
     reason: str | None
 
 
 class JobExpired(JobEvent, frozen=True, kw_only=True):
-    """A job did not start before its ``expires`` was over, and will be dropped without a run."""
+    """A job did not start within its ``expires`` seconds, and will be dropped without a run."""
 
     age: float
     """Seconds since the job was enqueued or rescheduled."""
@@ -86,7 +87,7 @@ class JobExpired(JobEvent, frozen=True, kw_only=True):
 class JobCancelled(JobEvent, frozen=True, kw_only=True):
     """A running or reserved job was cancelled by a request, and will not run again.
 
-    ``multiq.JobCancelled`` is another class: the error.
+    ``multiq.JobCancelled`` is another class, an error.
     """
 
     reason: str
@@ -97,14 +98,14 @@ class JobTimedOut(JobEvent, frozen=True, kw_only=True):
 
     timeout: float
     stack: str | None = None
-    """The stack of the job's thread, if the process was ended to stop the job. None: the process was not ended, or the
-    stack is unknown.
+    """The stack of the job's thread, if the process was ended to stop the job. None means that the process was not
+    ended, or that the stack is unknown.
     """
 
 
 class JobOverdue(JobEvent, frozen=True, kw_only=True):
-    """A job still runs after its timeout. A supervisor ends the job's process. Without a supervisor, the job runs
-    on."""
+    """A job still runs after its timeout. A supervisor ends the job's process. Without a supervisor, the job continues
+    to run."""
 
     timeout: float
 
@@ -115,7 +116,7 @@ class JobCrashed(Event, frozen=True, kw_only=True):
     queue: str
     job_id: str
     task: str | None = None
-    """None: the job is not a task's job, or it is gone."""
+    """The name of the job's task. None means that the job has no task, or is gone."""
     reason: str
 
 
@@ -125,7 +126,7 @@ class JobLost(Event, frozen=True, kw_only=True):
     queue: str
     job_id: str
     task: str | None = None
-    """None: the job is not a task's job, or it is gone."""
+    """The name of the job's task. None means that the job has no task, or is gone."""
 
 
 class WorkerEvent(Event, frozen=True, kw_only=True):
@@ -146,7 +147,7 @@ class WorkerLooping(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerPaused(WorkerEvent, frozen=True, kw_only=True):
-    """A worker stops reserving jobs until it is resumed. Its running jobs go on."""
+    """A worker stops reserving jobs until it is resumed. The worker's running jobs continue."""
 
 
 class WorkerResumed(WorkerEvent, frozen=True, kw_only=True):

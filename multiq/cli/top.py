@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 _COUNTS = ("ready", "delayed", "reserved", "buried")
 _SHORT = ("ready", "del", "res", "bur")
 _GAP = 2  # spaces between two columns of a table
-_NAME_ROOM = 20  # columns that a queue's name gets before changes and long titles are shown
+# the least columns for a queue's name; with fewer columns, the changes and the long titles are left out
+_NAME_ROOM = 20
 _FRAME = 6  # lines around the rows of the queues, such as the title, the table's header and the footer
 _WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line, a header and a rule for each of two tables
 _LEAST = 0.1  # the least number of seconds between refreshes
@@ -202,7 +203,7 @@ def _cells(stats: QueueStats, old: QueueStats | None, *, with_change: bool) -> I
         number = getattr(stats, name)
         yield count(number)
         if with_change:
-            # A queue that is not in the previous counts had no jobs then.
+            # A queue that is not in the previous counts had no jobs at the previous refresh.
             yield _change(number, getattr(old, name) if old is not None else 0)
 
 
@@ -222,7 +223,8 @@ def _place(app: App) -> str:
 
 
 def _watch(app: App, workers: Workers | None, interval: float) -> None:
-    """Draw until q or Ctrl-C. If the backend does not answer, show the error and try again at the next refresh."""
+    """Draw the display until q or Ctrl-C is pressed. If the backend does not answer, show the error and try again at
+    the next refresh."""
     from rich.live import Live
 
     out = console()
@@ -240,7 +242,8 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
                 return
             try:
                 now, before, trouble = look(app, workers), now, ""
-            except (BackendUnavailable, EnqueueUncertain) as exc:  # EnqueueUncertain: workers are asked through a job
+            # EnqueueUncertain: a viewer asks the workers by enqueueing a job
+            except (BackendUnavailable, EnqueueUncertain) as exc:
                 trouble = safe(f"no answer, these are the last counts: {exc}")
 
 
@@ -277,8 +280,8 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Read keys without Enter during the block. Yields a function that waits some seconds, and returns the keys that
-    were pressed. A key like an arrow is several characters."""
+    """Read keys without Enter during the block. The block gets a function that waits some seconds, and returns the keys
+    that were pressed. A key such as an arrow sends several characters."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return
@@ -296,12 +299,12 @@ def _keys() -> Iterator[Any]:
 
 def _key(seconds: float) -> str:
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    # not sys.stdin.read: it keeps further keys in a buffer, of which select knows nothing
+    # not sys.stdin.read, which keeps further keys in a buffer that select does not see
     try:
         keys = os.read(sys.stdin.fileno(), 1024) if ready else b""
     except OSError:
         keys = b""
-    return keys.decode(errors="replace") or ("q" if ready else "")  # without a key, the terminal is gone
+    return keys.decode(errors="replace") or ("q" if ready else "")  # readable without a key: the terminal is gone
 
 
 def _sleep(seconds: float) -> str:
