@@ -373,7 +373,7 @@ class ExtraNotInstalled(MultiqError, ImportError):
 
 class EnqueuePartial(BackendError):
     """Some jobs of a batch were stored, and the batch's other jobs were refused. A backend with ``atomic_batches``
-    raises this error only for a batch with more jobs than ``atomic_batches``.
+    stores a batch of up to 1,000 jobs in one step, and raises this error only for larger batches.
 
     ``accepted`` has the id of each stored job, by the job's position in the batch.
     """

@@ -187,7 +187,8 @@ class Events:
     def __init__(self) -> None:
         self._subscribers: defaultdict[type[Event], list[Subscriber]] = defaultdict(list)
         self.listeners = _Listeners(self._subscribers)
-        """The subscribers of each concrete event type. An event without subscribers need not be constructed."""
+        """The subscribers of each concrete event type. Code that emits an event constructs the event only if its type
+        has subscribers."""
         self.logged = False
         """Whether ``multiq.logging`` has subscribed already."""
         self._async_subscribers: AsyncSubscribers | None = None  # None: no subscriber is a coroutine function
@@ -202,7 +203,7 @@ class Events:
     def open_session(self, loop: asyncio.AbstractEventLoop | None = None) -> EventSession:
         """Begin the session of a worker that emits events from now on.
 
-        *loop*: the worker's event loop. Subscribers that are coroutine functions may run on it.
+        *loop*: the worker's event loop, on which subscribers that are coroutine functions may run.
         """
         with self._session_lock:
             # remove the sessions of a parent process
@@ -212,28 +213,30 @@ class Events:
             return session
 
     def finish(self, patience: float) -> None:
-        """Wait up to *patience* seconds for coroutine subscribers. Then cancel those that still run."""
+        """Wait up to *patience* seconds for coroutine subscribers. Cancel the subscribers that still run after this
+        time."""
         self.open_session().close(patience)
 
     def emit(self, event: Event) -> None:
-        """Call all subscribers of the event. Their errors are logged."""
+        """Call all subscribers of the event. The subscribers' errors are logged."""
         kind = type(event)
         for subscriber in self.listeners[kind]:
             try:
                 subscriber(event)
-            except BaseException:  # noqa: BLE001 - logged, and the job goes on
+            except BaseException:  # noqa: BLE001 - the error is logged, and the job continues
                 _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
         """Return a subscriber that starts the coroutine and does not wait for its end."""
-        from .async_subscribers import AsyncSubscribers  # programs without such subscribers need not import asyncio
+        # programs without coroutine subscribers need not import asyncio
+        from .async_subscribers import AsyncSubscribers
 
         background = self._async_subscribers = self._async_subscribers or AsyncSubscribers(self._sessions)
         return lambda event: background.start(subscriber, event)
 
 
 class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
-    """Concrete event type -> the subscribers to this type and to its parent types.
+    """For each concrete event type, the subscribers to this type and to its parent types.
 
     A cache for speed, because each job looks up two event types.
     """
@@ -252,8 +255,8 @@ class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
 
 
 class EventSession:
-    """The time from a worker's first event to its last event. If several workers of a process share an app, each worker
-    has its own session."""
+    """The period from a worker's first event to its last event. If several workers of a process share an app, each
+    worker has its own session."""
 
     def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
         self._events = events
@@ -264,7 +267,7 @@ class EventSession:
     def finish(self, patience: float) -> None:
         """Wait up to *patience* seconds for subscribers that are coroutine functions.
 
-        Then cancel those that still run on the worker's loop.
+        Afterwards, cancel the subscribers that still run on the worker's loop.
         """
         loop, self.loop = self.loop, None
         background = self._events._async_subscribers  # noqa: SLF001 - a class of this module
