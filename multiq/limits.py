@@ -189,9 +189,10 @@ def store_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
 
 
 def missing_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> dict[str, dict[str, Quota]]:
-    """Return the limits that ``store_limits`` would store. The keys are the place and the name.
+    """Return the limits that ``store_limits`` would store, by place and by name.
 
-    The place is *queue*, or ``APP_SCOPE``. Calls no server, and raises the same errors.
+    The place of a limit is *queue*, or ``APP_SCOPE``. Calls no server. Raises ``OptionInvalid`` and ``Unsupported`` in
+    the same cases as ``store_limits``.
     """
     check_supported(backend, limits)
     known = _stored.setdefault(backend, {})
