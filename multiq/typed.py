@@ -27,9 +27,10 @@ H = TypeVar("H", JobHandle, list[JobHandle])
 
 
 class TypedTask(Task[P, R]):
-    """A task with annotations other than those of plain JSON types.
+    """A task with annotations that are not plain JSON types.
 
-    The annotations are read at the first use, because they may name classes that are defined after the function.
+    The annotations are read at the first use, because an annotation may name a class that is defined after the
+    function.
     """
 
     @cached_property
@@ -63,7 +64,8 @@ class TypedTask(Task[P, R]):
         types = self.types
         if types.has_arguments:
             self.check_arguments(args, kwargs)
-            results = () if flow is None else {given.where for given in flow.inputs}  # they are None until the job runs
+            # arguments that are None until the job runs
+            results = () if flow is None else {given.where for given in flow.inputs}
             try:
                 args, kwargs = types.convert(Codec.encode, args, kwargs, results)
             except Mismatch as exc:
@@ -116,8 +118,7 @@ class TypedTask(Task[P, R]):
             raise
 
     def _typed(self, send: Callable[[], H]) -> H:
-        """Call *send*. Return the handles that *send* returned, changed so that they decode results by the
-        annotation."""
+        """Call *send*. Return the handles from *send*, changed so that the handles decode results by the annotation."""
         try:
             return self._decoding(send())
         except EnqueueUncertain as error:

@@ -12,7 +12,7 @@ from multiq.errors import UrlInvalid
 
 
 def password_of_file(path: str) -> str:
-    """Return the content of a file, without line ends at the end of the file. Raises ``UrlInvalid``."""
+    """Return the content of a file without the line ends after the last line. Raises ``UrlInvalid``."""
     refused = f"the password cannot be read from password_file={path}"
     try:
         data = Path(path).read_bytes()
