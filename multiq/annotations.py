@@ -1,8 +1,8 @@
 """Converts values to JSON and back by annotations, such as ``datetime`` or a dataclass.
 
-An annotation is *rich* if JSON alone would lose its type. Values of other annotations are not converted. An annotation
-cannot be used if its name is unknown at run time, or if its type is not supported. An annotation that cannot be used is
-ignored, and ``Types.unusable`` has the reason.
+An annotation is *rich* if JSON would lose the type of the annotated value. Values whose annotation is not rich are not
+converted. An annotation cannot be used if its name is unknown at run time, or if its type is not supported. An
+annotation that cannot be used is ignored, and ``Types.unusable`` has the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Codec:
         msgspec.json.Decoder(annotation, dec_hook=_from_plain)  # checks the annotation
 
     def encode(self, value: Any, *, may_lose_types: bool = False) -> Any:
-        """Return *value* as JSON's types. A value that already has these types is returned unchanged.
+        """Convert *value* to JSON's types. A value that already has JSON's types is returned unchanged.
 
         *may_lose_types*: accept a value whose parts arrive as text, such as a date in a field of type ``Any``. Raises
         ``Mismatch``.
@@ -241,7 +241,7 @@ def _kind_of_class(kind: Any, depth: int) -> _Kind:
 
 
 def _is_model(kind: type) -> bool:
-    """Whether *kind* is a model of pydantic 2, which is not imported here."""
+    """Whether *kind* is a model of pydantic 2. Does not import pydantic."""
     return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
 
 
@@ -257,7 +257,7 @@ def _to_plain(value: Any) -> Any:
     for base in (str, int, float):
         if isinstance(value, base):
             return base(value)
-    if isinstance(value, dt.datetime | dt.date):  # a subclass, for example of a library that stops the clock in tests
+    if isinstance(value, dt.datetime | dt.date):  # such as a subclass from a library that stops the clock in tests
         return value.isoformat()
     raise TypeError(f"{kind.__qualname__} is not JSON")
 
@@ -320,7 +320,7 @@ def _has_kept_types(value: Any, decoded: Any) -> bool:
     """
     if type(value) in {list, tuple} or isinstance(value, dict | set | frozenset):
         return _has_kept_members(value, decoded)
-    if type(value) in _JSON_TYPES or isinstance(value, str):  # JSON, perhaps of a value of another type
+    if type(value) in _JSON_TYPES or isinstance(value, str):  # perhaps the JSON form of another type
         return not isinstance(value, int) or not isinstance(decoded, str)  # a key
     if isinstance(value, bytearray | memoryview):
         return isinstance(decoded, bytes | bytearray | memoryview)

@@ -1,4 +1,4 @@
-"""An app: one connection, and the tasks that are enqueued and run on it."""
+"""An app has one connection, and the tasks that are enqueued and run on this connection."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound="MiddlewareLike")
 
-_MOST_QUEUES = 1000  # Queue objects without connections that an app keeps for later calls
+_MOST_QUEUES = 1000  # the most queues without connections that an app keeps for later calls
 
 
 class App(Registrar):
     """Tasks and queues over one connection.
 
     *connection* is a URL, or the name of a connection in the configuration. Without *connection*, the app uses the
-    variable ``MULTIQ_URL``. Without this variable, the app uses the connection in ``multiq.toml`` or in
+    variable ``MULTIQ_URL``. Without ``MULTIQ_URL``, the app uses the connection in ``multiq.toml`` or in
     ``[tool.multiq]`` of ``pyproject.toml``. Without a settings file, the app uses ``sqlite:///multiq.db``. The app
     connects when it is first used. Threads may share an app. A parent process and its forked children may share an app,
     too.
@@ -73,7 +73,7 @@ class App(Registrar):
     *include*: modules with tasks, such as ``"shop.mail"``. The app imports the modules when its tasks are first needed,
     and includes the modules' registries (``Tasks``). The default is the setting ``include``.
 
-    *payloads*: how payloads are signed, encrypted and compressed. The default is the settings ``payload``.
+    *payloads*: how payloads are signed, encrypted and compressed. By default, the settings ``payload`` apply.
 
     ``create=False`` is for programs that only read. With ``create=False``, the app does not create a missing SQLite
     file or missing tables. Calls raise ``BackendError`` if the file or the tables are missing.
@@ -132,7 +132,8 @@ class App(Registrar):
 
     @property
     def code_schedules(self) -> dict[str, Definition]:
-        """The schedules in code, by name. The first call imports the modules of ``include``, as ``tasks`` does.
+        """The schedules that are defined in code, by name. The first call imports the modules of ``include``, as
+        ``tasks`` does.
 
         Raises ``IncludeInvalid``.
         """
@@ -150,7 +151,7 @@ class App(Registrar):
         """Return ``backend``. The backend's driver is imported on a thread, because an import would block the event
         loop.
 
-        Coroutines that wait in this method continue in the order of their calls.
+        Coroutines that wait for the backend continue in the order of their calls.
         """
         if self.is_open:
             return self.backend
@@ -178,7 +179,7 @@ class App(Registrar):
         return self._backend is not None and not self._opening_calls
 
     def queue(self, name: str = "default") -> Queue:
-        """Return the queue of this name. Raises ``NameInvalid``."""
+        """Return the queue that has the given name. Raises ``NameInvalid``."""
         queue = self._queues.get(name)
         if queue is None:
             if len(self._queues) >= _MOST_QUEUES + len(self._reserving):
@@ -201,13 +202,14 @@ class App(Registrar):
 
     @property
     def limits(self) -> Limits:
-        """The limits of this app's queues: list and change them."""
+        """Lists and changes the limits of this app's queues."""
         from .limits import Limits
 
         return Limits(self)
 
     def job(self, queue: str, job_id: str | None = None) -> JobHandle:
-        """The handle of a job: ``app.job("default", job_id)``, or ``app.job(ref)`` with a ``JobHandle.ref``.
+        """Return the handle of a job, by ``app.job("default", job_id)``, or by ``app.job(ref)`` with a
+        ``JobHandle.ref``.
 
         The job is not looked up. Raises ``NameInvalid``, ``OptionInvalid``.
         """
@@ -217,8 +219,8 @@ class App(Registrar):
 
     @property
     def failed(self) -> FailedJobs:
-        """The failed jobs of all queues: list, retry and delete them."""
-        from .failed import FailedJobs  # producers and workers need not import this module
+        """Lists, retries and deletes the failed jobs of all queues."""
+        from .failed import FailedJobs  # imported late, because producers and workers need no failed jobs
 
         return FailedJobs(self.backend)
 
@@ -227,7 +229,8 @@ class App(Registrar):
         too.
 
         If the registry is included already, nothing changes. Raises ``TaskExists`` or ``ScheduleExists`` if a name is
-        taken. After an error, nothing is included. Raises ``ArgumentsInvalid`` if *tasks* is not a ``Tasks``.
+        taken. If ``include`` raises an error, it has included nothing. Raises ``ArgumentsInvalid`` if *tasks* is not a
+        ``Tasks``.
         """
         if not isinstance(tasks, Tasks):
             raise ArgumentsInvalid(f"include must have a multiq.Tasks, got {shown(tasks)}")
@@ -256,13 +259,14 @@ class App(Registrar):
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules of this app's connection: add, list, pause and run them. Raises ``Unsupported``."""
+        """Adds, lists, pauses and runs the schedules of this app's connection. Raises ``Unsupported``."""
         from .schedules import Schedules
 
         return Schedules(self)
 
     def find_task(self, name: str) -> Task[Any, Any]:
-        """Return the task of this name. Raises ``TaskNotFound``. The error's message lists the names of all tasks."""
+        """Return the task that has the given name. Raises ``TaskNotFound``. The error's message lists the names of all
+        tasks."""
         try:
             return self.tasks[check_name(name, "task")]
         except KeyError:
@@ -279,8 +283,8 @@ class App(Registrar):
         return subscribe
 
     def middleware(self, middleware: M) -> M:
-        """Register middleware: an object of a subclass of ``Middleware``. The object that is registered first is the
-        outermost middleware.
+        """Register middleware, which is an object of a subclass of ``Middleware``. The object that is registered first
+        is the outermost middleware.
 
         As a decorator, ``app.middleware`` registers a function that wraps the runs of jobs. A generator function is
         called around each run, like ``Middleware.run``. An async generator function is called around coroutines only,
@@ -313,7 +317,7 @@ class App(Registrar):
     def using(self, backend: Backend) -> Iterator[Self]:
         """Use another backend within a ``with`` block, for example in tests. The app's own connection stays open.
 
-        Existing job handles still use the app's own connection. Do not use this method while other threads use the app.
+        Existing job handles still use the app's own connection. Do not call ``using`` while other threads use the app.
         """
         before = self._backend, self.url, self._queues, self._reserving
         self._backend, self.url = self._sealed(backend), _name_of(backend, None)

@@ -1,11 +1,11 @@
-"""Runs the blocking calls of coroutines on threads of multiq's own.
+"""Runs the blocking calls of coroutines on multiq's own threads.
 
 - ``asyncio.to_thread`` is not delayed: multiq does not use the event loop's executor. Each backend has up to 16 threads
   of its own, so a server that hangs delays only the calls to that server.
-- A call ends in time: a call that no thread has begun for 10 s is not made, and raises ``BackendTimeout``.
-- No call is made by half: a cancelled call is not made, or is made to its end. ``run_to_end`` waits for the call's end.
+- A call waits at most 10 s for a thread. A call that would wait longer is not made, and raises ``BackendTimeout``.
+- A cancelled call is not made, or is made to its end. ``run_to_end`` waits for the call's end.
 - A call runs in a copy of the caller's ``contextvars`` context.
-- A thread delivers the answer of a call to the event loop that has asked.
+- A thread delivers the answer of a call to the caller's event loop.
 - A forked child starts with no threads and no calls.
 - The first call starts the first thread. A thread that has been idle for 30 s ends.
 - The threads are daemon threads. The interpreter's exit waits up to a second for calls that are being made.
@@ -38,11 +38,11 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 THREADS = 16
-"""The most threads for the calls to one backend."""
+"""The largest number of threads for the calls to one backend."""
 
 MOST_WAIT = 10.0
-"""The longest time, in seconds, that a call waits for a thread or for earlier calls. After this time the call is not
-made."""
+"""The longest time, in seconds, that a call waits for a thread or for earlier calls. A call that would wait longer is
+not made."""
 
 _IDLE = 30.0  # seconds after which an idle thread ends
 _EXIT_PATIENCE = 1.0  # seconds for which the interpreter's exit waits
@@ -67,8 +67,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
 def start_daemon(function: Callable[[], object], name: str) -> None:
     """Call *function* on a new daemon thread, without waiting until the thread runs. Raises ``RuntimeError``.
 
-    ``Thread.start`` waits until the thread runs. On a busy machine, this wait takes many milliseconds, and would block
-    the event loop. So another thread calls ``Thread.start``.
+    ``Thread.start`` waits until the thread runs. On a busy machine, a thread's start takes many milliseconds, and would
+    block the event loop. So another thread calls ``Thread.start``.
     """
 
     def start() -> None:
@@ -147,7 +147,7 @@ class Threads:
             return
         with self._lock:
             if not self._idle and self._count < self._most:
-                # the system refuses to start a thread: calls wait for this thread
+                # if the system refuses to start a thread, calls wait for this thread
                 with contextlib.suppress(RuntimeError):
                     self._start_thread()
 
@@ -232,7 +232,7 @@ class Level:
         self._below: Level | None = None
 
     def below(self) -> Level:
-        """Return the level below this level. Raises ``RecursionError``."""
+        """Return the level of a job that this level's job enqueues. Raises ``RecursionError``."""
         if self.depth == self.MOST:
             raise RecursionError(f"jobs that run within an enqueue must be nested at most {self.MOST} deep")
         if self._below is None:
@@ -241,7 +241,7 @@ class Level:
 
 
 level: contextvars.ContextVar[Level | None] = contextvars.ContextVar("multiq_level", default=None)
-"""The level of the running job. Only a job that runs within a call of a backend has a level."""
+"""The nesting level of the running job. Only a job that runs within a call of a backend has a level."""
 
 
 def threads_of(backend: object) -> Threads:
@@ -350,7 +350,7 @@ def deliver(loop: asyncio.AbstractEventLoop, answers: list[Answer]) -> None:
 
 
 def _complete(answers: list[Answer]) -> None:
-    if len(answers) > _ANSWERS_AT_ONCE:  # in parts, so that other callbacks of the loop can run between two parts
+    if len(answers) > _ANSWERS_AT_ONCE:  # answer in parts, so that the loop can run other callbacks between two parts
         asyncio.get_running_loop().call_soon(_complete, answers[_ANSWERS_AT_ONCE:])
         answers = answers[:_ANSWERS_AT_ONCE]
     for answer in answers:
@@ -384,12 +384,12 @@ class _Call:
         self._is_withdrawn = False
 
     def withdraw(self) -> bool:
-        """Do not make the call. Returns False if the call has begun."""
+        """Withdraw the call, so that it is not made. Returns False if the call has begun."""
         self._is_withdrawn = True
         return not self._is_begun
 
     def __call__(self) -> None:
-        """Runs on a thread."""
+        """Make the call, on a thread."""
         self._is_begun = True  # set before the check: withdraw() also sets its flag first and checks second
         if self._is_withdrawn:
             return

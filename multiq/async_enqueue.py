@@ -1,14 +1,14 @@
 """Sends the enqueues of coroutines. Enqueues that wait at the same time are sent to the backend in one call.
 
 - Few round trips: while a call for a queue is being made, the next enqueues for this queue are gathered. The next call
-  sends all gathered enqueues. An enqueue that is alone is sent at once. If the event loop is busy, the enqueue waits
+  sends all gathered enqueues. An enqueue that is alone is sent at once. If the event loop is busy, an enqueue waits
   until the loop has begun all enqueues that are ready.
 - Order: one call for a queue is made at a time. A call sends its jobs in the order in which ``aenqueue`` was called.
 - Each caller gets its own error: after an error, the jobs that were certainly not stored are sent again in two halves.
   If the backend could not be reached, no job is sent again.
 - Uncertain jobs are reported: each caller gets an ``EnqueueUncertain`` about its own jobs. The method ``repeat`` of the
-  error sends only these jobs.
-- No call is made by half: the jobs of one ``aenqueue_many`` are never split between two calls.
+  error sends only the uncertain jobs.
+- The jobs of one ``aenqueue_many`` are never split between two calls.
 - A cancelled enqueue is not sent, or is sent to its end. A note of the ``CancelledError`` says whether the enqueue was
   sent.
 - The caller's transaction: an enqueue with ``connection=`` is a call of its own. A cancelled enqueue with
@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_JOBS = 1000
-"""The largest number of jobs that are sent together. A backend with ``atomic_batches`` stores this number of jobs in
-one step."""
+"""The largest number of jobs that are sent together. A backend with ``atomic_batches`` stores up to ``MOST_JOBS`` jobs
+in one step."""
 
 MOST_BYTES = 1_000_000
-"""The largest number of bytes of the bodies that are sent together."""
+"""The largest total size, in bytes, of the bodies that are sent together."""
 
 _NOT_ABOUT_JOBS = (BackendUnavailable, BackendCorrupt, LockedByCaller, SchemaNotReady)
 """Errors that do not depend on the jobs: a call with other jobs would raise the same error."""
@@ -155,8 +155,8 @@ async def asend_jobs(
 
 
 async def _beside(backend: Backend, connection: Any, enqueue: Callable[[Any], T]) -> T:
-    """Call ``enqueue(connection)`` on a thread. For an asyncio connection of SQLAlchemy, SQLAlchemy calls the
-    function."""
+    """Call ``enqueue(connection)`` on a thread. With an asyncio connection of SQLAlchemy, SQLAlchemy calls *enqueue* on
+    the connection's event loop."""
     if connection is None or not is_asyncio(connection):
         return await run_to_end(backend, enqueue, connection)
     answer: T = await of_asyncio(connection).run_sync(enqueue)
@@ -181,9 +181,9 @@ async def _send(backend: Backend, queue: str, jobs: Sequence[NewJob], *, is_one:
 
 
 async def finish_enqueues(backend: Backend) -> None:
-    """Wait until all enqueues that have begun by now have ended."""
+    """Wait for the end of all enqueues that have already begun."""
     waiting = _waiting.of(backend)
-    # an enqueue of no jobs is answered after the enqueues before it
+    # an enqueue of no jobs ends after all earlier enqueues
     await asyncio.gather(*(_send(backend, queue, [], is_one=False, has_own_ids=False) for queue in waiting.queues()))
 
 
@@ -205,14 +205,14 @@ class _Parcel:
 
 
 class _Waiting:
-    """The parcels for one backend that wait to be sent. A parcel is the jobs of one call of ``aenqueue``. The dict has
-    a queue as long as a thread sends the queue's parcels, or a loop is about to start this thread."""
+    """Keeps the parcels that wait to be sent to one backend. A parcel is the jobs of one call of ``aenqueue``. The dict
+    has a queue as long as a thread sends the queue's parcels, or a loop is about to start this thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parcels: dict[str, deque[_Parcel]] = {}
         self._late: dict[str, asyncio.AbstractEventLoop] = {}
-        """The loop that will start the calls for a queue, once the loop has begun all enqueues that are ready."""
+        """By queue, the event loop that will start the calls after it has begun all enqueues that are ready."""
         self._last: tuple[str, Callable[[], asyncio.Future[list[str]] | None]] = ("", lambda: None)
         """The queue of the last parcel that has started calls, and a weak reference to the parcel's future."""
 

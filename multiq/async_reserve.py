@@ -1,9 +1,9 @@
 """Reserves jobs for coroutines. One thread and one connection serve all coroutines that wait for jobs of a queue.
 
-- No job is lost: jobs for a coroutine that was cancelled are given back. Some backends count such a reserve as an
-  attempt of the job.
-- The first to wait is served first: the thread reserves jobs for all waiting coroutines. The thread hands out the jobs
-  in the order in which the coroutines began to wait.
+- No job is lost: jobs for a coroutine that was cancelled are given back. On some backends, a job that is given back has
+  used an attempt.
+- Coroutines are served in order: the thread reserves jobs for all waiting coroutines. The thread hands out the jobs in
+  the order in which the coroutines began to wait.
 - Each coroutine has its own timeout: a coroutine whose wait ends earlier than the current call interrupts the call.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .backend import Backend, Lease
     from .queue import SharedConsumer
 
-_IDLE = 30.0  # the thread ends after this many seconds without a waiting coroutine
+_IDLE = 30.0  # seconds without a waiting coroutine, after which the thread ends
 _MOST_JOBS = 1000  # the largest number of jobs that one call reserves
 
 _log = logging.getLogger("multiq.async")
@@ -63,7 +63,8 @@ class AsyncReserver:
             del waiter  # without this line, the error and this frame would form a reference cycle
 
     def keep_from_collector(self) -> None:
-        """Keep this object from the garbage collector. A forked child calls no other method of an inherited object."""
+        """Keep this object from being garbage-collected. A forked child calls no other method of an inherited
+        object."""
         _inherited.append(self)
 
     def stop(self) -> None:
@@ -216,7 +217,7 @@ def give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:
 def _give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:
     try:
         consumer.settle([GiveBack(lease) for lease in leases])
-    except Exception as exc:  # noqa: BLE001 - the leases end without a call
+    except Exception as exc:  # noqa: BLE001 - without this call, the leases end later
         _log_left(leases, exc)
 
 

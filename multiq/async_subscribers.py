@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.events")
 
-MAX_PENDING = 10_000  # the largest number of running coroutines; reached only if subscribers are slower than the jobs
+MAX_PENDING = 10_000  # the most running coroutines; the limit is reached only if subscribers are slower than the jobs
 _LOOP_MARGIN = 0.5  # seconds by which the loop may answer late, because a job may block the loop
 
 #: The event loops that a forked child has inherited. The list keeps the inherited loops in the child's memory. If the
@@ -64,8 +64,8 @@ class AsyncSubscribers:
             own.finish(patience, cancel=len(self._sessions) <= 1)
 
     def close(self) -> None:
-        """Cancel the subscribers on the separate thread's loop, and end the thread's loop. No event may follow this
-        call."""
+        """Cancel the subscribers on the separate thread's loop, and end the thread's loop. No event may be emitted
+        after this call."""
         with self._lock:
             own, self._own = self._own, None
         if isinstance(own, _OwnLoop):
@@ -92,7 +92,7 @@ class AsyncSubscribers:
         loops = [
             session.loop for session in sessions if session.generation == self._generation and session.loop is not None
         ]
-        here = asyncio._get_running_loop() if loops else None  # noqa: SLF001 - asyncio.events says that this function is public
+        here = asyncio._get_running_loop() if loops else None  # noqa: SLF001 - a public function of asyncio
         return here if here in loops else None
 
     def _reset(self) -> None:
@@ -117,8 +117,8 @@ class _Loop:
         self._loop.call_soon_threadsafe(self._start_task, subscriber, event)
 
     def finish(self, patience: float, *, cancel: bool) -> None:
-        """Wait up to *patience* seconds for the tasks. With *cancel*, cancel the tasks that still run after this
-        time."""
+        """Wait up to *patience* seconds for the tasks. With *cancel*, cancel the tasks that still run after *patience*
+        seconds."""
         try:
             self._await(patience, cancel=cancel)
         except RuntimeError:  # another thread has closed the loop
@@ -138,7 +138,7 @@ class _Loop:
                 )
 
     def _start_task(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
-        """Runs in the loop's thread."""
+        """Start a task. Must be called in the event loop's thread."""
         if len(self._tasks) >= MAX_PENDING:
             if not self._is_full:  # the error is logged only once each time the limit is reached
                 _log.error("%d calls of subscribers run, so no more are started: a subscriber is too slow", MAX_PENDING)
@@ -165,7 +165,8 @@ class _Loop:
 
 
 class _OwnLoop(_Loop):
-    """A loop in a separate daemon thread. A process that exits without ``finish`` does not wait for this thread."""
+    """A loop in a separate daemon thread. A process that exits without ``finish`` does not wait for the loop's
+    thread."""
 
     def __init__(self) -> None:
         super().__init__(asyncio.new_event_loop())

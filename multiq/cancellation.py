@@ -73,9 +73,9 @@ class StoredRequest(msgspec.Struct, frozen=True):
     def is_about_job_there(self, backend: Backend) -> bool:
         """Whether the request is about the job that now has the id in the request. Raises ``BackendError``.
 
-        A later job may have the same id as the job in the request. The later job is younger than the request. The ages
-        of the job and of the request are by the server's clock. A worker knows a job's age less exactly than the
-        server. The worker does not know the moment at which the server handed out the job.
+        A later job may have the same id as the job in the request. A later job with the same id is younger than the
+        request. The ages of the job and of the request are by the server's clock. A worker knows a job's age less
+        exactly than the server. The worker does not know the moment at which the server handed out the job.
 
         The server reads the job's age at an unknown moment during the call. If the call took longer than the difference
         of the two ages, the answer is uncertain, and the call is repeated. After several uncertain answers, the method
@@ -129,8 +129,7 @@ def cancel_job(
 
 
 def request_many(backend: Backend, jobs: Sequence[tuple[str, str]], *, grace: float, reason: str) -> None:
-    """Ask the workers of these jobs to cancel the jobs. Each job is given as its queue and its id. Raises
-    ``Unsupported``."""
+    """Ask the jobs' workers to cancel the jobs. Each job is given as its queue and its id. Raises ``Unsupported``."""
     check_supported(backend)
     requests = [CancelRequest(queue, job_id, grace, reason) for queue, job_id in jobs]
     for at in range(0, len(requests), MAX_STEPS):
@@ -176,8 +175,8 @@ def requests(backend: Backend) -> Iterator[StoredRequest]:
 
 
 def withdraw(backend: Backend, queue: str, job_id: str, version: str | None = None) -> None:
-    """Delete a request. *version*: delete the request only if its note still has this version. None: delete the request
-    in any version."""
+    """Delete a request. *version*: delete the request only if its note still has this version. With None, delete any
+    version of the request."""
     from .backend import Version
 
     key = _key(queue, job_id)
@@ -191,7 +190,7 @@ forks.register(in_child=_listeners.clear)  # a forked child has none of the pare
 
 
 def listen(look: Callable[[], None]) -> None:
-    """Call *look* after each request of this process. This function keeps only a weak reference to *look*."""
+    """Call *look* after each cancel request of this process. ``listen`` keeps only a weak reference to *look*."""
     _listeners.add(look)
 
 
@@ -228,7 +227,7 @@ def _cancelled(backend: Backend, queue: str, job_id: str, reason: str) -> After 
 
 
 def _check_followers(backend: Backend, queue: str, job_id: str, followers: Followers) -> None:
-    """Raise ``JobAwaited`` if deleting the job would raise this error."""
+    """Raise ``JobAwaited`` if other jobs wait for the job, and *followers* is ``"refuse"``."""
     if followers == "refuse" and "." in job_id:
         from .flows.members import refuse_awaited
 
@@ -240,7 +239,7 @@ def _put(request: CancelRequest) -> Put:
 
 
 def _ask_workers(backend: Backend) -> None:
-    """Let workers look for requests. The requests must be stored before this call, so that a worker finds the
+    """Let workers look for cancel requests. The requests must be stored before this call, so that a worker finds the
     requests."""
     Control(backend).ask_cancels(REQUEST_KEPT)
     for look in list(_listeners):

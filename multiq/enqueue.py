@@ -74,7 +74,8 @@ def put_one(
     connection: Any,
     own_id: str | None = None,
 ) -> JobHandle:
-    """Enqueue one job. Does the same as ``put``, but faster. *own_id* is a checked id of the caller. None: a new id."""
+    """Enqueue one job. Does the same as ``put``, but faster. *own_id* is a checked id of the caller, or None for a new
+    id."""
     # Called for every enqueue: the code of make_job is repeated here for speed.
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
@@ -86,7 +87,7 @@ def put_one(
 def put_jobs(
     backend: Backend, queue: str, jobs: Sequence[NewJob], *, connection: Any, is_one: bool = False
 ) -> list[JobHandle]:
-    """Enqueue jobs that have ids and checked options, as ``put`` does.
+    """Like ``put``, for jobs that already have ids and checked options.
 
     If another job already has a job's unique key, the other job's handle is returned.
     """
@@ -165,7 +166,7 @@ class Delivery:
         self._is_first = True
 
     def insist(self, error: BackendError, since: float, *, may_repeat: bool = True) -> list[str]:
-        """If a connection was dropped, repeat a call that began at *since* and raised *error*. Returns the ids.
+        """Repeat a call that began at *since* and raised *error*, if its connection was dropped. Returns the ids.
 
         A call that reached its deadline is not repeated. No call is repeated on a backend that chooses the ids. Raises
         ``BackendError``.

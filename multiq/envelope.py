@@ -87,10 +87,11 @@ class PermitGate(msgspec.Struct, array_like=True, frozen=True, order=True):
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """A task's job as it is stored. If a field is None, the task's own setting applies."""
+    """The stored form of a task's job. If a field is None, the task's own setting applies."""
 
     multiq: int
-    """The version of this format. The presence of this field distinguishes an envelope from other JSON."""
+    """The version of the envelope's format. The presence of the field ``multiq`` distinguishes an envelope from other
+    JSON."""
     task: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -147,13 +148,13 @@ _UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, Recur
 
 
 def encode_json(value: Any, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
-    """Return *value* as JSON. Raises ``PayloadInvalid`` with the path of the wrong part, and ``PayloadTooLarge``."""
+    """Return *value* as JSON. Raises ``PayloadTooLarge``. Raises ``PayloadInvalid`` with the path of the wrong part."""
     check_json(value)
     return _encode(value, max_body)
 
 
 def encode_envelope(envelope: Envelope, max_body: int = MAX_BODY_DEFAULT) -> bytes:
-    """Return the body of a task's job. The caller has checked the arguments with ``check_json``."""
+    """Return the body of a task's job. The arguments must have been checked with ``check_json``."""
     return _encode(envelope, max_body)
 
 
@@ -214,7 +215,7 @@ def check_json(value: Any, path: str = "value") -> None:
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Return whether all values have simple types that JSON always supports. This check is faster than
+    """Return whether all values have simple types that JSON always supports. ``are_plain`` is faster than
     ``check_json``."""
     return _PLAIN.issuperset(map(type, values))
 

@@ -86,7 +86,7 @@ class PayloadInvalid(MultiqError, ValueError):
 class PayloadTooLarge(PayloadInvalid):
     """A body is larger than the backend or ``max_body`` allows.
 
-    ``size_bytes`` is the size of the body. ``limit_bytes`` is the limit.
+    ``size_bytes`` is the size of the body. ``limit_bytes`` is the largest allowed size.
     """
 
     def __init__(self, size_bytes: int, limit_bytes: int, advice: str) -> None:
@@ -96,7 +96,7 @@ class PayloadTooLarge(PayloadInvalid):
 
 
 class EnqueueRefused(MultiqError):
-    """Middleware has refused an enqueue. Nothing was sent. Middleware raises this error, with the reason."""
+    """Middleware has refused an enqueue. Nothing was sent. Middleware raises ``EnqueueRefused``, with the reason."""
 
 
 class TaskNotFound(MultiqError, LookupError):
@@ -236,10 +236,10 @@ class JobFailed(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was cancelled. ``reason`` says why, or is None if no reason is stored.
+    """The job was cancelled. ``reason`` says why the job was cancelled, or is None if no reason is stored.
 
-    ``JobHandle.result`` raises this error. The error is also raised in the code of a running task that is cancelled.
-    The task may clean up, and should then end.
+    ``JobHandle.result`` raises ``JobCancelled``. ``JobCancelled`` is also raised in the code of a running task that is
+    cancelled. A cancelled task may clean up, and should then end.
     """
 
     def __init__(self, queue: str, job_id: str, reason: str | None = None) -> None:
@@ -256,7 +256,7 @@ class JobCancelled(JobError):
 class OutcomeUnknown(JobError):
     """The store has neither the job nor its outcome, or the job's outcome will not be kept.
 
-    ``reason`` says which of these two cases applies.
+    ``reason`` says why the outcome is unknown.
     """
 
     def __init__(self, queue: str, job_id: str, reason: str) -> None:
@@ -281,7 +281,7 @@ class ResultOmitted(OutcomeUnknown):
 
 
 class ResultTimeout(JobError, TimeoutError):
-    """The job was not done within the timeout of the wait. ``status`` is what ``JobHandle.status`` returned last."""
+    """The job was not done within the timeout of the wait. ``status`` is the job's last known status."""
 
     def __init__(self, queue: str, job_id: str, status: str, timeout: float) -> None:
         self.queue = queue
@@ -317,12 +317,12 @@ class BackendError(MultiqError):
     may_be_done = False
     """Whether the server may have carried out the call, because the call was sent and the reply was lost.
 
-    Drivers set ``may_be_done`` for their own use. An enqueue raises ``EnqueueUncertain`` instead.
+    Drivers set ``may_be_done`` for their own use. An enqueue whose reply was lost raises ``EnqueueUncertain``.
     """
 
     is_of_primary = False
     """Whether only the server of the jobs has failed. Only a backend with a store beside it (``multiq.backend.paired``)
-    sets this attribute."""
+    sets ``is_of_primary``."""
 
 
 class BackendUnavailable(BackendError):
@@ -373,7 +373,7 @@ class ExtraNotInstalled(MultiqError, ImportError):
 
 class EnqueuePartial(BackendError):
     """Some jobs of a batch were stored, and the batch's other jobs were refused. A backend with ``atomic_batches``
-    stores a batch of up to 1,000 jobs in one step, and raises this error only for larger batches.
+    stores a batch of up to 1,000 jobs in one step. So such a backend raises ``EnqueuePartial`` only for a larger batch.
 
     ``accepted`` has the id of each stored job, by the job's position in the batch.
     """
@@ -430,7 +430,7 @@ class EnqueueUncertain(BackendError):
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
             f"not be there{others}"
         )
-        """The message without the advice at its end."""
+        """The error's message without the advice at the end."""
         super().__init__(f"{self.what}; {self._advice()}")
 
     @property
@@ -489,7 +489,7 @@ class EnqueueUncertain(BackendError):
 
 
 class Unsupported(MultiqError, NotImplementedError):
-    """The backend lacks ``capability``. ``others`` names the backends that have this capability."""
+    """The backend lacks ``capability``. ``others`` names the backends that have ``capability``."""
 
     def __init__(self, capability: str, backend: str, reason: str, others: Sequence[str] = ()) -> None:
         self.capability = capability

@@ -48,7 +48,7 @@ class JobDone(JobEvent, frozen=True, kw_only=True):
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
-    """A job raised an error. ``JobRetried`` or ``JobBuried`` follows."""
+    """A job raised an error. The event ``JobRetried`` or ``JobBuried`` follows."""
 
     seconds: float
     error: BaseException
@@ -87,14 +87,15 @@ class JobExpired(JobEvent, frozen=True, kw_only=True):
 class JobCancelled(JobEvent, frozen=True, kw_only=True):
     """A running or reserved job was cancelled by a request, and will not run again.
 
-    ``multiq.JobCancelled`` is another class, an error.
+    The error ``multiq.JobCancelled`` is another class.
     """
 
     reason: str
 
 
 class JobTimedOut(JobEvent, frozen=True, kw_only=True):
-    """A job was stopped because it ran longer than its ``timeout``. ``JobRetried`` or ``JobBuried`` follows."""
+    """A job was stopped because it ran longer than its ``timeout``. The event ``JobRetried`` or ``JobBuried``
+    follows."""
 
     timeout: float
     stack: str | None = None
@@ -111,7 +112,8 @@ class JobOverdue(JobEvent, frozen=True, kw_only=True):
 
 
 class JobCrashed(Event, frozen=True, kw_only=True):
-    """The process that ran a job died. The job is ready again. ``max_crashes`` limits the number of crashes."""
+    """The process that ran a job died. After the crash, the job is ready again. ``max_crashes`` limits the number of
+    crashes."""
 
     queue: str
     job_id: str
@@ -191,7 +193,7 @@ class Events:
         has subscribers."""
         self.logged = False
         """Whether ``multiq.logging`` has subscribed already."""
-        self._async_subscribers: AsyncSubscribers | None = None  # None: no subscriber is a coroutine function
+        self._async_subscribers: AsyncSubscribers | None = None  # None if no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
         self._session_lock = threading.Lock()
 
@@ -213,8 +215,8 @@ class Events:
             return session
 
     def finish(self, patience: float) -> None:
-        """Wait up to *patience* seconds for coroutine subscribers. Cancel the subscribers that still run after this
-        time."""
+        """Wait up to *patience* seconds for coroutine subscribers. Cancel the subscribers that still run after
+        *patience* seconds."""
         self.open_session().close(patience)
 
     def emit(self, event: Event) -> None:
@@ -277,7 +279,7 @@ class EventSession:
     def close(self, patience: float) -> None:
         """End the session, because the worker has ended.
 
-        The last session of an app cancels the subscribers that still run on any loop.
+        The end of an app's last session cancels the subscribers that still run on any loop.
         """
         self.finish(patience)
         events = self._events

@@ -1,4 +1,4 @@
-"""The failed jobs of an app, which are its buried jobs, over all queues. ``App.failed`` returns a ``FailedJobs``."""
+"""The failed jobs of an app. A failed job is a buried job of any queue. ``App.failed`` returns a ``FailedJobs``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class ShownJob(msgspec.Struct, frozen=True):
     queue: str
     id: str
     attempt: int | None = None
-    """The number of the job's attempt when the job was listed. If the job was not listed, this field and the next
-    fields are None."""
+    """The number of the job's attempt when the job was listed. If the job was not listed, ``attempt``, ``kicks`` and
+    ``failed_at`` are None."""
     kicks: int | None = None
     failed_at: float | None = None
-    """``Failure.at``. This time distinguishes the job from a later job of the same id."""
+    """``Failure.at``. The time of the failure distinguishes the job from a later job with the same id."""
 
     @classmethod
     def of(cls, job: JobInfo | ShownJob | tuple[str, str]) -> ShownJob:
@@ -151,19 +151,19 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedListing:
-    """The failed jobs that match some filters. Each iteration reads the jobs again, page by page.
+    """The failed jobs that match the given filters. Each iteration reads the jobs again, page by page.
 
     In each queue, the job that has been buried for the longest time comes first. If the backend shows only some of the
-    jobs, the iteration yields these jobs and then raises ``Unsupported``. ``async for`` iterates without blocking the
-    event loop.
+    jobs, the iteration yields the shown jobs, and then raises ``Unsupported``. ``async for`` iterates without blocking
+    the event loop.
     """
 
     def __init__(self, backend: Backend, wanted: FailedFilter) -> None:
         self._backend = backend
         self._wanted = wanted
         self.undated = 0
-        """The number of jobs that the last iteration left out because the time of their failure is not stored. Only
-        ``older_than`` leaves out such jobs.
+        """The number of jobs that the last iteration left out because the time of their failure is not stored. Without
+        ``older_than``, the number is 0.
         """
 
     def __iter__(self) -> Iterator[JobInfo]:
@@ -215,7 +215,7 @@ class FailedListing:
 class FailedJobs:
     """The failed jobs of an app: ``app.failed``. A failed job is a buried job.
 
-    Several methods take the same filters. A job must match all filters that are given:
+    Several methods take the same filters. A job must match all given filters:
 
     - *queue*: one or several queues. Default: all queues.
     - *task*: the name of the task.
@@ -246,7 +246,7 @@ class FailedJobs:
     def show(self, job_id: str, queue: str | None = None) -> JobInfo:
         """Return a failed job. Without *queue*, all queues are searched.
 
-        Raises ``JobNotFound``, or ``JobNotFailed`` if the job is not buried.
+        Raises ``JobNotFound``. Raises ``JobNotFailed`` if the job is not buried.
         """
         check_id(job_id)
         queues = visible_queues(self._backend) if queue is None else [check_name(queue)]
@@ -273,11 +273,11 @@ class FailedJobs:
         limit: int | None = None,
         dry_run: bool = False,
     ) -> FailedChange:
-        """Make the failed jobs that match the filters ready, each with one more attempt.
+        """Retry the failed jobs that match the filters. A retried job becomes ready, and gets one more attempt.
 
         First, all matching jobs are listed. A job that has changed since it was listed is not retried, and is counted
-        in ``left``. If another job has taken the unique key of a job, the job is not retried, and is counted in
-        ``taken``. *dry_run*: count the jobs, and change nothing.
+        in ``left``. A job whose unique key another job has taken is not retried, and is counted in ``taken``.
+        *dry_run*: count the jobs, and change nothing.
         """
         wanted = FailedFilter.of(queue, task, reason, older_than, limit)
         return self._change(wanted, self._backend.kick_job, dry_run=dry_run)
@@ -312,7 +312,7 @@ class FailedJobs:
         followers: Followers = "refuse",
         dry_run: bool = False,
     ) -> FailedChange:
-        """Delete the jobs that failed longer ago than *older_than*, as ``forget`` does.
+        """Like ``forget``, for the jobs that failed longer ago than *older_than*.
 
         A job whose time of failure is not stored is not deleted, and is counted in ``undated``.
         """
@@ -424,7 +424,8 @@ class FailedJobs:
         return await run(self._backend, function, *args, **kwargs)
 
     def _deleting(self, followers: Followers) -> Callable[[str, str], None]:
-        from .flows.members import check_followers  # programs that only list and retry need no flows
+        # imported late, because programs that only list and retry need no flows
+        from .flows.members import check_followers
 
         check_followers(followers)
         return lambda queue, job_id: delete_job(self._backend, queue, job_id, followers)
@@ -468,8 +469,8 @@ class FailedJobs:
     ) -> FailedChange:
         """Change failed jobs on a backend that shows only the first failed job of a queue.
 
-        After each change, the next failed job is the first of its queue. If the first job does not match the filters,
-        the backend cannot show the other jobs. If there are other jobs, ``_change_heads`` raises ``Unsupported``.
+        After each change, the next failed job is the first of its queue. A first job that does not match the filters
+        hides the queue's other failed jobs. If failed jobs are hidden, ``_change_heads`` raises ``Unsupported``.
         """
         if dry_run and wanted.task is None:
             counts = [self._backend.stats(queue).buried or 0 for queue in listing.queues()]

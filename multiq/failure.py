@@ -1,7 +1,7 @@
-"""The *failure* that a worker stores with a job when it buries the job: JSON in the job's detail.
+"""Failures of jobs. A *failure* is JSON that a worker stores in a job's detail when it buries the job.
 
-``{"v": 1, "error": ..., "traceback": ..., "at": ..., "worker": ..., "attempt": ..., "task": ..., "error_class": ...,
-"seconds": ...}``. A backend without the capability ``memos`` stores no failure.
+A failure has the form ``{"v": 1, "error": ..., "traceback": ..., "at": ..., "worker": ..., "attempt": ..., "task": ...,
+"error_class": ..., "seconds": ...}``. A backend without the capability ``memos`` stores no failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PACKAGES = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beansta
 VERSION = 1
 
 ROOM = 16 * 1024
-"""The largest detail in bytes. The outermost frames of a longer traceback are cut."""
+"""The largest size of a detail, in bytes. The outermost frames of a longer traceback are cut."""
 
 _FRAMES = 400  # the number of innermost frames that are formatted: more frames would not fit into ROOM
 _CUT = "[... the outermost frames were cut ...]\n"
@@ -34,10 +34,10 @@ _ENTRY_ROOM = 2_000  # the most characters of one entry of a traceback, because 
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why and when a job was buried."""
+    """The reason, the time and the traceback of a bury."""
 
     v: int = VERSION
-    """The version of this format."""
+    """The version of the failure's format."""
     error: str
     """The reason that is stored with the job."""
     traceback: str = ""
@@ -68,7 +68,8 @@ def encode_failure(
     stack: str | None = None,
     seconds: float | None = None,
 ) -> bytes:
-    """Return the detail of a job that is buried now, of at most ``ROOM`` bytes. Never raises an ``Exception``.
+    """Return the detail for a job that is being buried. The detail has at most ``ROOM`` bytes. Never raises an
+    ``Exception``.
 
     - *stack*: the stack to store if the error has no traceback.
     - *seconds*: the duration of the attempt. None means that the attempt did not begin.
@@ -127,7 +128,7 @@ def app_traceback(error: BaseException) -> TracebackType | None:
 def class_path(error: BaseException) -> str:
     """Return the module and the name of an error's class, cut short. Never raises an ``Exception``."""
     kind = type(error)
-    try:  # a metaclass of the user's may override both names
+    try:  # a user's metaclass may override both names
         module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
         return _writable(f"{module}.{name}"[:_CLASS_ROOM])
     except Exception:  # noqa: BLE001 - a metaclass may raise any error
@@ -161,6 +162,5 @@ def _innermost(entries: list[str]) -> Iterable[str]:
 
 
 def _writable(text: str) -> str:
-    """Return the text with escapes for characters that UTF-8 cannot encode, because the text of an error may have
-    broken Unicode."""
+    """Escape the characters that UTF-8 cannot encode, because the text of an error may have broken Unicode."""
     return text.encode("utf-8", "backslashreplace").decode()

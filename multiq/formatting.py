@@ -19,14 +19,14 @@ def shown(value: object) -> str:
     raises an error."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - for example, a broken __repr__, or an integer with more digits than Python converts
+    except Exception:  # noqa: BLE001 - such as a broken __repr__, or an integer with too many digits
         text = f"a {type(value).__qualname__}"
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def safe(text: str, *, keep: str = "") -> str:
-    """Return *text* with escapes for characters that a terminal does not print, such as colour codes."""
+    """Escape the characters in *text* that a terminal does not print, such as colour codes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
@@ -97,8 +97,8 @@ def summary(job: JobInfo, room: int = 200) -> str:
 
 
 def _is_sealed(value: dict[str, Any]) -> bool:
-    """Whether the value has a seal that this program cannot open. A seal hides the value if the value is encrypted or
-    compressed."""
+    """Whether the value has a seal that this program cannot open. A seal hides the value if it encrypts or compresses
+    the value."""
     from .envelope import SEALED_VERSION  # imported late, because envelope imports this module
 
     return value.get("multiq") == SEALED_VERSION and isinstance(value.get("seal"), list)

@@ -60,7 +60,7 @@ class HistoryPage(msgspec.Struct, frozen=True):
 
 
 def check_kind(kind: str | None) -> OutcomeKind | None:
-    """Return the kind of this name. Raises ``OptionInvalid``."""
+    """Return *kind* if it is a valid kind of outcome. Raises ``OptionInvalid``."""
     if kind is None:
         return None
     for known in KINDS:

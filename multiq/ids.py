@@ -35,7 +35,7 @@ def new_ids(count: int) -> list[str]:
 
     The counter is described in RFC 9562, section 6.2, method 1. Because of the counter, the ids of one call are
     neighbours in an index. Reserving and deleting jobs with neighbouring ids reads and writes few pages of the index.
-    After each 4,096 ids the counter begins again, and the timestamp in the ids grows by one millisecond.
+    After each 4,096 ids, the counter begins again, and the timestamp in the ids grows by one millisecond.
     """
     first = time.time_ns() // 1_000_000
     noise = bytearray(os.urandom(8 * count))

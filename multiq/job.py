@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NOTICE_EVERY = 0.1  # seconds between two checks whether the waiting job's timeout is over
+_NOTICE_EVERY = 0.1  # seconds between two checks of the waiting job's timeout
 _STEP_MAX = 2**31  # bytes
 
 
@@ -62,8 +62,9 @@ class JobHandle:
     __slots__ = ("_backend", "id", "queue")
 
     was_new = True
-    """Whether the enqueue added a job. ``was_new`` is False if an existing job already had the unique key. The handle
-    is then the existing job's handle. The existing job may be done, if it holds the key for a fixed time.
+    """Whether the enqueue added a job. ``was_new`` is False if an existing job already had the unique key. If
+    ``was_new`` is False, the handle is the existing job's handle. An existing job that holds its key for a fixed time
+    may be done.
     """
 
     def __init__(self, backend: Backend, queue: str, job_id: str) -> None:
@@ -80,14 +81,14 @@ class JobHandle:
         ``JobContext.is_cancelled`` is true. After the grace, ``JobCancelled`` is raised in the task's own code, in the
         same way as ``SoftTimeout`` at a timeout. A task that is a coroutine is cancelled. If the task raises an error
         after the cancellation, the job ends as cancelled. A reserved job whose task had not begun also ends as
-        cancelled. A cancelled job is neither retried nor buried. If the task returns, the job is done. A buried job is
-        deleted.
+        cancelled. A cancelled job is neither retried nor buried. If a cancelled task returns, the job is done.
+        ``cancel`` deletes a buried job.
 
         - *followers*: what happens to the jobs of a flow that wait for this job. ``"go"``: the waiting jobs run.
           ``"stop"``: the waiting jobs are cancelled. ``"refuse"``: if jobs wait for this job, nothing is changed, and
           ``JobAwaited`` is raised.
         - *grace*: seconds, or a timedelta, of at least 0. Default: 5.
-        - *reason*: a text that is stored in the outcome and shown in the error.
+        - *reason*: a text that is stored in the outcome, and that ``JobCancelled`` shows.
 
         Errors:
 
@@ -130,7 +131,7 @@ class JobHandle:
 
         Errors:
 
-        - ``JobFailed``: the job is buried. The error has the reason and the traceback.
+        - ``JobFailed``: the job is buried. ``JobFailed`` has the reason and the traceback.
         - ``JobCancelled``: the job was cancelled.
         - ``OutcomeUnknown``: the outcome was not kept or has expired, or the job was deleted.
         - ``ResultOmitted``: the job is done, and its value is too large or not JSON.
@@ -196,7 +197,7 @@ class JobHandle:
         Raises ``Unsupported`` if the backend keeps no outcomes.
         """
         self._check_outcomes()
-        if self.state() is not State.GONE:  # an outcome would belong to an earlier job with the same id
+        if self.state() is not State.GONE:  # if the job exists, an outcome belongs to an earlier job with the same id
             return None
         (outcome,) = self._backend.outcomes(self.queue, [self.id])
         return None if outcome is None else decode_outcome(outcome)
@@ -246,8 +247,8 @@ class JobHandle:
 
     @property
     def ref(self) -> str:
-        """The queue and the id as one text, which needs no escaping in a URL. ``App.job`` makes a handle from this
-        text."""
+        """The queue and the id as one text, which needs no escaping in a URL. ``App.job`` makes a handle from a
+        ``ref``."""
         return make_ref(self.queue, self.id)
 
     async def _run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -307,7 +308,7 @@ def read_ref(ref: str) -> tuple[str, str]:
 
 
 def _wait_in_thread(future: Future[Any]) -> None:
-    """Wait until *future* is done. If this code runs in a job, raise ``SoftTimeout`` when the job's timeout is over."""
+    """Wait until *future* is done. In a job, raise ``SoftTimeout`` when the job's timeout is over."""
     from concurrent.futures import wait
 
     job = running.get(None)
@@ -329,7 +330,7 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
 
     @property
     def task(self) -> str | None:
-        """The name of the task. None: the body is not a task's envelope."""
+        """The name of the task, or None if the body is not a task's envelope."""
         return task_of(self.value)
 
     @property
@@ -340,7 +341,7 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
 
 
 def task_of(value: Any) -> str | None:
-    """Return the name of the task. None: the decoded body is not a task's envelope."""
+    """Return the name of the task, or None if the decoded body is not a task's envelope."""
     name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
     return name if isinstance(name, str) else None
 
@@ -481,7 +482,7 @@ class Job:
             return
         try:
             self.release(self._consumer.backend.shortened(DEFAULT(self.attempt)), reason=describe(error))
-        except Exception as lost:  # noqa: BLE001 - the block's own error matters more
+        except Exception as lost:  # noqa: BLE001 - the error of the block is raised, and not this error
             error.add_note(f"and the job could not be released: {lost}")
 
     def __repr__(self) -> str:
@@ -502,21 +503,22 @@ class Job:
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that a worker runs. ``multiq.current_job()`` returns this object. The attribute ``job`` of an event is
-    this object."""
+    """The job that a worker runs. ``multiq.current_job()`` returns a ``JobContext``. The attribute ``job`` of an event
+    is a ``JobContext``."""
 
     task: str | None
-    """The task's name. None: the body is not a valid envelope."""
+    """The task's name, or None if the body is not a valid envelope."""
     lease: Lease
     envelope: Envelope | None
     deadline: float | None = None
-    """The end of the job's ``timeout``, in ``time.monotonic()`` seconds. None: the job has no ``timeout``."""
+    """The end of the job's ``timeout``, in ``time.monotonic()`` seconds. If the job has no ``timeout``, ``deadline`` is
+    None."""
     notice: Notice | None = None
-    """Whether ``SoftTimeout`` was raised in the job. None: the job has no ``timeout``."""
+    """Whether ``SoftTimeout`` was raised in the job. If the job has no ``timeout``, ``notice`` is None."""
     memos: Memos | None = None
     """Stores the values of ``progress`` and ``step``. None means that the job does not run."""
     kept: dict[str, Any] | None = None
-    """The value of ``state``. None: no code has read ``state`` yet."""
+    """The value of ``state``, or None if no code has read ``state`` yet."""
 
     @property
     def state(self) -> dict[str, Any]:
@@ -540,9 +542,9 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     def step(self, name: str, function: Callable[[], Any]) -> Any:
         """Call *function*, store its value with the job, and return the value decoded from JSON.
 
-        If an earlier attempt of the job has stored a value for the step *name*, the stored value is returned. In this
-        case, *function* is not called. One call of the backend stores the value and renews the lease. If the worker
-        dies before the value is stored, a later attempt calls *function* again.
+        If an earlier attempt of the job has stored a value for the step *name*, the stored value is returned. If a
+        stored value is returned, *function* is not called. One call of the backend stores the value and renews the
+        lease. If the worker dies before the value is stored, a later attempt calls *function* again.
 
         If the task does not catch one of the following errors, the attempt fails:
 
@@ -624,7 +626,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HEADER_DELAY = "multiq-delay"
-"""The header of a schedule's job: the seconds from its enqueue to its due time."""
+"""The header with the seconds from the enqueue of a schedule's job to its due time."""
 
 
 def first_wait(job: JobContext) -> float | None:
@@ -647,7 +649,7 @@ def first_wait(job: JobContext) -> float | None:
 
 def _encode_step(name: str, value: Any) -> bytes:
     check_json(value, f"the value of step {name}")
-    return encode_json(value, max_body=_STEP_MAX)  # the memo's limit is smaller
+    return encode_json(value, max_body=_STEP_MAX)  # in effect no limit, because the memo's limit is smaller
 
 
 running: ContextVar[JobContext] = ContextVar("multiq_running_job")
@@ -679,7 +681,7 @@ def describe(error: BaseException) -> str:
     kind = "an error"
     try:
         kind = type.__getattribute__(type(error), "__name__")  # a user's metaclass may override __name__
-        message = "".join(str(error))  # converts an instance of a subclass of str
+        message = "".join(str(error))  # join makes a plain str from an instance of a subclass
         return check_reason(f"{kind}: {message}" if message else kind) or kind
     except BaseException:  # noqa: BLE001 - a broken __str__ must not end the worker
         return f"{kind}: (its message could not be made)"

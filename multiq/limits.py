@@ -1,5 +1,4 @@
-"""Limits. A limit is the largest number of jobs with the same key that run at the same time, or that start in a
-period."""
+"""Limits. A limit says how many jobs with the same key may run at the same time, or may start in a period."""
 
 from __future__ import annotations
 
@@ -43,8 +42,8 @@ class Limit(msgspec.Struct, frozen=True):
       of the key has its own slots and its own rate. Without *key*, all jobs have the same key.
     - *slots*: the largest number of jobs that run at the same time.
     - *rate*, *per*: *rate* jobs start in *per* seconds. The default of *per* is 1 second.
-    - *burst*: the number of jobs that may start at the same time after a pause. Default: 1. In any period of ``t``
-      seconds, at most ``burst + rate * t / per`` jobs start.
+    - *burst*: the number of jobs that may start at the same time after a time without jobs. Default: 1. In any period
+      of ``t`` seconds, at most ``burst + rate * t / per`` jobs start.
     - *fair*: whether the keys take turns. With False, which is the default, the oldest job starts first.
     - *scope*: ``"queue"``: the limit counts the jobs of each queue separately. ``"app"``: the limit counts the jobs of
       all queues together. Permits enforce a limit with the scope ``"app"`` (docs/limits.md), and *fair* is refused.
@@ -240,7 +239,8 @@ def limits_of(options: CallOptions) -> tuple[Limit, ...]:
 
 
 class Limits:
-    """The limits of an app's queues: ``app.limits``. Changes take effect immediately, for all workers."""
+    """``app.limits``: lists and changes the limits of an app's queues. Changes take effect immediately, for all
+    workers."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -306,7 +306,7 @@ class Limits:
         - *queue*: the limit's queue, or ``"@app"`` for a limit with ``scope="app"``.
 
         ``set`` pins the limit: after the call, the numbers in the code do not replace the limit's numbers. ``remove``
-        also ends the pin. Raises ``OptionInvalid``, ``NameInvalid``, ``Unsupported``.
+        also removes the pin. Raises ``OptionInvalid``, ``NameInvalid``, ``Unsupported``.
         """
         place = queue if queue == APP_SCOPE else check_name(queue)
         before = {state.name: state.quota for state in self._states(place)}
@@ -326,7 +326,7 @@ class Limits:
 
 
 def _fields(limit: Limit) -> list[str]:
-    """Return the arguments that the key contains."""
+    """Return the names of the arguments that the key contains."""
     try:
         parts = list(string.Formatter().parse(limit.key))
     except ValueError as exc:

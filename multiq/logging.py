@@ -31,7 +31,7 @@ _log = logging.getLogger("multiq.worker")
 NEVER_SLOW = float("inf")
 
 _INDENT = "    "
-_LINE_ENDS = "\n\t"  # JSON writes these characters as escape sequences
+_LINE_ENDS = "\n\t"  # line ends and tabs are kept, because JSON writes them as escape sequences
 _LONGEST_LINE = 8_000  # characters
 _LONGEST_TRACE = 16_000  # characters, because the text of an error may be very long
 
@@ -64,7 +64,7 @@ def add_job_fields() -> None:
     """Add fields about the running job to each log record.
 
     The fields are ``multiq_task``, ``multiq_job_id``, ``multiq_queue`` and ``multiq_attempt``. Outside of jobs, the
-    fields are empty texts, so any format may use the fields. A second call does nothing.
+    fields are empty texts, so any format may use the fields. A second call of ``add_job_fields`` does nothing.
     """
     make = logging.getLogRecordFactory()
     if isinstance(make, _RecordFactory):
@@ -73,9 +73,9 @@ def add_job_fields() -> None:
 
 
 def log_events(app: App, *, each_job: bool = False) -> None:
-    """Log an app's events. A second call for the same app does nothing.
+    """Log an app's events. A second call of ``log_events`` for the same app does nothing.
 
-    This function does not subscribe to events that the logger's level would suppress. Finished jobs are logged at the
+    ``log_events`` does not subscribe to events that the logger's level would suppress. Finished jobs are logged at the
     level debug, because writing a log line takes as long as a short job. With *each_job*, finished jobs are logged at
     the level info.
     """
@@ -106,7 +106,7 @@ def slow_after(app: App) -> float:
 
 
 def log_slow(job: JobContext, seconds: float) -> None:
-    """Log a slow job. After a success, the runner calls this function directly, without an event."""
+    """Log a slow job. After a success, the runner calls ``log_slow`` directly, without an event."""
     _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
 
 

@@ -81,7 +81,7 @@ def encode_memo(memo: Memo) -> bytes:
 
 
 def decode_memo(body: bytes | None) -> Memo:
-    """Decode a memo. Without a body, return an empty memo. Raises ``PayloadInvalid``."""
+    """Decode a memo. For an empty body, return an empty memo. Raises ``PayloadInvalid``."""
     if not body:
         return Memo()
     if (refusal := refusal_of(body)) is not None:
@@ -104,7 +104,7 @@ def check_progress(fraction: float, message: str) -> Progress:
 
 
 def check_step(name: Any) -> str:
-    """Return the name of a step. Raises ``OptionInvalid``."""
+    """Check the name of a step. Raises ``OptionInvalid``."""
     if not isinstance(name, str) or not 0 < len(name) <= _STEP_NAME_MAX or not name.isprintable():
         raise OptionInvalid(
             f"a step's name must be printable text of 1 to {_STEP_NAME_MAX} characters, got {shown(name)}"

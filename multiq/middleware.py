@@ -1,5 +1,4 @@
-"""Middleware: user code that runs around each enqueue and each run of a job. ``App.middleware`` registers
-middleware."""
+"""Middleware is user code that wraps each enqueue and each run of a job. ``App.middleware`` registers middleware."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ class Sending:
         - ``"one"``: ``enqueue``.
         - ``"many"``: ``enqueue_many``.
         - ``"flow"``: ``enqueue`` of a chain, group, batch or flow.
-        - ``"schedule"``: no method was called. A scheduler makes the job of an occurrence.
+        - ``"schedule"``: no method was called, because a scheduler enqueues the job.
         """
         self.jobs = jobs
         self.flow: str | None = None
@@ -95,7 +94,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How a run of a job has ended, and what happens to the job."""
 
     verdict: Verdict
-    """What happens to the job after the run.
+    """The verdict says what happens to the job after the run.
 
     - ``"done"``: the job is acked.
     - ``"retried"``: the job has failed, and runs again after ``delay`` seconds.
@@ -107,14 +106,14 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     """The duration of the run in seconds. None means that the task was not called."""
     result: Any = None
-    """What the task has returned."""
+    """The value that the task has returned."""
     error: BaseException | None = None
     """The exception that the task or middleware has raised. None means that no exception was raised, or that the
     exception was raised in another process."""
     delay: float | None = None
     """Seconds until the job runs again. None means that the job runs again immediately, or does not run again."""
     reason: str | None = None
-    """Why the job did not succeed."""
+    """The reason why the job did not succeed."""
 
 
 class Middleware:
@@ -162,8 +161,8 @@ class Middleware:
         """Called once by each process of a worker. Returns the consumer to use, which is *consumer* itself, or a
         consumer that wraps *consumer*.
 
-        Override this method to run your own code, such as tracing, around the calls that reserve and settle jobs.
-        *consumer* is already wrapped by inner middleware. If this method raises an error, the error is logged, and the
+        Override ``consumer`` to run your own code, such as tracing, around the calls that reserve and settle jobs.
+        Inner middleware has already wrapped *consumer*. If ``consumer`` raises an error, the error is logged, and the
         process uses *consumer*.
         """
         return consumer

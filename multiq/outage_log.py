@@ -30,9 +30,10 @@ class Outage:
         return time.monotonic() - self._began_at if self.failures else 0.0
 
     def should_log(self, error: str) -> bool:
-        """Count a failure. Returns whether the failure is to be logged.
+        """Count a failure. Returns whether the failure must be logged.
 
-        The first failure and failures with a new error are logged. Other failures are logged once per interval.
+        The first failure and failures with a new error are logged. Failures with a known error are logged once per
+        interval.
         """
         now = time.monotonic()
         self.failures += 1

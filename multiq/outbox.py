@@ -38,7 +38,7 @@ class OutboxJob(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the job was stored. The clock of the storing process gives the time of storage, and the clock of
     this process gives the time now."""
     attempts: int
-    """How often a relay has failed to enqueue the job."""
+    """How many times a relay has failed to enqueue the job."""
     retry_in: float
     """Seconds until a relay may enqueue the job. 0 means that a relay may enqueue the job now."""
     error: str

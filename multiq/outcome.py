@@ -98,8 +98,8 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def encode_value(value: Any, max_result: int, codec: Codec | None = None) -> tuple[bytes | None, str | None]:
-    """Return a pair of the JSON of a task's value, and the reason why the value cannot be kept. One of the two is None.
-    Never raises an exception.
+    """Return a pair of the JSON of a task's value, and the reason why the value cannot be kept. Either the JSON or the
+    reason is None. Never raises an exception.
 
     *codec*: the codec that encodes the value by the annotation of the task. None means that the value is JSON.
     """

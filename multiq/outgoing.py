@@ -1,4 +1,5 @@
-"""Enqueues jobs of tasks that have middleware, a unique key or limits. Other enqueues do not use this module."""
+"""Enqueues jobs of tasks that have middleware, a unique key or limits. Enqueues without middleware, a unique key or
+limits do not use this module."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ class _Parcel:
         return False
 
     def encode_one(self, backend: Backend) -> NewJob:
-        """``encode`` for the only job of ``enqueue``, which has no terms."""
+        """``encode`` for a single job without a unique key and without limits."""
         (job,) = self._sent
         options = final_options(job)
         self.queue = options.queue

@@ -36,7 +36,7 @@ MAX_SLOTS = 500
 must fit into any store."""
 
 _SECOND = 1_000_000  # microseconds: all times in notes are in microseconds since 1970, by the clock of the store
-_QUOTAS, _PERMITS = "q/", "p/"  # the beginnings of the notes' keys
+_QUOTAS, _PERMITS = "q/", "p/"  # the first characters of the notes' keys
 # The most seconds from the reading of the clock to the reply that gives permits to a job with a rate. If more time has
 # passed, the permits are freed, and the job is refused.
 _LATEST = 1.0
@@ -99,7 +99,7 @@ class Granted(msgspec.Struct, frozen=True):
     """The limits for which the job holds a permit. A limit without slots needs no permit."""
     holder: Holder
     asked: tuple[PermitPlace, ...] = ()
-    """All limits of the job that are stored."""
+    """All limits of the job that are in the store."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -108,8 +108,9 @@ class Refused(msgspec.Struct, frozen=True):
     gate: PermitPlace
     """The limit that is closed."""
     opens_in: float | None
-    """Seconds until the rate allows the next start. If all slots are in use, the seconds until the first permit
-    expires. A verdict may free a permit earlier. None means that the limit never opens without a change."""
+    """Seconds until the rate allows the next start. If all slots are in use, ``opens_in`` is the seconds until the
+    first permit expires. A verdict may free a permit earlier. None means that the limit never opens without a
+    change."""
     interval: float
     """Seconds between two starts at the rate, or 0 if the slots are in use."""
 
@@ -270,8 +271,8 @@ class PermitBook:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._quotas: dict[tuple[str, str], _KnownQuota] = {}
-        # Without this lock, several threads of this process could try to change a note at the same time. Only one
-        # thread would succeed at once.
+        # Without this lock, threads of this process could change a note at the same time, and most threads would have
+        # to try again.
         self._asking = threading.Lock()
 
     def ask(self, lease: Lease, wanted: Sequence[PermitPlace]) -> Granted | Refused:
@@ -292,7 +293,7 @@ class PermitBook:
 
     def free(self, grants: Sequence[Granted]) -> None:
         """Free permits. A permit that has ended does not change. A permit that another lease of the job has taken over
-        does not change either."""
+        does not change."""
         for place in sorted({place for granted in grants for place in granted.held}):
             ended = {granted.holder.token for granted in grants if place in granted.held}
 

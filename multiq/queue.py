@@ -143,7 +143,7 @@ class Queue:
         connection: Any = None,
         id: str | None = None,  # noqa: A002 - the same name as in enqueue
     ) -> JobHandle:
-        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time share a round trip.
+        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time are sent in one round trip.
 
         If the coroutine is cancelled before the job is sent, nothing is enqueued. If the job was sent before the
         cancellation, the enqueue continues. A note of the ``CancelledError`` says whether the job was sent.
@@ -207,7 +207,7 @@ class Queue:
         return [Job(lease, consumer) for lease in leases]
 
     async def areserve(self, timeout: float = 0) -> Job:  # noqa: ASYNC109 - as in reserve
-        """``reserve`` without blocking the event loop: ``async with await queue.areserve(10) as job``.
+        """``reserve`` without blocking the event loop. Use the job by ``async with await queue.areserve(10) as job``.
 
         Any number of coroutines may wait. One thread and one connection serve all coroutines that wait for jobs of a
         queue. A job that was reserved for a cancelled coroutine is given back.
@@ -233,7 +233,7 @@ class Queue:
         return JobInfo.of(self._app.backend.peek(self.name, check_id(job_id)))
 
     def jobs(self, state: str, *, limit: int = 100, after: str | None = None) -> JobPage:
-        """Return a page of the jobs in a state. Pass a page's ``after`` to get the next page."""
+        """Return a page of the jobs that are in the given state. Pass a page's ``after`` to get the next page."""
         stored = check_state(state)
         count, cursor = check_count(limit, "limit"), check_cursor(after)
         if stored is State.HELD and not self._app.backend.declared.holds:
@@ -266,7 +266,7 @@ class Queue:
     ) -> JobHandle:
         """Make a job due in *delay* seconds or at the time *at*, as if it were enqueued now.
 
-        Returns the job's handle, with the id to use from now on. Raises ``JobReserved``, ``JobHeld``, ``JobNotFound``.
+        Returns the job's handle, whose id may be new. Raises ``JobReserved``, ``JobHeld``, ``JobNotFound``.
         """
         backend, seconds = self._app.backend, check_delay(delay, at)
         backend.check_terms(delay=seconds)
@@ -300,7 +300,7 @@ class Queue:
         """Return a page of the kept outcomes of jobs that are gone. The outcome that expires last comes first.
 
         - *kind*: ``"done"`` or ``"cancelled"``, to return only the outcomes of this kind.
-        - *after*: a page's ``after``, to get the next page.
+        - *after*: the ``after`` of the previous page.
 
         Raises ``Unsupported`` if the backend keeps no outcomes.
         """
@@ -382,7 +382,7 @@ class Queue:
         return await self._run(self.forget, ids)
 
     def close(self) -> None:
-        """Close the connections on which threads reserve jobs. The next call opens new connections."""
+        """Close the connections on which threads reserve jobs. The queue's next call opens new connections."""
         for consumer in list(self._consumers):
             consumer.close()
 
@@ -443,7 +443,7 @@ class SharedConsumer:
     """The consumer of one thread. A lock allows other threads to settle the jobs that the consumer's thread has
     reserved.
 
-    The consumer is closed as soon as its thread and its jobs no longer refer to it.
+    The consumer is closed when its thread and its jobs no longer refer to the consumer.
     """
 
     def __init__(self, backend: Backend, queues: Sequence[str]) -> None:
@@ -489,7 +489,7 @@ class SharedConsumer:
         return [lease for lease, reason in zip(leases, reasons, strict=True) if reason is None]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        """Settle jobs as ``Consumer.settle`` does, from any thread."""
+        """Like ``Consumer.settle``, but any thread may call ``settle``."""
         if not self._lock.acquire(blocking=False):
             self._interrupt_and_lock()
         try:

@@ -84,8 +84,8 @@ class Registrar:
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", ...)``. A registry ``tasks`` has
-        the decorator ``@tasks.task``.
+        """Register a function as a task, by the decorator ``@app.task`` or ``@app.task(queue="mail", ...)``. A registry
+        ``tasks`` has the decorator ``@tasks.task``.
 
         Options:
 
@@ -93,8 +93,8 @@ class Registrar:
         - *queue*: the queue of the task's jobs. Default: ``"default"``.
         - *priority*: a number from 0 (first) to 4294967295 (last). Default: 1024.
         - *ttr*: how long a lease lasts, in seconds. The worker renews the lease while the task runs. Default: 60.
-        - *timeout*: how long the task may run, in seconds. When the timeout is over, the task gets a ``SoftTimeout``.
-          Default: no limit.
+        - *timeout*: how long the task may run, in seconds. When the timeout is over, ``SoftTimeout`` is raised in the
+          task. Default: no limit.
         - *max_attempts*: the number of attempts after which a job is buried. 0: no limit. Default: 5, or no limit with
           *retry_for*.
         - *max_crashes*: a job is buried when this number of its attempts have ended by a crash, a kill or a lost lease.
@@ -149,7 +149,7 @@ class Registrar:
         name: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Any:
-        """Run a task by a schedule: ``@app.schedule("0 7 * * mon-fri", zone="Europe/Berlin")`` above ``@app.task``.
+        """Run a task by a schedule. Put ``@app.schedule("0 7 * * mon-fri", zone="Europe/Berlin")`` above ``@app.task``.
 
         ``app.schedule("0 7 * * *", task.s(1), name="report")`` schedules a call with arguments. A function that is not
         yet a task becomes a task. The schedule is stored when a worker of this app starts, or with ``multiq tick``. A
@@ -157,7 +157,7 @@ class Registrar:
         includes the registry.
 
         - *cron*: an expression of five fields, or of six fields, of which the first has the seconds.
-        - *every*: seconds, or a timedelta, from 1 second to 366 days. Occurrences are due at the multiples of this
+        - *every*: seconds, or a timedelta, from 1 second to 366 days. Occurrences are due at the multiples of the
           interval since 1970 in UTC.
         - *at*: a time of day, like ``"07:00"``, or a list of times of day. Give one of *cron*, *every* and *at*.
         - *zone*: the time zone of *cron* and *at*, like ``"Europe/Berlin"``. Default: ``"UTC"``.
@@ -174,7 +174,7 @@ class Registrar:
         - *jitter*: the longest delay of an occurrence, in seconds. Each occurrence gets a different delay. Default: 0.
 
         Raises ``ScheduleInvalid``, ``ScheduleExists``, ``NameInvalid``, ``OptionInvalid``, ``ArgumentsInvalid``. A
-        registry without an app raises some of these errors only when an app includes it.
+        registry without an app raises some of the errors only when an app includes the registry.
         """
         from .schedules.defining import check_timing
 
@@ -257,8 +257,8 @@ class Tasks(Registrar):
         )
 
     def join(self, app: App, tasks: dict[str, Task[Any, Any]], schedules: dict[str, Definition]) -> None:
-        """Add copies of all tasks to an app's *tasks*, and the definitions of all schedules to its *schedules*. After
-        an error, nothing is added."""
+        """Add copies of all tasks to an app's *tasks*, and the definitions of all schedules to its *schedules*. If
+        ``join`` raises an error, it has added nothing."""
         copies = {name: task.copy_for(app) for name, task in self.tasks.items()}
         for copy in copies.values():
             check_free(tasks, copy)
@@ -434,7 +434,7 @@ def _class_of(function: Callable[..., Any]) -> type[Task[..., Any]]:
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Whether an annotation certainly has only JSON's own types. An annotation that is a text is not evaluated."""
+    """Whether an annotation certainly has only JSON's own types. An annotation that is text is not evaluated."""
     if isinstance(annotation, str):
         words = {word.rpartition(".")[2] for word in _WORD.findall(annotation)}
         return words <= _PLAIN_WORDS and not {"'", '"'} & {*annotation}

@@ -89,7 +89,8 @@ MAX_CRASHES_DEFAULT = 3
 
 
 class ReleaseJob(Exception):
-    """Raise ``ReleaseJob`` in a task to retry the job after *delay*. The run counts as an attempt.
+    """Raise ``ReleaseJob`` in a task to retry the job after *delay*. The run that raises ``ReleaseJob`` counts as an
+    attempt.
 
     *delay*: seconds or a timedelta. With None, the task's backoff decides. An invalid *delay* raises ``OptionInvalid``,
     and the attempt fails as with any other error.
@@ -113,8 +114,8 @@ class Snooze(Exception):
     """Raise ``Snooze`` in a task if the job cannot run now. The job runs again after *delay*, and the run is not a
     failure.
 
-    Only a backend without the capability ``give_back`` counts the run as an attempt. A snooze itself never buries the
-    job. A later failure buries the job if the backend's count has reached ``max_attempts``.
+    Only a backend without the capability ``give_back`` counts a snoozed run as an attempt. A snooze itself never buries
+    the job. A failure after a snooze buries the job if the backend's count of attempts has reached ``max_attempts``.
 
     *delay*: seconds or a timedelta. An invalid *delay* raises ``OptionInvalid``, and the attempt fails as with any
     other error.
@@ -132,10 +133,10 @@ _N = TypeVar("_N", int, float)
 
 
 class SoftTimeout(TimeoutError):
-    """The error that is raised in a task's code when the task's ``timeout`` is over. The task may clean up, and should
-    then end.
+    """The error that is raised in a task's code when the task's ``timeout`` is over. A task that timed out may clean
+    up, and should then end.
 
-    If the task does not catch the error, the attempt fails as with any other error. If the task still runs
+    If the task does not catch ``SoftTimeout``, the attempt fails as with any other error. If the task still runs
     ``kill_after`` seconds after its timeout, its process is ended.
     """
 
@@ -154,8 +155,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     max_attempts: int | None = None
     """The largest number of attempts. 0: no limit. None means 5 attempts, or no limit if ``retry_for`` is set."""
     max_crashes: int = MAX_CRASHES_DEFAULT
-    """The largest number of runs that ended by a crash, a kill or a lost lease. After this number of such runs, the job
-    does not start again. 0: no limit."""
+    """The largest number of runs that ended by a crash, a kill or a lost lease. After ``max_crashes`` such runs, the
+    job does not start again. 0: no limit."""
     retry_for: float | None = None
     """A job is retried within this number of seconds after its enqueue. None: no limit."""
     backoff: Backoff = DEFAULT
@@ -229,8 +230,8 @@ class ErrorRules(msgspec.Struct, frozen=True):
         """Whether the error buries the job.
 
         If the error is an instance of several classes in ``retry_on`` and ``bury_on``, the most specific class decides.
-        Classes that are no subclasses of each other are equally specific. If several classes are equally specific, the
-        error buries the job if one of the classes is in ``bury_on``.
+        Classes are equally specific if no class is a subclass of another class. Among equally specific classes, a class
+        in ``bury_on`` decides.
         """
         kinds = type(error).__mro__
         named = [kind for kind in kinds if kind in self.bury_on or kind in (self.retry_on or ())]

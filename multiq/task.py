@@ -79,8 +79,8 @@ class Task(Generic[P, R]):
     a worker runs."""
 
     app: App
-    """The app of the task. A task of a registry has this attribute only if the registry is included in exactly one
-    app."""
+    """The app of the task. A task of a registry has the attribute ``app`` only if the registry is included in exactly
+    one app."""
 
     def __init__(
         self,
@@ -126,11 +126,11 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """Add a job that calls the function with these arguments.
+        """Add a job that calls the task's function with the given arguments.
 
         Errors:
 
-        - ``ArgumentsInvalid``: the function does not take these arguments.
+        - ``ArgumentsInvalid``: the function does not take the given arguments.
         - ``PayloadInvalid``: an argument is not JSON. The message has the path of the wrong value.
         - ``PayloadTooLarge``, ``BackendError``.
         - ``EnqueueUncertain``: it is unknown whether the job was added.
@@ -150,7 +150,7 @@ class Task(Generic[P, R]):
         return self._send([_call(call) for call in calls], self.default, ids)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time share a round trip.
+        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time are sent in one round trip.
 
         If the coroutine is cancelled before the job is sent, nothing is enqueued. If the job was sent before the
         cancellation, the enqueue continues. A note of the ``CancelledError`` says whether the job was sent.
@@ -184,11 +184,11 @@ class Task(Generic[P, R]):
         unique: Unique | Literal[False] | None = None,
         limits: Sequence[Limit] | Limit | None = None,
     ) -> TaskCall[P]:
-        """Return this task with other options: ``task.options(delay=30).enqueue(...)``.
+        """Return this task with other options, for calls like ``task.options(delay=30).enqueue(...)``.
 
         The default of each option is the task's value.
 
-        - *queue*: the queue.
+        - *queue*: the queue of the job.
         - *priority*: a number from 0 (first) to 4294967295 (last).
         - *delay*: seconds, or a timedelta, before the job may start.
         - *at*: the time, with a time zone, before which the job does not start. Give *at* or *delay*, not both.
@@ -246,7 +246,7 @@ class Task(Generic[P, R]):
         return None if checked is None else checked.check(self.name, self.signature)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise ``ArgumentsInvalid`` if the function does not take these arguments."""
+        """Raise ``ArgumentsInvalid`` if the function does not take the given arguments."""
         if not kwargs and self._fewest <= len(args) <= self._most:
             return
         try:
@@ -268,7 +268,7 @@ class Task(Generic[P, R]):
         """Decode the arguments of a flow's job, after the results of earlier jobs were inserted. Raises
         ``ArgumentsInvalid``.
 
-        JSON's own types need no decoding. ``TypedTask`` decodes the other types.
+        JSON's own types need no decoding. ``TypedTask`` decodes all other types.
         """
 
     @property
@@ -301,7 +301,7 @@ class Task(Generic[P, R]):
         return envelope.timeout if self.loosen else tighter(self.timeout or 0.0, envelope.timeout)
 
     def for_app(self, app: App) -> Task[P, R]:
-        """Return the copy of this task that belongs to *app*: ``task.for_app(app).enqueue(...)``.
+        """Return the copy of this task that belongs to *app*, for calls like ``task.for_app(app).enqueue(...)``.
 
         Raises ``TaskNotIncluded`` if the app does not have this task.
         """
@@ -319,8 +319,8 @@ class Task(Generic[P, R]):
     if not TYPE_CHECKING:  # hidden, because with this method, a type checker would assume that every attribute exists
 
         def __getattr__(self, name: str) -> App:
-            """Return the app of a registry's task if the attribute ``app`` is not set. Other tasks always have an
-            app."""
+            """Return the app of a registry's task if the attribute ``app`` is not set. Tasks without a registry always
+            have an app."""
             if name == "app" and self.registry is not None:
                 return self.registry.app_of(self)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -356,7 +356,8 @@ class Task(Generic[P, R]):
         return gates_of(of_queue(options.limits), self.signature, args, kwargs)
 
     def terms(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Terms:
-        """Return the terms of a call with checked arguments. Raises ``ArgumentsInvalid``, ``PayloadInvalid``."""
+        """Return the unique key and the limits (terms) of a call with checked arguments. Raises ``ArgumentsInvalid``,
+        ``PayloadInvalid``."""
         unique = None if options.unique is None else self._unique_key(options.unique, args, kwargs)
         gates = self.gates(args, kwargs, options) if options.limits else ()
         if unique is not None and options.unique is not None and options.unique.follows:
@@ -547,7 +548,7 @@ class Task(Generic[P, R]):
 
 
 class TaskCall(Generic[P]):
-    """A task with other options: ``task.options(delay=30).enqueue(...)``."""
+    """A task with other options, which ``task.options(delay=30)`` returns."""
 
     __slots__ = ("_options", "_task")
 

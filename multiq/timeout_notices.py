@@ -1,7 +1,8 @@
-"""Interrupts a job that times out, or is cancelled, during a call of multiq. The error is raised when the call returns.
+"""Interrupts a job that times out, or is cancelled, during a call of multiq. The timeout's or cancellation's error is
+raised when the call returns.
 
 An error that is raised inside a driver could leave a connection in the middle of a request or a reply. So the worker
-adds the thread to ``pending``, and each call checks ``pending`` at its end.
+adds the thread to ``pending``, and each call of multiq checks ``pending`` at its end.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ pending: dict[int, Callable[[], Exception]] = {}
 
 
 def raise_if_pending() -> None:
-    """If this thread has a pending notice, raise the error of the notice. Each call of multiq calls this function at
-    its end."""
+    """If this thread has a pending notice, raise the error of the notice. Each call of multiq calls
+    ``raise_if_pending`` at its end."""
     error = pending.pop(threading.get_ident(), None)
     if error is not None:
         raise error()

@@ -1,4 +1,5 @@
-"""Tasks with annotations that decide how arguments and results are encoded. Other tasks do not use this module."""
+"""Tasks with annotations that decide how arguments and results are encoded. Tasks without such annotations do not use
+this module."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OnConflict: TypeAlias = Literal["keep", "replace", "follow", "error"]
 
-# The first bytes of every hashed text. With another number in these bytes, all new keys would differ from the stored
+# The first bytes of every hashed text. With another number in ``_PURPOSE``, all new keys would differ from the stored
 # keys.
 _PURPOSE = b"multiq unique 1\0"
 _encoder = msgspec.json.Encoder(order="sorted")
@@ -30,19 +30,19 @@ _encoder = msgspec.json.Encoder(order="sorted")
 class Unique(msgspec.Struct, frozen=True, kw_only=True):
     """Makes jobs unique. While one job of a queue has a key, no other job with this key is added to the queue.
 
-    - *by*: names of the task's parameters. Jobs of the task have the same key if the named arguments are equal. With
-      None, all arguments must be equal. With an empty list, all jobs of the task have the same key.
+    - *by*: names of the task's parameters. Jobs of the task have the same key if the arguments named in *by* are equal.
+      With None, all arguments must be equal. With an empty list, all jobs of the task have the same key.
     - *until*: how long a job has its key. ``"gone"``: until the job is done or deleted. ``"buried"``: until the job is
       done, deleted or buried. ``"reserved"``: until the job's first start. Default: ``"gone"``.
     - *on_conflict*: what an enqueue does if another job has the key. ``"keep"``: the enqueue returns the handle of the
-      other job, and ``JobHandle.was_new`` is False. ``"replace"``: like ``"keep"``, but an other job that waits gets
-      the new arguments, options and due time. A running or failed job does not change. ``"follow"``: one job with the
-      key runs, and at most one job with the key waits. The waiting job gets the new arguments, as with ``"replace"``.
+      other job, and ``JobHandle.was_new`` is False. ``"replace"``: like ``"keep"``, but a waiting job gets the new
+      arguments, options and due time. A running or failed job does not change. ``"follow"``: one job with the key runs,
+      and at most one job with the key waits. The waiting job gets the new arguments, as with ``"replace"``.
       ``"error"``: the enqueue raises ``JobExists``. Default: ``"keep"``.
-    - *hold*: seconds, or a timedelta. The key stays taken for at least this time after the enqueue, even if the job is
+    - *hold*: seconds, or a timedelta. The key stays taken for at least *hold* after the enqueue, even if the job is
       done earlier.
-    - *max_wait*: seconds, or a timedelta. A job that is replaced again and again becomes due within this time after its
-      first enqueue.
+    - *max_wait*: seconds, or a timedelta. A job that is replaced again and again becomes due within *max_wait* after
+      its first enqueue.
 
     Raises ``OptionInvalid``.
     """
@@ -75,7 +75,8 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows(self) -> bool:
-        """Whether a job waits while another job with the same key runs. Such a wait needs the capability ``limits``."""
+        """Whether a job waits while another job with the same key runs. Waiting for another job with the same key needs
+        the capability ``limits``."""
         return self.on_conflict == "follow"
 
     def check(self, task: str, signature: inspect.Signature) -> Unique:

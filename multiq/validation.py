@@ -39,8 +39,8 @@ _KNOWN_AT_MOST = 10_000
 
 
 def check_name(name: object, kind: str = "queue") -> str:
-    """Return *name* if it is a valid name. If *name* is not valid, raise ``NameInvalid``. *kind*: what has the name,
-    such as a queue."""
+    """Return *name* if it is a valid name. If *name* is not valid, raise ``NameInvalid``. *kind*: the kind of thing
+    that has the name, such as a queue."""
     if type(name) is str:
         if name in _known:
             return name
@@ -63,8 +63,8 @@ def check_queue(name: object) -> str:
 
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
-    """Return *delay* in seconds, or the seconds until *at*, a datetime with a time zone. If *at* is in the past, return
-    0."""
+    """Return *delay* in seconds, or the seconds until *at*, which is a datetime with a time zone. If *at* is in the
+    past, return 0."""
     if at is not None:
         if delay is not None:
             raise OptionInvalid("delay and at must not both be given: a job has one due time")

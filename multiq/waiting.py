@@ -1,9 +1,10 @@
 """Reads the statuses and results of jobs, and waits for results by polling.
 
 - No false "unknown": a poll reads the job first and its outcome second, because an ack deletes the job and stores the
-  outcome in one step. A job that is gone costs a second call.
+  outcome in one step. For a job that is gone, a poll makes a second call.
 - No outcome of an earlier job: an outcome is returned only if the store no longer has the job. While the store has the
-  job, an outcome may belong to an earlier job with the same id. This check costs one more call for each result.
+  job, an outcome may belong to an earlier job with the same id. The check whether the store has the job costs one more
+  call for each result.
 - Few calls: one thread polls for all waiting handles of a backend, with one call for each queue. Handles that are due
   at nearly the same time are polled together. The pauses of a handle grow from 5 ms to 250 ms, so a result is noticed
   up to 250 ms late.
@@ -166,7 +167,7 @@ class _Wait:
     def finish(self, value: Any) -> None:
         try:
             self.future.set_result(value)
-        except InvalidStateError:  # the waiter has cancelled the future
+        except InvalidStateError:  # the caller has cancelled the future
             return
 
     def fail(self, error: BaseException) -> None:
@@ -193,7 +194,7 @@ class _Poller:
         try:
             while self._turn():
                 pass
-        except BaseException as exc:  # if the error were not passed on, the waits would never end
+        except BaseException as exc:  # if the error were not passed to the waits, the waits would never end
             for waiting in self._end():
                 waiting.fail(exc)
             raise
@@ -305,7 +306,7 @@ def _judge_record(record: JobRecord, *, is_first: bool) -> Pending:
 
 
 def _traceback(detail: bytes | None) -> str | None:
-    """Return the traceback in a buried job's detail. A detail that is not JSON is returned as text."""
+    """Return the traceback that is stored in a buried job's detail. A detail that is not JSON is returned as text."""
     if not detail:
         return None
     value = decode_json(detail)

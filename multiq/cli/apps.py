@@ -1,4 +1,5 @@
-"""Makes the app for a command: the app of ``shop.tasks:app``, or an app without tasks on the chosen connection."""
+"""Makes the app for a command. The app is imported, like ``shop.tasks:app``, or is an app without tasks on the chosen
+connection."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def open_app(*, create: bool = False) -> App:
 
 
 WITHOUT_APP = "the tasks of the setting include"
-"""Stands in place of an app's path, for an app on the chosen connection with the tasks of the setting ``include``."""
+"""Replaces an app's path, and means an app on the chosen connection with the tasks of the setting ``include``."""
 
 
 def load_app(path: str) -> App:
@@ -92,7 +93,7 @@ def default_app() -> str:
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
     """Find the queue that holds a job. If *queue* is given, return *queue*. Without *queue*, search all queues.
 
-    Raises ``JobNotFound``, or ``OptionInvalid`` if several queues have a job with this id.
+    Raises ``JobNotFound`` if no queue has the job. Raises ``OptionInvalid`` if several queues have a job with this id.
     """
     from multiq.control.flags import visible_queues
 

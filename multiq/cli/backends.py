@@ -41,8 +41,8 @@ class Installed(NamedTuple):
 @json_option
 @traceback_option
 def backends(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """Show the installed backends, and what each can do. With NAMES, show only the named backends, and the options of
-    their URLs.
+    """Show the installed backends, and what each backend can do. With NAMES, show only the named backends, and the
+    options of their URLs.
 
     A missing capability has one of three reasons. "not done": multiq has not built the capability yet. "cannot today":
     no released version of the store has the capability. "never": the capability contradicts how the store works.

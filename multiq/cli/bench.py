@@ -184,7 +184,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _write(done: Report, comparison: Comparison | None, json_file: str | None, html_file: Path | None) -> None:
-    """Write the report in each requested form. The tables are printed, too, but not if the JSON is written to standard
+    """Write the report in each requested form. The tables are also printed, except if the JSON is written to standard
     output."""
     from multiq.bench import report
     from multiq.bench import table as tables

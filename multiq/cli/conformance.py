@@ -43,7 +43,7 @@ _FAILURE_LINES = 6  # the largest number of lines that are shown of each failure
 def conformance(  # noqa: PLR0917 - click passes all parameters by name
     target: str, select: tuple[str, ...], walks: int | None, harness: str | None, markdown: bool, as_json: bool
 ) -> int:
-    """Run the conformance suite against a backend, and print which promises it keeps, refuses or breaks.
+    """Run the conformance suite against a backend, and print which promises the backend keeps, refuses or breaks.
 
     \b
       multiq conformance redis://localhost
@@ -51,8 +51,9 @@ def conformance(  # noqa: PLR0917 - click passes all parameters by name
 
     The suite works in real time. The suite uses only queues of its own, and empties these queues afterwards. Exits with
     6 if a promise is broken, or if no test tried a capability that the backend claims. Some tests need a method of a
-    harness, for example a test in which the server hangs. Without a harness, these tests are printed as not tried,
-    which is not a failure. The command needs an extra: pip install 'multiq[conformance]'.
+    harness, for example a test in which the server hangs. Without a harness, a test that needs a harness is printed as
+    not tried. A test that was not tried is not a failure. The command needs an extra: pip install
+    'multiq[conformance]'.
     """
     from multiq.conformance import run
     from multiq.conformance.harness import load_harness

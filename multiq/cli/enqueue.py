@@ -95,7 +95,7 @@ def enqueue(
 
 @contextlib.contextmanager
 def _saying_how_to_repeat() -> Iterator[None]:
-    """Add to an ``EnqueueUncertain`` error the command that safely repeats the enqueue."""
+    """Add a note to an ``EnqueueUncertain`` error, with the command that safely repeats the enqueue."""
     try:
         yield
     except EnqueueUncertain as error:

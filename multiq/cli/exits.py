@@ -31,7 +31,7 @@ RESERVED = 4
 """The job is running, waits for other jobs, is waited for by other jobs, or has a unique key that another job has
 taken."""
 UNSUPPORTED = 5
-"""The backend does not have this capability."""
+"""The backend lacks a capability that the command needs."""
 BROKEN = 6
 """``multiq conformance``, ``multiq bench`` or ``multiq soak`` found a broken promise."""
 UNSURE = 7
@@ -104,7 +104,7 @@ def _tell(error: Exception, arguments: Sequence[str]) -> None:
 
 
 def _kind(error: Exception) -> str:
-    """The name of the error's public class. Scripts can rely on this name."""
+    """Return the name of the error's public class, on which scripts can rely."""
     if isinstance(error, click.ClickException):
         return "UsageError"
     if isinstance(error, click.Abort):

@@ -146,7 +146,7 @@ def show_failed(job_id: str, queue: str | None, as_json: bool) -> None:
 @_bulk_options
 @common_options
 def retry_failed(ids: tuple[str, ...], **options: Any) -> None:
-    """Make failed jobs ready again, each with one more attempt: the jobs with these IDs, or all that match the filters.
+    """Make failed jobs ready again, each with one more attempt. Choose the jobs by IDs, or by filters.
 
     Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question stays as it
     is.
@@ -160,7 +160,7 @@ def retry_failed(ids: tuple[str, ...], **options: Any) -> None:
 @_bulk_options
 @common_options
 def forget_failed(ids: tuple[str, ...], followers: Followers | None, **options: Any) -> None:
-    """Delete failed jobs: the jobs with these IDs, or all that match the filters.
+    """Delete failed jobs. Choose the jobs by IDs, or by filters.
 
     Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question stays as it
     is. Without --followers, a job for which other jobs of a flow wait is not deleted.
@@ -176,7 +176,7 @@ def prune_failed(followers: Followers | None, **options: Any) -> None:
     """Delete the jobs that failed longer ago than --older. Without a command, multiq never deletes failed jobs.
 
     The command first shows the number of jobs, and asks. A job whose time of failure is not stored is not deleted.
-    Without --followers, a job for which other jobs of a flow wait is not deleted either.
+    Without --followers, a job for which other jobs of a flow wait is not deleted.
     """
     if options["older_than"] is None:
         raise click.UsageError("give the age of the jobs to delete: --older 30d")
@@ -187,7 +187,7 @@ class _Verb(NamedTuple):
     """A change of failed jobs, and the words that describe the change."""
 
     name: str
-    """The method of ``FailedJobs``."""
+    """The name of the method of ``FailedJobs``."""
     question: str
     participle: str
 

@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         self._sections = sections
         self._names = [name for section in sections.values() for name in section]
 
-    def main(  # type: ignore[override]  # click's overloads say whether main returns: this one never returns
+    def main(  # type: ignore[override]  # click's method main may return, and this method never returns
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run a command, and exit with the command's code. An error is printed as one message."""

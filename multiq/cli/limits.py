@@ -72,8 +72,8 @@ def list_(queue: str | None, keys: bool, app_path: str | None, as_json: bool) ->
 
     RUNNING is the number of leases of a limit. PARKED is the number of ready jobs that wait in the limit's lines. KEYS
     is the number of keys that have a lease or a parked job. A pinned limit was changed with `multiq limits set`. The
-    limits of the whole app are listed as queue @app. A limit that is kept by permits parks no jobs: the jobs that it
-    refuses are delayed.
+    limits of the whole app are listed as queue @app. A limit that is kept by permits parks no jobs, because refused
+    jobs are delayed.
     """
     from .apps import load_app, open_app
 

@@ -104,7 +104,8 @@ class JobCount(_Type):
 
 
 class ProcessCount(_Type):
-    """A whole number, or a range like ``1:8``. A range stays text. The worker checks the number or the range."""
+    """A whole number, or a range like ``1:8``. A range is returned as text. The worker checks the number or the
+    range."""
 
     name = "number"
 
@@ -220,7 +221,7 @@ def connection_option(function: F) -> F:
 
 
 def traceback_option(function: F) -> F:
-    """``--traceback``. ``exits.report`` searches the arguments for this option, because the parsing itself may have
+    """``--traceback``. ``exits.report`` searches the arguments for ``--traceback``, because the parsing itself may have
     failed.
     """
     return click.option(

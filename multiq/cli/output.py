@@ -30,7 +30,7 @@ def take_standard_streams() -> None:
         os.set_inheritable(number, True)
     os.close(number)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - the file stays open as long as the process runs
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open as long as the process
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
@@ -162,8 +162,8 @@ def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: l
     """Return the lines of a part of a long table. The lines look like the output of ``show`` to a pipe, but are made
     many times faster.
 
-    *widths*: the width of each column. Pass the widths of the titles first, and the same list for each further part.
-    This function increases the widths to fit *rows*.
+    *widths*: the width of each column. For the first part, pass the widths of the titles. For each further part, pass
+    the same list. ``lines_of`` increases the widths to fit *rows*.
     """
     for at in range(len(columns)):
         widths[at] = max([widths[at], *(len(row[at]) for row in rows)])

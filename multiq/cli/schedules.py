@@ -200,7 +200,7 @@ def remove(name: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Remove the listed schedules.")
 @common_options
 def prune(app_path: str | None, yes: bool, as_json: bool) -> int:
-    """List the schedules that code has made, but that the code of APP no longer has. With --yes, remove these
+    """List the schedules that code has made, but that the code of APP no longer has. With --yes, remove the listed
     schedules.
 
     Without --yes, exits with 1 if the list is not empty.

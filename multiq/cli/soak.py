@@ -79,10 +79,10 @@ def soak(  # noqa: PLR0917 - click passes all parameters by name
       multiq soak mysql://multiq@staging/jobs --seconds 300 --seed 7
 
     The soak kills and stops processes that it has started, and cuts, freezes and slows down its own connections. The
-    soak injects faults into the server only with --freeze-pid, --restart-command or --flush-scripts. With one of these
-    three options, a soak tests only one store. A soak works in queues of its own, and removes these queues at the end,
-    even after Ctrl-C. Exits with 6 if a job was lost or was run again for no reason, or if another promise was broken.
-    The command needs an extra: pip install 'multiq[soak]'.
+    soak injects faults into the server only with --freeze-pid, --restart-command or --flush-scripts. With faults in the
+    server, a soak tests only one store. A soak works in queues of its own, and removes these queues at the end, even
+    after Ctrl-C. Exits with 6 if a job was lost or was run again for no reason, or if another promise was broken. The
+    command needs an extra: pip install 'multiq[soak]'.
     """
     from multiq.soak import need_extra
 

@@ -15,7 +15,7 @@ from .output import say
 @click.option("--ahead", type=Duration(), default=90.0, show_default=True, metavar="TIME", help="At most 4m.")
 @common_options
 def tick(app_path: str | None, ahead: float, as_json: bool) -> None:
-    """Make the jobs that schedules have within the next --ahead, and end. For a crontab:
+    """Make the schedules' jobs of the next 90 seconds (--ahead), and end. For a crontab:
 
     \b
       * * * * * multiq tick shop.tasks:app

@@ -112,8 +112,8 @@ def frame(
     workers follow.
 
     *rows*: the number of rows on the screen. None: no limit. *width*: the screen's width in columns. If the queues'
-    names have too little room, the changes are left out. If the names still have too little room, the titles are
-    shortened.
+    names have too little room, the changes are left out. If the queues' names still have too little room without the
+    changes, the titles are shortened.
     """
     from rich.console import Group
     from rich.text import Text
@@ -155,7 +155,7 @@ def _room_for_queues(now: Look, rows: int) -> int:
 
 
 def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[RenderableType]:
-    """Return the workers that fit, and their jobs. The job that has run longest is first."""
+    """Return the workers that fit on the screen, and their jobs. The job that has run longest is first."""
     from rich.text import Text
 
     if not workers:
@@ -280,8 +280,8 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Read keys without Enter during the block. The block gets a function that waits some seconds, and returns the keys
-    that were pressed. A key such as an arrow sends several characters."""
+    """Read keys during the ``with`` block, without waiting for Enter. The ``with`` block gets a function that waits
+    some seconds, and returns the keys that were pressed. A key such as an arrow sends several characters."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return

@@ -60,8 +60,8 @@ class WorkerNow(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """The workers that answer during the ``with`` block. Raises ``Unsupported`` if the backend lacks a capability that
-    is needed to ask the workers.
+    """Collects the answers of workers during a ``with`` block. Raises ``Unsupported`` if the backend lacks a capability
+    that is needed to ask the workers.
     """
 
     def __init__(self, app: App) -> None:
@@ -72,7 +72,8 @@ class Workers:
             raise missing
         self._app = app
         self._viewer = Viewer(app.backend)
-        self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}  # a job's run -> task, attempt
+        # maps a job's run to its task and attempt
+        self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}
         self._asked = 0
 
     def __enter__(self) -> Self:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.cli")
 
-_MOST_TOLD = 10  # the most tasks that the warning about tasks of unserved queues names
+_MOST_TOLD = 10  # the most tasks that are named in the warning about unserved queues
 
 
 @click.command(short_help="Run an app's jobs.")
@@ -90,7 +90,7 @@ def worker(*, check: bool, **options: Any) -> int:
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    Without -q the worker serves all queues of the app's tasks. The value of an option that is not given comes from the
+    Without -q, the worker serves all queues of the app's tasks. The value of an option that is not given comes from the
     settings. Without a setting, the default in parentheses is used.
 
     On the first SIGTERM or Ctrl-C, the worker finishes its running jobs, and gives its other reserved jobs back to
@@ -208,12 +208,13 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
     """End this process without waiting for the non-daemon threads and processes that jobs have started.
 
     A process that a job has started continues to run. If no threads or processes of jobs are left, this function
-    returns. After it returns, Python waits at its exit for the threads and processes that the app has started.
+    returns. When this function has returned, Python waits at its exit for the threads and processes that the app has
+    started.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork
 
-    # At its exit, Python waits for the threads of these pools, even if the threads are daemons.
+    # At its exit, Python waits for the threads of executor pools, even for daemon threads.
     pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)

@@ -3,9 +3,9 @@
 A control flag is a job in a reserved queue, delayed by 100 years. The flag is set while the job exists. Each time that
 a flag is set, a new job with a new id is added. No worker reserves from a reserved queue.
 
-Flags are stored as jobs, because the driver interface can store only jobs.
+Flags are stored as jobs, because every driver can store jobs.
 
-Control flags need several capabilities. If a backend lacks one of these capabilities, setting a flag raises
+Control flags need several capabilities. If a backend lacks a capability that control flags need, setting a flag raises
 ``Unsupported``, and every flag reads as not set.
 """
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 DOWN = "multiq.down"
 RESTART = "multiq.restart"
 PRESENCE_QUEUES = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
-"""The queues for viewers. A viewer is a process that lists the workers (see ``presence``), and takes one of these
-queues."""
+"""The queues for viewers. A viewer is a process that lists the workers (see ``presence``), and uses one of the queues
+for viewers."""
 CONTROL_QUEUES = frozenset({DOWN, RESTART, *PRESENCE_QUEUES})
-"""The queues that listings leave out."""
+"""The reserved queues, which are left out of lists of queues."""
 
 
 _NEEDS = ("inspection", "management", "pausing", "purging", "exact_counts")
 
 
 def missing_for_control(backend: Backend) -> Unsupported | None:
-    """Return the error if *backend* cannot have control flags and presence. Return None if the backend can have
-    both."""
+    """Return the error if *backend* cannot have control flags and presence. Return None if the backend can have control
+    flags and presence."""
     declared = backend.declared
     for power in _NEEDS:
         if not declared.claim(power):
@@ -53,9 +53,9 @@ def visible_queues(backend: Backend) -> list[str]:
 def schedules_mark() -> Enqueue:
     """Return the step that marks the connection as a connection with schedules.
 
-    The mark is a held job in the restart queue, because workers already read the counts of this queue. So a worker
-    without schedules needs no additional call to find out that there are no schedules. The mark is never removed,
-    because another process could store a schedule during the removal.
+    The mark is a held job in the restart queue, because workers already read the counts of the restart queue. So a
+    worker without schedules needs no additional call to find out that there are no schedules. The mark is never
+    removed, because another process could store a schedule during the removal.
     """
     return Enqueue(RESTART, NewJob(b"", "schedules", terms=Terms(awaits=1)))
 

@@ -33,7 +33,7 @@ FIRST_ANSWERS = 6.5
 
 _CALL_SECONDS = 15.0  # seconds until a request is due if the viewer does not renew it
 _RENEW_EVERY = 5.0  # seconds
-_FORGET_AFTER = 10.0  # a worker is removed from the list after this many seconds without an answer
+_FORGET_AFTER = 10.0  # seconds without an answer, after which a worker is removed from the list
 _BATCH = 100  # answers
 
 
@@ -78,11 +78,11 @@ class Viewer:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._control = Control(backend)
-        self._answers: dict[str, tuple[Answer, float]] = {}  # worker -> (last answer, time of its arrival)
+        self._answers: dict[str, tuple[Answer, float]] = {}  # by worker, the last answer and the time of its arrival
         self._renew_at = 0.0
 
     def start(self) -> None:
-        """Take a queue and add the first request. Raises ``TooManyViewers``."""
+        """Take a queue for viewers, and add the first request. Raises ``TooManyViewers``."""
         for queue in random.sample(PRESENCE_QUEUES, len(PRESENCE_QUEUES)):
             if self._backend.stats(queue).delayed:
                 continue

@@ -3,7 +3,7 @@ file.
 
 A configuration file is ``multiq.toml``, or a ``pyproject.toml`` with a ``[tool.multiq]`` table. multiq searches the
 current folder, and then the parent folders, and uses the first configuration file. If ``MULTIQ_CONFIG`` names a file,
-multiq uses only the named file. All mistakes are reported together, each with its file and key.
+multiq uses only the named file. All mistakes are reported together. Each mistake is reported with its file and key.
 
 A file that ``MULTIQ_CONFIG`` does not name must belong to the user or to root. Other users must not be able to write
 the file. URLs in the file may refer to secrets in environment variables and in other files. A user who can write the
@@ -121,7 +121,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _configures_multiq(project: Path) -> bool:
-    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. A file that is not TOML has no such table."""
+    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. For a file that is not TOML, return False."""
     if not _is_file(project):
         return False
     try:
@@ -159,9 +159,10 @@ def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any
 
 
 def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
-    """Return a file's content, and the reason why the file must not be used, or None if the file may be used.
+    """Return a file's content, and the reason why the file must not be used. If the file may be used, the reason is
+    None.
 
-    The owner and the mode are checked after the file is opened. With an earlier check, another user could replace the
+    The owner and the mode are checked after the file is opened. If the check came first, another user could replace the
     file between the check and the opening.
     """
     # With O_NONBLOCK, ``open`` does not block if another user has replaced the file by a pipe.

@@ -126,7 +126,8 @@ def _number(text: str) -> Any:
 
 
 def _truth(text: str) -> Any:
-    """Return True or False for *text*. Other text is returned unchanged, and the setting's check rejects the text."""
+    """Return True or False for *text*. Text that is neither is returned unchanged, and the setting's check rejects the
+    text."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
 
 
@@ -230,7 +231,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     scale_up_after: float = 1.0
     """Seconds for which jobs wait before a worker that scales starts more processes."""
     scale_down_after: float = 30.0
-    """Seconds for which a worker that scales keeps processes that it does not need."""
+    """Seconds for which a worker that scales keeps unneeded processes."""
     threads: int = 1
     concurrency: int = 0
     """The largest number of coroutine jobs that run at the same time. With 0, jobs run on threads."""
@@ -244,7 +245,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     health_file: str | None = None
     """The file to which a worker writes its status every few seconds. Needs a supervisor."""
     http: str | None = None
-    """The address of a worker's pages for probes and Prometheus: ``HOST:PORT`` or ``:PORT``. Needs a supervisor."""
+    """The address ``HOST:PORT`` or ``:PORT`` of a worker's pages for probes and Prometheus. Needs a supervisor."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")
@@ -290,11 +291,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     app: str | None = None
     """The default app of ``multiq worker``, in the form ``module:attribute``."""
     include: tuple[str, ...] = ()
-    """Modules with tasks, like ``shop.mail``. Every app imports these modules when the app's tasks are first needed."""
+    """Modules with tasks, like ``shop.mail``. Every app imports the modules in ``include`` when the app's tasks are
+    first needed."""
     connections: dict[str, str] = {}
     max_body: int = MAX_BODY_DEFAULT
     max_result: int = MAX_RESULT_DEFAULT
-    """The largest size, in bytes, of the JSON value that is kept with a job's outcome. A larger value is left out."""
+    """The largest size, in bytes, of the JSON value that is kept with a job's outcome. A value that is larger is left
+    out of the outcome."""
     worker: WorkerSettings = WorkerSettings()
     payload: PayloadSettings = PayloadSettings()
     log: LogSettings = LogSettings()

@@ -130,13 +130,13 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
 
 
 def redact(text: str) -> str:
-    """Return *text*, with the password and all secret options masked.
+    """Mask the password and all secret options in *text*.
 
     *text* may be a malformed URL. If the position of the password is unclear, more text than the password is masked.
     """
     head, scheme_end, rest = text.partition("://")
     if not scheme_end:
-        head, rest = "", text  # not a URL, but it may still contain a password
+        head, rest = "", text  # the text is not a URL, and may still contain a password
     place, question_mark, query = rest.partition("?")
     if "@" in query and ":" in place:  # the password has a '?', or an option has an '@', which should be %40
         place, question_mark, query = f"{place.partition(':')[0]}:{MASK}", "", ""
@@ -204,7 +204,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _without_a_trace(call: Callable[[], _T]) -> _T | None:
-    """Return the result of *call*, or None if it raises ``ValueError``.
+    """Return the result of *call*, or None if *call* raises ``ValueError``.
 
     The text of the ``ValueError`` may contain a password. An error that is raised in an ``except ValueError`` block has
     the ``ValueError`` as its ``__context__``, even with ``from None``. So callers raise their errors outside of an
