@@ -68,7 +68,7 @@ def start_daemon(function: Callable[[], object], name: str) -> None:
     """Call *function* on a new daemon thread, without waiting until the thread runs. Raises ``RuntimeError``.
 
     ``Thread.start`` waits until the thread runs. On a busy machine, a thread's start takes many milliseconds, and would
-    block the event loop. So another thread calls ``Thread.start``.
+    block the event loop. To avoid the wait, another thread calls ``Thread.start``.
     """
 
     def start() -> None:

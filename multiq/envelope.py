@@ -1,7 +1,7 @@
 """Encodes and decodes JSON, and the envelope, which is the body of a task's job.
 
-``docs/envelope.md`` describes the envelope for programs that write or read envelopes without multiq. This module uses
-no pickle and loads no class by its name. Decoded values are plain data.
+``docs/envelope.md`` describes the envelope for programs that write or read envelopes without multiq. The module
+``envelope`` uses no pickle and loads no class by its name. Decoded values are plain data.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ FLOW_VERSION = 2
 #: The version of sealed bytes, which are signed, encrypted or compressed. ``multiq.payloads`` opens sealed bytes.
 SEALED_VERSION = 3
 
-#: The built-in task of a job that does nothing. If a flow has no single last job, multiq adds a job of this task as the
-#: last job.
+#: The built-in task of a job that does nothing. If a flow has no single last job, multiq adds a job of the built-in
+#: task as the last job.
 END_TASK = "multiq.flow-end"
 
 #: The default of the setting max_body: the size in bytes of the largest JSON body that multiq makes or decodes.
@@ -101,7 +101,7 @@ class Envelope(msgspec.Struct, omit_defaults=True):
     timeout: _Seconds | None = None
     headers: dict[str, str] = {}
     expires: _Seconds | None = None
-    """The job must start within this number of seconds after the enqueue. 0: no limit."""
+    """The number of seconds after the enqueue within which the job must start. 0: no limit."""
     keep: _Seconds = 0.0
     """Seconds for which the job's outcome is kept. 0: the outcome is not kept."""
     flow: FlowPart | None = None
@@ -176,7 +176,7 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
         _check_version(body)  # fields of another version may have other types
         raise PayloadInvalid(f"the body is not a task's envelope: {exc}") from exc
     if envelope.multiq == ENVELOPE_VERSION:
-        envelope.flow = None  # version 1 has no such field, and unknown fields are ignored
+        envelope.flow = None  # version 1 has no field flow, and unknown fields are ignored
     elif envelope.multiq != FLOW_VERSION:
         _check_version(body)
     return envelope

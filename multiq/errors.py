@@ -133,7 +133,7 @@ class JobError(MultiqError):
 
 
 class JobNotFound(JobError):
-    """The queue has no such job. The job is done, was deleted, or was never enqueued."""
+    """The queue does not have the job. The job is done, was deleted, or was never enqueued."""
 
     sentence = "queue {queue!r} has no job {job_id}: it is done, was deleted, or was never there"
 
@@ -373,7 +373,8 @@ class ExtraNotInstalled(MultiqError, ImportError):
 
 class EnqueuePartial(BackendError):
     """Some jobs of a batch were stored, and the batch's other jobs were refused. A backend with ``atomic_batches``
-    stores a batch of up to 1,000 jobs in one step. So such a backend raises ``EnqueuePartial`` only for a larger batch.
+    stores a batch of up to 1,000 jobs in one step. A backend with ``atomic_batches`` raises ``EnqueuePartial`` only for
+    a larger batch.
 
     ``accepted`` has the id of each stored job, by the job's position in the batch.
     """

@@ -81,7 +81,7 @@ class JobExpired(JobEvent, frozen=True, kw_only=True):
     age: float
     """Seconds since the job was enqueued or rescheduled."""
     expires: float
-    """The job had to start within this number of seconds after the enqueue."""
+    """The number of seconds after the enqueue within which the job had to start."""
 
 
 class JobCancelled(JobEvent, frozen=True, kw_only=True):

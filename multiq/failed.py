@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PAGE = 100  # the number of jobs that one call lists; it is small, because each job may have a body of many kilobytes
+# the number of jobs that one call lists; the number is small, because each job may have a body of many kilobytes
+_PAGE = 100
 
 
 class _InNoQueue(JobNotFound):
@@ -215,11 +216,11 @@ class FailedListing:
 class FailedJobs:
     """The failed jobs of an app: ``app.failed``. A failed job is a buried job.
 
-    Several methods take the same filters. A job must match all given filters:
+    Several methods take filters. A job must match all given filters:
 
     - *queue*: one or several queues. Default: all queues.
     - *task*: the name of the task.
-    - *reason*: a part of the reason, in the same upper and lower case.
+    - *reason*: a part of the reason. The case of letters must match.
     - *older_than*: seconds, or a timedelta, since the job failed. The worker's clock gives the time of the failure, and
       this host's clock gives the time now.
     - *limit*: the largest number of jobs.

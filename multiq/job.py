@@ -325,7 +325,7 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
 
     @property
     def value(self) -> Any:
-        """The decoded JSON of the body. If the body is not JSON: its bytes."""
+        """The decoded JSON of the body, or the body's bytes if the body is not JSON."""
         return decode_json(self.body)
 
     @property
@@ -384,7 +384,7 @@ class Job:
 
     @property
     def body(self) -> Any:
-        """The decoded JSON of the body. If the body is not JSON: its bytes."""
+        """The decoded JSON of the body, or the body's bytes if the body is not JSON."""
         if self._value is _UNREAD:
             self._value = decode_json(self.lease.body)
         return self._value
@@ -400,7 +400,7 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """The number of this reservation. A job's first reservation has the number 1."""
+        """The number of the job's reservation. A job's first reservation has the number 1."""
         return self.lease.attempt
 
     @property
@@ -482,7 +482,7 @@ class Job:
             return
         try:
             self.release(self._consumer.backend.shortened(DEFAULT(self.attempt)), reason=describe(error))
-        except Exception as lost:  # noqa: BLE001 - the error of the block is raised, and not this error
+        except Exception as lost:  # noqa: BLE001 - the error of the block is raised instead
             error.add_note(f"and the job could not be released: {lost}")
 
     def __repr__(self) -> str:
@@ -592,7 +592,8 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``. Raise ``JobCancelled`` if the job was
         cancelled.
 
-        A plain function on a thread cannot be interrupted. Such a function may call ``check`` between its steps.
+        A plain function on a thread cannot be interrupted. A plain function on a thread may call ``check`` between its
+        steps.
         """
         self.check_cancelled()
         if self.deadline is not None and time.monotonic() >= self.deadline:

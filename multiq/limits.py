@@ -42,7 +42,7 @@ class Limit(msgspec.Struct, frozen=True):
       of the key has its own slots and its own rate. Without *key*, all jobs have the same key.
     - *slots*: the largest number of jobs that run at the same time.
     - *rate*, *per*: *rate* jobs start in *per* seconds. The default of *per* is 1 second.
-    - *burst*: the number of jobs that may start at the same time after a time without jobs. Default: 1. In any period
+    - *burst*: the number of jobs that may start at the same time after a period without jobs. Default: 1. In any period
       of ``t`` seconds, at most ``burst + rate * t / per`` jobs start.
     - *fair*: whether the keys take turns. With False, which is the default, the oldest job starts first.
     - *scope*: ``"queue"``: the limit counts the jobs of each queue separately. ``"app"``: the limit counts the jobs of
@@ -79,7 +79,8 @@ class Limit(msgspec.Struct, frozen=True):
         return Quota(self.slots, self.rate, self.per, self.burst, self.fair)
 
     def gate(self, arguments: Mapping[str, Any]) -> Gate:
-        """Return the limit's name and key (the gate) for a job with these arguments. Raises ``ArgumentsInvalid``."""
+        """Return the limit's name and key (the gate) for a job with the given arguments. Raises
+        ``ArgumentsInvalid``."""
         if not self.key:
             return Gate(self.name)
         try:
@@ -246,8 +247,8 @@ class Limits:
         self._app = app
 
     def list(self, queue: str | None = None) -> dict[str, list[LimitState]]:
-        """Return the stored limits of each queue. *queue*: return only the limits of this queue. Queues without limits
-        are left out.
+        """Return the stored limits of each queue. *queue*: return only the limits of *queue*. Queues without limits are
+        left out.
 
         Without *queue*, the result has the queues that have jobs, and the queues of this app's tasks. The limits with
         ``scope="app"`` are listed under ``"@app"``. A limit that is enforced by permits has no parked jobs, because

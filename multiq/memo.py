@@ -59,7 +59,7 @@ class Cancellation(Protocol):
     """A request to cancel a running job."""
 
     def error(self) -> Exception:
-        """Return the error to raise in the task. After this call, the worker does not interrupt the task."""
+        """Return the error to raise in the task. After a call of ``error``, the worker does not interrupt the task."""
 
 
 class Memos(Protocol):

@@ -2,8 +2,8 @@
 
 A worker asks for a job's permits after the reserve and before the task starts. One note has the permits of one limit
 and key. The note lists the jobs that hold a permit. If the limit has a rate, the note also has the time of the next
-start at the steady rate. Every change is a compare-and-set of the notes of all limits of the job. So a job gets either
-all of its permits or no permit. The clock of the store decides when a permit ends.
+start at the steady rate. Every change is a compare-and-set of the notes of all limits of the job. With compare-and-set,
+a job gets either all of its permits or no permit. The clock of the store decides when a permit ends.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class _StoredQuota(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _KnownQuota(msgspec.Struct, frozen=True):
-    """A quota that this process has read. If ``stored`` is None, the store has no such limit, so the limit is open."""
+    """A quota that this process has read. If ``stored`` is None, the store does not have the limit, so the limit is
+    open."""
 
     stored: _StoredQuota | None
     version: str
@@ -324,7 +325,7 @@ class PermitBook:
                 return plan.granted
             if self._backend.carry_out(plan.steps, when=plan.when):
                 if plan.has_rate and time.monotonic() - plan.asked_at > _LATEST:
-                    self.free([plan.granted])  # a start this late would be too near to the next start
+                    self.free([plan.granted])  # a late start would be too near to the next start
                     return Refused(plan.granted.asked[0], 0.0, 0.0)
                 return plan.granted
         return Refused(wanted[0], 0.0, 0.0)

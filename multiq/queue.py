@@ -84,8 +84,8 @@ class Queue:
         - *ttr*: seconds that a reservation lasts without a touch. Default: 60.
         - *connection*: your own database connection. The job is part of the connection's transaction, and exists only
           after a commit.
-        - *id*: an id of your own, which is one word of ASCII. If the queue already has a job with this id, nothing is
-          added.
+        - *id*: an id of your own, which is one word of ASCII. If the queue already has a job with the same id, nothing
+          is added.
 
         Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported`` and ``BackendError``. Raises
         ``EnqueueUncertain`` if it is unknown whether the job was added.
@@ -299,7 +299,7 @@ class Queue:
     def history(self, *, kind: str | None = None, limit: int = 100, after: str | None = None) -> HistoryPage:
         """Return a page of the kept outcomes of jobs that are gone. The outcome that expires last comes first.
 
-        - *kind*: ``"done"`` or ``"cancelled"``, to return only the outcomes of this kind.
+        - *kind*: ``"done"`` or ``"cancelled"``, to return only outcomes of one kind.
         - *after*: the ``after`` of the previous page.
 
         Raises ``Unsupported`` if the backend keeps no outcomes.
@@ -312,7 +312,7 @@ class Queue:
         return HistoryPage([OutcomeInfo.of(outcome) for outcome in page.outcomes], page.after)
 
     def forget(self, ids: Iterable[str]) -> int:
-        """Delete the kept outcomes of the jobs with these ids. Returns the number of deleted outcomes.
+        """Delete the kept outcomes of the jobs with the given ids. Returns the number of deleted outcomes.
 
         ``forget`` deletes no jobs. To delete jobs, see ``delete`` and ``App.failed``. Raises ``Unsupported``.
         """
@@ -415,7 +415,7 @@ class Queue:
     def _reserver(self) -> AsyncReserver:
         from .async_reserve import AsyncReserver
 
-        backend = self._app.backend  # outside of the lock, because this call may open the backend
+        backend = self._app.backend  # outside of the lock, because reading app.backend may open the backend
         with _reserver_lock:
             reserver = self._async_reserver
             if reserver is not None and reserver.generation != forks.generation:

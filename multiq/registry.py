@@ -104,8 +104,8 @@ class Registrar:
           Default: every error is retried.
         - *bury_on*: exception classes that bury a job without a retry. The most specific class of *retry_on* and
           *bury_on* decides.
-        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started within this time is dropped.
-          A retry that has not started within this time is dropped, too. 0: no limit. Default: no limit.
+        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started after *expires* seconds is
+          dropped. A retry that has not started after *expires* seconds is dropped, too. 0: no limit. Default: no limit.
         - *loosen*: whether a single job may have looser limits than its task. Stricter limits are always allowed.
           Default: False.
         - *backoff*: the wait after a failed attempt. A backoff is a number of seconds, or a list with the seconds for
@@ -114,7 +114,7 @@ class Registrar:
         - *keep*: seconds, or a timedelta, for which a job's outcome is kept after the job is done. ``JobHandle.result``
           needs *keep*. 0: no outcome is kept. Default: 0.
         - *unique*: a ``multiq.Unique``, which says when two jobs of the task have the same key. While a job has its
-          key, no other job with this key is added to the queue. Default: jobs are not unique.
+          key, no other job with the same key is added to the queue. Default: jobs are not unique.
         - *limits*: at most four objects ``multiq.Limit``. A limit says how many jobs with the same key may run at the
           same time, or may start in a period. Default: none.
         - *middleware*: middleware for this task only, which runs within the middleware of the app. ``App.middleware``
@@ -326,7 +326,7 @@ class Tasks(Registrar):
 
 
 def check_free(tasks: dict[str, Task[Any, Any]], task: Task[..., Any]) -> None:
-    """Raise ``TaskExists`` if *tasks* has another task of this name."""
+    """Raise ``TaskExists`` if *tasks* has another task with the same name."""
     known = tasks.get(task.name)
     if known is None or known.is_like(task):
         return
@@ -338,7 +338,7 @@ def check_free(tasks: dict[str, Task[Any, Any]], task: Task[..., Any]) -> None:
 
 
 def check_schedule_free(schedules: dict[str, Definition], definition: Definition) -> None:
-    """Raise ``ScheduleExists`` if *schedules* has another schedule of this name."""
+    """Raise ``ScheduleExists`` if *schedules* has another schedule with the same name."""
     known = schedules.get(definition.name)
     if known is not None and not known.is_like(definition):
         raise ScheduleExists(_schedule_exists(known.name, known.task))

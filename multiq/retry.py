@@ -155,10 +155,10 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     max_attempts: int | None = None
     """The largest number of attempts. 0: no limit. None means 5 attempts, or no limit if ``retry_for`` is set."""
     max_crashes: int = MAX_CRASHES_DEFAULT
-    """The largest number of runs that ended by a crash, a kill or a lost lease. After ``max_crashes`` such runs, the
+    """The largest number of runs that ended by a crash, a kill or a lost lease. After ``max_crashes`` crashed runs, the
     job does not start again. 0: no limit."""
     retry_for: float | None = None
-    """A job is retried within this number of seconds after its enqueue. None: no limit."""
+    """The number of seconds after a job's enqueue in which the job is retried. None: no limit."""
     backoff: Backoff = DEFAULT
 
     def bounded(self, other: RetryPolicy) -> RetryPolicy:

@@ -195,12 +195,12 @@ class Task(Generic[P, R]):
         - *ttr*: seconds that a lease lasts without a touch.
         - *connection*: your own database connection. The job is part of the connection's transaction, and exists only
           after a commit.
-        - *id*: an id of your own, which is one word of ASCII. If the queue already has a job with this id, nothing is
-          added.
+        - *id*: an id of your own, which is one word of ASCII. If the queue already has a job with the same id, nothing
+          is added.
         - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as in ``App.task``. Looser values than the task's
           values are allowed only if the task was registered with ``loosen=True``.
-        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started within this time is dropped.
-          0: no limit.
+        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started after *expires* seconds is
+          dropped. 0: no limit.
         - *headers*: a dict of strings that is stored with the job. ``JobContext.headers`` returns the headers.
         - *keep*: seconds, or a timedelta, for which the outcome is kept after the job is done. 0: no outcome is kept.
         - *unique*: a ``multiq.Unique``. While another job has the same key, nothing is added. With False, the job is

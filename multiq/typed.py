@@ -1,5 +1,5 @@
-"""Tasks with annotations that decide how arguments and results are encoded. Tasks without such annotations do not use
-this module."""
+"""Tasks with annotations that decide how arguments and results are encoded. Tasks whose annotations are plain JSON
+types do not use this module."""
 
 from __future__ import annotations
 

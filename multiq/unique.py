@@ -28,7 +28,7 @@ _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Unique(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes jobs unique. While one job of a queue has a key, no other job with this key is added to the queue.
+    """Makes jobs unique. While one job of a queue has a key, no other job with the same key is added to the queue.
 
     - *by*: names of the task's parameters. Jobs of the task have the same key if the arguments named in *by* are equal.
       With None, all arguments must be equal. With an empty list, all jobs of the task have the same key.
@@ -96,8 +96,8 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
     ) -> UniqueKey:
         """Return the key of a call with checked arguments. *encode* converts the arguments to JSON.
 
-        An argument that is left out has its default. So ``f(1)`` and ``f(1, b=0)`` may have the same key. Raises
-        ``PayloadInvalid`` for an argument or a default that is not JSON.
+        An argument that is left out has its default. For example, ``f(1)`` and ``f(1, b=0)`` may have the same key.
+        Raises ``PayloadInvalid`` for an argument or a default that is not JSON.
         """
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()

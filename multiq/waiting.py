@@ -9,8 +9,8 @@
   at nearly the same time are polled together. The pauses of a handle grow from 5 ms to 250 ms, so a result is noticed
   up to 250 ms late.
 
-When the pauses of a handle have grown to 250 ms, only every fourth poll reads the job itself. So a failed job is
-noticed up to a second late.
+When the pauses of a handle have grown to 250 ms, only every fourth poll reads the job itself. As a result, a failed job
+is noticed up to a second late.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FIRST_PAUSE = 0.005  # seconds between two polls for one handle
 _LONGEST_PAUSE = 0.25
 # the share of a handle's pause by which its next poll may be early, so that it joins another handle's poll
 _EARLY = 0.25
-_PEEK_EVERY = 4  # during the longest pauses, one poll out of this number of polls reads the job itself
+_PEEK_EVERY = 4  # during the longest pauses, only one in four polls reads the job itself
 _IDS_PER_CALL = 500
 
 _lock = threading.Lock()

@@ -148,8 +148,8 @@ def show_failed(job_id: str, queue: str | None, as_json: bool) -> None:
 def retry_failed(ids: tuple[str, ...], **options: Any) -> None:
     """Make failed jobs ready again, each with one more attempt. Choose the jobs by IDs, or by filters.
 
-    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question stays as it
-    is.
+    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question is left
+    unchanged.
     """
     _change(_RETRY, ids, choice={}, **options)
 
@@ -162,8 +162,8 @@ def retry_failed(ids: tuple[str, ...], **options: Any) -> None:
 def forget_failed(ids: tuple[str, ...], followers: Followers | None, **options: Any) -> None:
     """Delete failed jobs. Choose the jobs by IDs, or by filters.
 
-    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question stays as it
-    is. Without --followers, a job for which other jobs of a flow wait is not deleted.
+    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question is left
+    unchanged. Without --followers, a job for which other jobs of a flow wait is not deleted.
     """
     _change(_FORGET, ids, choice={"followers": followers or "refuse"}, **options)
 

@@ -31,8 +31,8 @@ _LARGEST = 1 << 20  # bytes
 @json_option
 @traceback_option
 def health(path: Path, max_age: float, as_json: bool) -> int:
-    """End with 0 if the worker that writes PATH (multiq worker --health-file PATH) is healthy. End with 1 if it is
-    not."""
+    """End with 0 if the worker that writes PATH (multiq worker --health-file PATH) is healthy. End with 1 if the worker
+    is not healthy."""
     document, age = _read(path)
     is_well = age is not None and age <= max_age
     say(as_json, safe(_sentence(path, document, age, is_well=is_well)), well=is_well, age=age, report=document)

@@ -17,7 +17,7 @@ from .output import Column, note, print_json, show, table
 if TYPE_CHECKING:
     from multiq.history import OutcomeInfo
 
-# seconds: if an outcome is kept longer than these 50 years, workers delete the outcome after its flow's end
+# seconds: if an outcome is kept longer than 50 years, workers delete the outcome after its flow's end
 _FLOW_MIN = 50 * 365 * 86400.0
 
 

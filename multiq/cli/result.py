@@ -27,7 +27,7 @@ _WHY_NONE = "it was not kept, has expired, or the job was never there"
 class NoOutcome(JobNotFound):
     """Neither the job nor its outcome is known, or the job is not done yet."""
 
-    sentence = "{queue}"  # JobNowhere names only the id: this error names the job by queue and id
+    sentence = "{queue}"  # JobNowhere names only the job's id, and NoOutcome names the queue and the id
 
 
 @click.command(short_help="Print what a job has returned.")

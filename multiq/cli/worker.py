@@ -207,9 +207,8 @@ def _processes_begun() -> list[BaseProcess]:
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
     """End this process without waiting for the non-daemon threads and processes that jobs have started.
 
-    A process that a job has started continues to run. If no threads or processes of jobs are left, this function
-    returns. When this function has returned, Python waits at its exit for the threads and processes that the app has
-    started.
+    A process that a job has started continues to run. If no threads or processes of jobs are left, ``_leave`` returns.
+    When ``_leave`` has returned, Python waits at its exit for the threads and processes that the app has started.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork
@@ -237,7 +236,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
 class _End:
     """A signal handler that ends this process.
 
-    This handler is installed before the worker's own handlers, and again when the worker has ended.
+    The handler is installed before the worker's own handlers, and again when the worker has ended.
     """
 
     code = 0
@@ -261,8 +260,8 @@ def _stopping_while_it_starts() -> Iterator[_End]:
         yield end
         return
     taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    # The worker installs its own handlers for these signals when it runs. Without a handler, the signals would end the
-    # process during the start.
+    # The worker installs its own handlers for SIGHUP, SIGUSR2 and SIGQUIT when it runs. Without a handler, the signals
+    # would end the process during the start.
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
         taken[number] = fork.take_signal(number, reload.note_signal)
     try:

@@ -53,9 +53,9 @@ def visible_queues(backend: Backend) -> list[str]:
 def schedules_mark() -> Enqueue:
     """Return the step that marks the connection as a connection with schedules.
 
-    The mark is a held job in the restart queue, because workers already read the counts of the restart queue. So a
-    worker without schedules needs no additional call to find out that there are no schedules. The mark is never
-    removed, because another process could store a schedule during the removal.
+    The mark is a held job in the restart queue, because workers already read the counts of the restart queue. Because
+    of the mark, a worker without schedules needs no additional call to find out that there are no schedules. The mark
+    is never removed, because another process could store a schedule during the removal.
     """
     return Enqueue(RESTART, NewJob(b"", "schedules", terms=Terms(awaits=1)))
 

@@ -9,8 +9,8 @@ A file that ``MULTIQ_CONFIG`` does not name must belong to the user or to root. 
 the file. URLs in the file may refer to secrets in environment variables and in other files. A user who can write the
 file could cause multiq to send the secrets to any host.
 
-Unknown variables that begin with ``MULTIQ_`` are ignored, because Kubernetes sets such variables for a service named
-``multiq`` (``MULTIQ_PORT``).
+Unknown variables that begin with ``MULTIQ_`` are ignored. Kubernetes sets variables like ``MULTIQ_PORT`` for a service
+named ``multiq``.
 """
 
 from __future__ import annotations

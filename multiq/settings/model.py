@@ -211,7 +211,7 @@ def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of workers. Options of the command line and of the class ``Worker`` override these settings."""
+    """Settings of workers. Options of the command line and of the class ``Worker`` override the settings of workers."""
 
     queues: tuple[str, ...] | dict[str, int] | None = None
     """The queues' names in order of urgency, or a mapping of names to weights. None means the queues of the app's
@@ -223,8 +223,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     None means ``strict`` if queues are named, and ``round-robin`` if no queues are named.
     """
     processes: int | str | None = None
-    """The number of worker processes under a supervisor. With 0, there is no supervisor, and jobs run in this process.
-    With ``MIN:MAX``, like ``1:8``, the worker scales between the two numbers.
+    """The number of worker processes under a supervisor. With 0, there is no supervisor, and jobs run in the worker's
+    only process. With ``MIN:MAX``, like ``1:8``, the worker scales between the two numbers.
 
     None means 1 on the command line, and 0 for a ``Worker`` that a program creates.
     """
@@ -272,7 +272,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each finished job is logged at level info instead of debug. Writing a log line takes as long as running a
     short job."""
     slow_job: float = 10.0
-    """A job that takes more than this number of seconds is logged as a warning. With 0, no job is logged as slow."""
+    """The number of seconds after which a job is logged as slow, as a warning. With 0, no job is logged as slow."""
     summary: float = 60.0
     """The longest time in seconds between two summaries of the jobs that a process has finished. With 0, no summaries
     are logged."""

@@ -207,8 +207,8 @@ def _without_a_trace(call: Callable[[], _T]) -> _T | None:
     """Return the result of *call*, or None if *call* raises ``ValueError``.
 
     The text of the ``ValueError`` may contain a password. An error that is raised in an ``except ValueError`` block has
-    the ``ValueError`` as its ``__context__``, even with ``from None``. So callers raise their errors outside of an
-    ``except ValueError`` block.
+    the ``ValueError`` as its ``__context__``, even with ``from None``. To hide the password, callers raise their errors
+    outside of an ``except ValueError`` block.
     """
     try:
         return call()
