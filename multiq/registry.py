@@ -234,7 +234,7 @@ class Tasks(Registrar):
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix and check_name(prefix, "task")
         self.tasks: dict[str, Task[Any, Any]] = {}
-        """The tasks by name. The names begin with the prefix."""
+        """The tasks by name. Each task's name begins with the registry's prefix."""
         self._schedules: dict[str, _Scheduled] = {}
         self.apps: list[App] = []
         """The apps in which this registry is included."""

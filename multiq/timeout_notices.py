@@ -1,8 +1,8 @@
 """Interrupts a job that times out, or is cancelled, during a call of multiq. The timeout's or cancellation's error is
 raised when the call returns.
 
-An error that is raised inside a driver could leave a connection in the middle of a request or a reply. To avoid this,
-the worker adds the thread to ``pending``, and each call of multiq checks ``pending`` at its end.
+An error that is raised inside a driver could leave a connection in the middle of a request or a reply. To protect the
+connection, the worker adds the thread to ``pending``, and each call of multiq checks ``pending`` at its end.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class _Verb(NamedTuple):
     """A change of failed jobs, and the words that describe the change."""
 
     name: str
-    """The name of the method of ``FailedJobs``."""
+    """The name of the method of ``FailedJobs`` that makes the change."""
     question: str
     participle: str
 
