@@ -93,7 +93,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "Worker":  # so that producers do not import the worker
+    if name == "Worker":  # imported late, because producers do not need the worker
         from .worker import Worker
 
         return Worker
@@ -101,22 +101,23 @@ def __getattr__(name: str) -> object:
         from .payloads import Payloads
 
         return Payloads
-    if name == "Unique":  # so that programs without unique jobs do not import it
+    if name == "Unique":  # imported late, because few programs have unique jobs
         from .unique import Unique
 
         return Unique
-    if name in {"Flow", "FlowHandle", "batch", "chain", "group"}:  # so that programs without flows do not import them
+    if name in {"Flow", "FlowHandle", "batch", "chain", "group"}:  # imported late, because few programs have flows
         from . import flows
 
         return getattr(flows, name)
-    if name == "Limit":  # so that programs without limits do not import them
+    if name == "Limit":  # imported late, because few programs have limits
         from .limits import Limit
 
         return Limit
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if "MULTIQ_RELOADED" in os.environ:  # a worker that reloads has re-executed this program, with signals blocked
+# set by a worker that reloads, which has re-executed this program with signals blocked
+if "MULTIQ_RELOADED" in os.environ:
     from .worker.processes import reload
 
     reload.note_signals()

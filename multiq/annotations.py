@@ -1,8 +1,8 @@
 """Converts values to JSON and back by annotations, such as ``datetime`` or a dataclass.
 
-An annotation is *rich* if JSON alone would lose its type. Values of other annotations are not converted. An annotation
-cannot be used if its name is unknown at run time, or if its type is not supported. An annotation that cannot be used is
-ignored, and ``Types.unusable`` has the reason.
+An annotation is *rich* if JSON would lose the type of the annotated value. Values whose annotation is not rich are not
+converted. An annotation cannot be used if its name is unknown at run time, or if its type is not supported. An
+annotation that cannot be used is ignored, and ``Types.unusable`` has the reason.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _DICTS = (dict, abc.Mapping, abc.MutableMapping)
 _COLLECTIONS = (tuple, set, frozenset, abc.Set, abc.MutableSet)
 _JSON_TYPES = {str, int, float, bool, type(None), list, dict, tuple}
 _WITH_OFFSET = (dt.datetime, dt.time)
-_DEEPEST = 20  # levels of nested annotations, which may contain themselves
+_DEEPEST = 20  # the deepest nesting that is examined, because an annotation may contain itself
 
 
 class Mismatch(ValueError):
-    """A value that its annotation does not allow, or an annotated value that JSON would change."""
+    """The annotation does not allow the value, or JSON would change the value."""
 
 
 class Codec:
@@ -55,10 +55,10 @@ class Codec:
         msgspec.json.Decoder(annotation, dec_hook=_from_plain)  # checks the annotation
 
     def encode(self, value: Any, *, may_lose_types: bool = False) -> Any:
-        """Return *value* as JSON's types. A value that already has these types is returned unchanged.
+        """Convert *value* to JSON's types. A value that already has JSON's types is returned unchanged.
 
-        *may_lose_types*: accept values within *value* that arrive as text, such as a date in a field of type ``Any``.
-        Raises ``Mismatch``.
+        *may_lose_types*: accept a value whose parts arrive as text, such as a date in a field of type ``Any``. Raises
+        ``Mismatch``.
         """
         if _is_json(value):
             self.decode(_without_tuples(value))
@@ -74,8 +74,8 @@ class Codec:
         return plain
 
     def encode_result(self, value: Any) -> Any:
-        """``encode`` for a result. The job has done its work, so a result that is JSON is accepted even if the
-        annotation does not allow it. A value within the result may lose its type.
+        """``encode`` for a result. A result that is JSON is accepted even if the annotation does not allow the result,
+        because the job has done its work. A value within the result may lose its type.
 
         Raises ``PayloadInvalid``.
         """
@@ -87,7 +87,7 @@ class Codec:
             raise PayloadInvalid(f"the value {exc}") from exc
 
     def decode(self, plain: Any) -> Any:
-        """Return the value of the annotation's type. Raises ``Mismatch``."""
+        """Convert JSON's types to the annotation's type. Raises ``Mismatch``."""
         try:
             return msgspec.convert(plain, self._type, str_keys=True, dec_hook=_from_plain)
         except Exception as exc:  # as in encode
@@ -100,7 +100,7 @@ class Types:
     def __init__(self, function: Callable[..., Any], signature: inspect.Signature) -> None:
         names = _globals_of(function)
         self.unusable: dict[str, str] = {}
-        """The names of parameters -> why their annotation is not used."""
+        """The parameters whose annotation is not used. The key is the parameter's name, and the value is the reason."""
         self._by_position: list[Codec | None] = []
         self._by_name: dict[str, Codec] = {}
         self._plain_names: set[str] = set()
@@ -119,10 +119,10 @@ class Types:
         kwargs: Mapping[str, Any],
         left_out: Container[int | str] = (),
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments. The function *way*, which is ``Codec.encode`` or ``Codec.decode``, converts the
-        arguments with a rich annotation.
+        """Convert the arguments that have a rich annotation, and return all arguments. *way* is ``Codec.encode`` or
+        ``Codec.decode``.
 
-        *left_out*: positions and names that are not converted. Raises ``Mismatch``.
+        *left_out*: the positions and names of arguments that are not converted. Raises ``Mismatch``.
         """
         positional, named = list(args), dict(kwargs)
         for at, value in enumerate(positional):
@@ -158,7 +158,7 @@ class Types:
             found = _resolved(annotation, names)
             kind = _kind(found)
             if kind == "rich":
-                return Codec(typing.Optional[found] if or_none else found)  # noqa: UP045 - text has no |
+                return Codec(typing.Optional[found] if or_none else found)  # noqa: UP045 - a string does not support |
             if kind == "unknown":
                 self.unusable[name] = f"{inspect.formatannotation(found)} is not supported"
         except Exception as exc:  # noqa: BLE001 - evaluating an annotation may run any code
@@ -176,7 +176,7 @@ def are_plain(annotations: Iterable[Any]) -> bool:
 
 
 def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
-    """Evaluate an annotation that is text, or that contains text. Raises ``NameError`` and other errors."""
+    """Evaluate an annotation that is text, or that contains text. May raise any error, such as ``NameError``."""
     holder = types.FunctionType((lambda: None).__code__, names)
     holder.__annotations__ = {"it": annotation}
     return typing.get_type_hints(holder, include_extras=True)["it"]
@@ -196,7 +196,7 @@ def _kind(annotation: Any, depth: int = 0) -> _Kind:
     if depth > _DEEPEST or isinstance(annotation, typing.TypeVar):
         return "plain"
     if isinstance(annotation, str | typing.ForwardRef):
-        raise NameError(f"{annotation} is not evaluated yet")  # noqa: TRY004 - as Python does
+        raise NameError(f"{annotation} is not evaluated yet")  # noqa: TRY004 - Python raises the same error
     if isinstance(annotation, abc.Hashable) and annotation in _PLAIN:
         return "plain"
     if isinstance(annotation, typing.NewType):
@@ -241,7 +241,7 @@ def _kind_of_class(kind: Any, depth: int) -> _Kind:
 
 
 def _is_model(kind: type) -> bool:
-    """Whether *kind* is a model of pydantic 2, which is not imported here."""
+    """Whether *kind* is a model of pydantic 2. Does not import pydantic."""
     return hasattr(kind, "__pydantic_validator__") and hasattr(kind, "model_validate_json")
 
 
@@ -251,13 +251,13 @@ def _to_plain(value: Any) -> Any:
     kind = type(value)
     if _is_model(kind):
         plain = value.model_dump(mode="json", by_alias=True, round_trip=True)
-        if _from_plain(kind, plain) != value:  # a secret is hidden, for example
+        if _from_plain(kind, plain) != value:  # the JSON lacks data: for example, pydantic hides a secret
             raise TypeError(f"the JSON of {kind.__qualname__} does not have all of its data")
         return plain
     for base in (str, int, float):
         if isinstance(value, base):
             return base(value)
-    if isinstance(value, dt.datetime | dt.date):  # for example of a library that stops the time in tests
+    if isinstance(value, dt.datetime | dt.date):  # such as a subclass from a library that stops the clock in tests
         return value.isoformat()
     raise TypeError(f"{kind.__qualname__} is not JSON")
 
@@ -270,12 +270,12 @@ def _from_plain(kind: type, plain: Any) -> Any:
 
 
 def to_builtins(value: Any) -> Any:
-    """Return a value as the plain types that are sent. Raises ``TypeError`` and other errors."""
+    """Convert a value to plain types, which can be sent as JSON. May raise any error, such as ``TypeError``."""
     return msgspec.to_builtins(value, str_keys=True, enc_hook=_to_plain)
 
 
 def _without_tuples(plain: Any) -> Any:
-    """Return a value as it arrives: JSON has no tuples. A set cannot have lists as its members."""
+    """Replace tuples by lists, as JSON does."""
     if isinstance(plain, list | tuple):
         return [_without_tuples(each) for each in plain]
     if isinstance(plain, dict):
@@ -314,13 +314,13 @@ def _are_same(value: Any, decoded: Any, *, may_lose_types: bool) -> bool:
 
 
 def _has_kept_types(value: Any, decoded: Any) -> bool:
-    """Whether each value that is not JSON has its type again. It does not in a field of another type, such as ``Any``.
+    """Whether decoding gave each value its original type. A date in a field of type ``Any``, for example, becomes text.
 
-    Both values have the same JSON.
+    *value* and *decoded* must have the same JSON.
     """
     if type(value) in {list, tuple} or isinstance(value, dict | set | frozenset):
         return _has_kept_members(value, decoded)
-    if type(value) in _JSON_TYPES or isinstance(value, str):  # the form in the envelope of another value
+    if type(value) in _JSON_TYPES or isinstance(value, str):  # perhaps the JSON form of another type
         return not isinstance(value, int) or not isinstance(decoded, str)  # a key
     if isinstance(value, bytearray | memoryview):
         return isinstance(decoded, bytes | bytearray | memoryview)
@@ -332,7 +332,8 @@ def _has_kept_types(value: Any, decoded: Any) -> bool:
 
 
 def _has_kept_members(value: Any, decoded: Any) -> bool:
-    """``_has_kept_types`` for a list, a tuple, a dict or a set. It may be the form in the envelope of another value."""
+    """``_has_kept_types`` for a list, a tuple, a dict or a set. *value* may also be the JSON form of a dataclass or a
+    model."""
     if isinstance(decoded, set | frozenset):  # in any order
         return {type(each) for each in value} - _JSON_TYPES <= {type(each) for each in decoded}
     if isinstance(value, dict) and isinstance(decoded, dict):
@@ -356,7 +357,8 @@ def _fields_of(kind: Any) -> Sequence[str]:
 
 
 def _has_whole_offsets(plain: Any) -> bool:
-    """Whether the offsets of all datetimes are whole minutes. The text of RFC 3339 has no seconds in its offset."""
+    """Whether the UTC offsets of all datetimes are whole minutes. A UTC offset in the format of RFC 3339 has no
+    seconds."""
     if isinstance(plain, _WITH_OFFSET):
         offset = plain.utcoffset()
         return not offset or offset % dt.timedelta(minutes=1) == dt.timedelta(0)

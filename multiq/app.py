@@ -1,4 +1,4 @@
-"""An app: one connection, and the tasks that are enqueued and run on it."""
+"""An app has one connection, and the tasks that are enqueued and run on this connection."""
 
 from __future__ import annotations
 
@@ -51,29 +51,32 @@ P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound="MiddlewareLike")
 
-_MOST_QUEUES = 1000  # Queue objects without connections that an app keeps for later calls
+_MOST_QUEUES = 1000  # the most queues without connections that an app keeps for later calls
 
 
 class App(Registrar):
     """Tasks and queues over one connection.
 
-    *connection* is a URL, or the name of a connection in the configuration. Default: ``MULTIQ_URL``, then
-    ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. The app connects at the
-    first use. Threads may share an app. A parent and its forked children may share an app, too.
+    *connection* is a URL, or the name of a connection in the configuration. Without *connection*, the app uses the
+    variable ``MULTIQ_URL``. Without ``MULTIQ_URL``, the app uses the connection in ``multiq.toml`` or in
+    ``[tool.multiq]`` of ``pyproject.toml``. Without a settings file, the app uses ``sqlite:///multiq.db``. The app
+    connects when it is first used. Threads may share an app. A parent process and its forked children may share an app,
+    too.
 
-    *backend* is a backend object to use instead of a connection, such as ``RedisBackend(client=...)``. The attribute
-    ``url`` is then only the backend's name, ``redis://``. ``close`` closes this backend. The next call opens it again.
+    *backend* is a backend object to use instead of a connection, such as ``RedisBackend(client=...)``. With *backend*,
+    the attribute ``url`` is only the backend's name, such as ``redis://``. ``App.close`` closes the backend. The app's
+    next call opens the closed backend again.
 
-    *max_result*: the largest size, in bytes, of the JSON value that is kept with a job's outcome. Default: the setting
-    ``max_result``, which is 256 KiB unless configured.
+    *max_result*: the largest size, in bytes, of the JSON value that is kept with a job's outcome. The default is the
+    setting ``max_result``, which is 256 KiB unless configured.
 
-    *include*: modules with tasks, such as ``"shop.mail"``. They are imported when the app's tasks are first needed, and
-    the registries (``Tasks``) in them are included. Default: the setting ``include``.
+    *include*: modules with tasks, such as ``"shop.mail"``. The app imports the modules when its tasks are first needed,
+    and includes the modules' registries (``Tasks``). The default is the setting ``include``.
 
-    *payloads*: how payloads are signed, encrypted and compressed. Default: the settings ``payload``.
+    *payloads*: how payloads are signed, encrypted and compressed. By default, the settings ``payload`` apply.
 
-    ``create=False`` is for programs that only read. The app then creates neither the SQLite file nor tables. If the
-    file or the tables are missing, calls raise ``BackendError``.
+    ``create=False`` is for programs that only read. With ``create=False``, the app does not create a missing SQLite
+    file or missing tables. Calls raise ``BackendError`` if the file or the tables are missing.
 
     Raises ``SettingsInvalid``. Raises ``OptionInvalid`` if *backend* is not a ``Backend``, or if both *backend* and
     *connection* are given.
@@ -122,15 +125,14 @@ class App(Registrar):
 
     @property
     def tasks(self) -> dict[str, Task[Any, Any]]:
-        """The tasks. The keys are their names. The first call imports the modules of ``include``. Raises
-        ``IncludeInvalid``."""
+        """The tasks by name. The first call imports the modules of ``include``. Raises ``IncludeInvalid``."""
         if self._not_included:
             self.load_included()
         return self._tasks
 
     @property
     def code_schedules(self) -> dict[str, Definition]:
-        """The schedules in code. The keys are their names. The first call imports the modules of ``include``, as
+        """The schedules that are defined in code, by name. The first call imports the modules of ``include``, as
         ``tasks`` does.
 
         Raises ``IncludeInvalid``.
@@ -146,15 +148,16 @@ class App(Registrar):
         return self._open_backend() if backend is None else backend
 
     async def abackend(self) -> Backend:
-        """``backend``. Its driver is imported on a thread, because an import would block the event loop.
+        """Return ``backend``. The backend's driver is imported on a thread, because an import would block the event
+        loop.
 
-        Coroutines that wait in this method continue in the order of their calls.
+        Coroutines that wait for the backend continue in the order of their calls.
         """
         if self.is_open:
             return self.backend
         from .async_calls import run_in_order
 
-        if self._opening_generation != forks.generation:  # after a fork, the set has the parent's calls
+        if self._opening_generation != forks.generation:  # a forked child inherits the parent's calls in this set
             self._opening_generation = forks.generation
             self._opening_calls.clear()
         call = object()
@@ -171,12 +174,12 @@ class App(Registrar):
 
     @property
     def is_open(self) -> bool:
-        """Whether the backend is constructed and no coroutine waits for it. While coroutines wait, a later enqueue must
-        not overtake them."""
+        """Whether the backend is constructed and no coroutine waits for it. An enqueue must not overtake coroutines
+        that wait."""
         return self._backend is not None and not self._opening_calls
 
     def queue(self, name: str = "default") -> Queue:
-        """The queue of this name. Raises ``NameInvalid``."""
+        """Return the queue that has the given name. Raises ``NameInvalid``."""
         queue = self._queues.get(name)
         if queue is None:
             if len(self._queues) >= _MOST_QUEUES + len(self._reserving):
@@ -199,13 +202,14 @@ class App(Registrar):
 
     @property
     def limits(self) -> Limits:
-        """The limits of this app's queues: list and change them."""
+        """Lists and changes the limits of this app's queues."""
         from .limits import Limits
 
         return Limits(self)
 
     def job(self, queue: str, job_id: str | None = None) -> JobHandle:
-        """The handle of a job: ``app.job("default", job_id)``, or ``app.job(ref)`` with a ``JobHandle.ref``.
+        """Return the handle of a job, by ``app.job("default", job_id)``, or by ``app.job(ref)`` with a
+        ``JobHandle.ref``.
 
         The job is not looked up. Raises ``NameInvalid``, ``OptionInvalid``.
         """
@@ -215,8 +219,8 @@ class App(Registrar):
 
     @property
     def failed(self) -> FailedJobs:
-        """The failed jobs of all queues: list, retry and delete them."""
-        from .failed import FailedJobs  # producers and workers need not import this module
+        """Lists, retries and deletes the failed jobs of all queues."""
+        from .failed import FailedJobs  # imported late, because producers and workers need no failed jobs
 
         return FailedJobs(self.backend)
 
@@ -224,8 +228,9 @@ class App(Registrar):
         """Include the tasks and schedules of a registry. A task or schedule that the registry gets later is included,
         too.
 
-        If the registry is included already, nothing changes. Raises ``TaskExists`` and ``ScheduleExists``, and then
-        nothing is included. Raises ``ArgumentsInvalid`` if *tasks* is not a ``Tasks``.
+        If the registry is included already, nothing changes. Raises ``TaskExists`` or ``ScheduleExists`` if a name is
+        taken. If ``include`` raises an error, it has included nothing. Raises ``ArgumentsInvalid`` if *tasks* is not a
+        ``Tasks``.
         """
         if not isinstance(tasks, Tasks):
             raise ArgumentsInvalid(f"include must have a multiq.Tasks, got {shown(tasks)}")
@@ -236,10 +241,9 @@ class App(Registrar):
         tasks.leave(self, self._tasks, self._code_schedules)
 
     def load_included(self) -> None:
-        """Import the modules of ``include``, and include their registries. Does nothing if an earlier call has done
-        this.
+        """Import the modules of ``include``, and include their registries. A module is imported only once.
 
-        Raises ``IncludeInvalid``, ``TaskExists``. After an error, the next call tries again.
+        Raises ``IncludeInvalid``, ``TaskExists``. The next call after an error tries again.
         """
         with self._including:
             while self._not_included:
@@ -248,20 +252,21 @@ class App(Registrar):
                 for value in list(vars(module).values()):
                     if isinstance(value, Tasks):
                         self.include(value)
-                # the import may call this method itself, and that call then removes the name
+                # if the import calls this method, the inner call has removed the name already
                 if self._not_included and self._not_included[0] == name:
                     del self._not_included[0]
             not_loaded.discard(self)
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules of this app's connection: add, list, pause and run them. Raises ``Unsupported``."""
+        """Adds, lists, pauses and runs the schedules of this app's connection. Raises ``Unsupported``."""
         from .schedules import Schedules
 
         return Schedules(self)
 
     def find_task(self, name: str) -> Task[Any, Any]:
-        """The task of this name. Raises ``TaskNotFound``. The message of this error lists the names of all tasks."""
+        """Return the task that has the given name. Raises ``TaskNotFound``. The error's message lists the names of all
+        tasks."""
         try:
             return self.tasks[check_name(name, "task")]
         except KeyError:
@@ -278,12 +283,12 @@ class App(Registrar):
         return subscribe
 
     def middleware(self, middleware: M) -> M:
-        """Register middleware: an object of a subclass of ``Middleware``. The object that is registered first is the
-        outermost.
+        """Register middleware, which is an object of a subclass of ``Middleware``. The object that is registered first
+        is the outermost middleware.
 
-        As a decorator, this method registers a function around the runs of jobs. A generator function is called around
-        each run, like ``Middleware.run``. An async generator function is called around coroutines only, like
-        ``Middleware.arun``.
+        As a decorator, ``app.middleware`` registers a function that wraps the runs of jobs. A generator function is
+        called around each run, like ``Middleware.run``. An async generator function is called around coroutines only,
+        like ``Middleware.arun``.
 
         Register middleware before the first enqueue and before a worker starts. Raises ``ArgumentsInvalid``.
         """
@@ -292,12 +297,12 @@ class App(Registrar):
         return middleware
 
     def note_middleware(self, task: Task[Any, Any]) -> None:
-        """Note that a task of this app may have middleware of its own."""
+        """Record that a task of this app may have middleware of its own."""
         self.chain.note(task.chain)
         self.intercepts = self.chain.any_enqueue
 
     def connect(self, connection: str) -> None:
-        """Use another connection from now on: a URL, or a name in the settings.
+        """Use another connection from now on. *connection* is a URL, or a name in the settings.
 
         Existing job handles still use the old connection. Raises ``SettingsInvalid`` for a name that is not configured.
         """
@@ -312,7 +317,7 @@ class App(Registrar):
     def using(self, backend: Backend) -> Iterator[Self]:
         """Use another backend within a ``with`` block, for example in tests. The app's own connection stays open.
 
-        Existing job handles still use the app's own connection. Do not use this method while other threads use the app.
+        Existing job handles still use the app's own connection. Do not call ``using`` while other threads use the app.
         """
         before = self._backend, self.url, self._queues, self._reserving
         self._backend, self.url = self._sealed(backend), _name_of(backend, None)
@@ -325,7 +330,7 @@ class App(Registrar):
             self._backend, self.url, self._queues, self._reserving = before
 
     def close(self) -> None:
-        """Close all connections. The next call opens new ones."""
+        """Close all connections. The app's next call opens new connections."""
         for queue in list(self._reserving):
             queue.close()
         if self._backend is not None:
@@ -334,7 +339,8 @@ class App(Registrar):
     async def aclose(self) -> None:
         """``close`` without blocking the event loop. Coroutines that wait for jobs get ``BackendUnavailable``.
 
-        This method waits for the enqueues that have begun. It then ends the threads that make calls for coroutines.
+        ``aclose`` waits for the enqueues that have begun. ``aclose`` then ends the threads that make calls for
+        coroutines.
         """
         if self._backend is None:
             return
@@ -358,7 +364,7 @@ class App(Registrar):
         return backend
 
     def _sealed(self, backend: Backend) -> Backend:
-        """Return the backend that seals payloads, or *backend* itself if nothing is done to payloads."""
+        """Return *backend*, wrapped if payloads are signed, encrypted or compressed."""
         payloads, settings = self._payloads, self.settings.payload
         if payloads is None and not (settings.sign or settings.encrypt or settings.compress is not None):
             return backend
@@ -404,7 +410,8 @@ class App(Registrar):
 
 
 def _name_of(backend: object, connection: str | None) -> str:
-    """Return the ``url`` of an app that was made with *backend*, such as ``redis://``. Raises ``OptionInvalid``."""
+    """Return the attribute ``url``, such as ``redis://``, of an app that was made with *backend*. Raises
+    ``OptionInvalid``."""
     from .backend import Backend
 
     if not isinstance(backend, Backend):  # the message shows only the type, because a URL may contain a password
@@ -415,8 +422,7 @@ def _name_of(backend: object, connection: str | None) -> str:
 
 
 def _attach(backend: Backend, app: App) -> None:
-    """Tell the backend which app's tasks it runs. Only a backend that runs jobs within the enqueue, such as
-    ``sync://``, needs this."""
+    """Give *app* to a backend that runs jobs itself during the enqueue, such as ``sync://``."""
     attach = getattr(backend, "attach_app", None)
     if attach is not None:
         attach(app)

@@ -1,18 +1,14 @@
-"""Runs the blocking calls of coroutines on threads of multiq's own.
+"""Runs the blocking calls of coroutines on multiq's own threads.
 
-=========================  ==========================================================================================
-guarantee                  how
-=========================  ==========================================================================================
-``asyncio.to_thread`` of   multiq does not use the event loop's executor. Each backend has up to 16 threads, so a hung
-others is not delayed      server delays the calls to this server only
-a call ends in time        a call that no thread has begun for 10 s is not made, and raises ``BackendTimeout``
-no half of a call          a cancelled call is not made, or is made to its end. ``run_to_end`` waits for that end
-the caller's context       the call runs in a copy of the caller's ``contextvars`` context
-several loops              a thread delivers the answer to the loop that has asked
-forks                      a child starts with no threads and no calls
-no thread in advance       the first call starts the first thread. A thread ends when it was idle for 30 s
-the interpreter's exit     the threads are daemon threads. The exit waits up to a second for calls that are being made
-=========================  ==========================================================================================
+- ``asyncio.to_thread`` is not delayed: multiq does not use the event loop's executor. Each backend has up to 16 threads
+  of its own, so a server that hangs delays only the calls to that server.
+- A call waits at most 10 s for a thread. A call that would wait longer is not made, and raises ``BackendTimeout``.
+- A cancelled call is not made, or is made to its end. ``run_to_end`` waits for the call's end.
+- A call runs in a copy of the caller's ``contextvars`` context.
+- A thread delivers the answer of a call to the caller's event loop.
+- A forked child starts with no threads and no calls.
+- The first call starts the first thread. A thread that has been idle for 30 s ends.
+- The threads are daemon threads. The interpreter's exit waits up to a second for calls that are being made.
 """
 
 from __future__ import annotations
@@ -42,17 +38,17 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 THREADS = 16
-"""The most threads for the calls to one backend."""
+"""The largest number of threads for the calls to one backend."""
 
 MOST_WAIT = 10.0
-"""The longest time, in seconds, that a call waits for a thread or for earlier calls. After this time the call is not
-made."""
+"""The longest time, in seconds, that a call waits for a thread or for earlier calls. A call that would wait longer is
+not made."""
 
 _IDLE = 30.0  # seconds after which an idle thread ends
 _EXIT_PATIENCE = 1.0  # seconds for which the interpreter's exit waits
 _EXIT_CHECK = 0.005  # seconds
 _ANSWERS_AT_ONCE = 100
-_CHUNK = 100  # items of an iterator that one call reads
+_CHUNK = 100  # the number of items that one call reads from an iterator
 
 _log = logging.getLogger("multiq.async")
 
@@ -71,8 +67,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
 def start_daemon(function: Callable[[], object], name: str) -> None:
     """Call *function* on a new daemon thread, without waiting until the thread runs. Raises ``RuntimeError``.
 
-    ``Thread.start`` waits until the thread runs. On a busy machine this takes many milliseconds, and would block the
-    event loop. So another thread calls `Thread.start`.
+    ``Thread.start`` waits until the thread runs. On a busy machine, a thread's start takes many milliseconds, and would
+    block the event loop. To avoid the wait, another thread calls ``Thread.start``.
     """
 
     def start() -> None:
@@ -101,8 +97,8 @@ class Threads:
         """Carry out *call*, which must not raise. Raises ``BackendUnavailable`` if the system refuses to start the
         first thread.
 
-        An event loop calls this method. The method starts only the first thread. After that, each busy thread starts
-        another one.
+        An event loop calls ``submit``, so ``submit`` starts only the first thread. A thread that becomes busy starts
+        the next thread.
         """
         with self._lock:
             if self._idle:
@@ -143,15 +139,15 @@ class Threads:
                     return
             self._start_spare()
             call()
-            del call  # otherwise the call's objects would stay in memory until the next call
+            del call  # without this line, the call's objects would stay in memory until the next call
 
     def _start_spare(self) -> None:
-        """If no other thread is free for the next call, start one, because the call of this thread may take long."""
+        """If no other thread is free, start another thread. The calling thread may be busy for long."""
         if self._idle or self._count == self._most:
             return
         with self._lock:
             if not self._idle and self._count < self._most:
-                # the system refuses to start a thread: calls wait for this thread
+                # if the system refuses to start a thread, calls wait for this thread
                 with contextlib.suppress(RuntimeError):
                     self._start_thread()
 
@@ -164,7 +160,7 @@ class Threads:
             raise
 
     def _wait(self, idle: _IdleThread) -> Callable[[], object] | None:
-        """Return the next call. None: the thread must end."""
+        """Return the next call. None means that the thread must end."""
         if not idle.has_call.acquire(timeout=self._idle_limit):
             with self._lock:
                 if idle in self._idle:
@@ -192,7 +188,8 @@ class _IdleThread:
 
 
 class PerOwner(Generic[T]):
-    """One object for each owner in this process, made at the first use. The object must not refer to its owner."""
+    """Keeps one object for each owner in this process. An owner's object is made at its first use. The object must not
+    refer to its owner."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -212,7 +209,8 @@ class PerOwner(Generic[T]):
             return list(self._objects.values())
 
     def start_over_in_child(self) -> None:
-        if hasattr(self, "_objects"):  # otherwise a child's collector would report the parent's tasks as destroyed
+        # keep the objects: a child's garbage collector would report the parent's tasks as destroyed
+        if hasattr(self, "_objects"):
             self._inherited.append(list(self._objects.values()))
         self._objects: weakref.WeakKeyDictionary[object, T] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -223,7 +221,8 @@ _single_threads = PerOwner(functools.partial(Threads, 1, "multiq-open", 0.1))
 
 
 class Level:
-    """Owns the threads for the calls of jobs that run within a call. The thread of that call waits for these calls."""
+    """Owns the threads for the calls that a job makes while it runs within an enqueue. The thread of the enqueue waits
+    for the job."""
 
     MOST = 100
     """The largest depth. Without a limit, a job that enqueues itself would start threads without end."""
@@ -233,7 +232,7 @@ class Level:
         self._below: Level | None = None
 
     def below(self) -> Level:
-        """Return the next level. Raises ``RecursionError``."""
+        """Return the level of a job that this level's job enqueues. Raises ``RecursionError``."""
         if self.depth == self.MOST:
             raise RecursionError(f"jobs that run within an enqueue must be nested at most {self.MOST} deep")
         if self._below is None:
@@ -242,7 +241,7 @@ class Level:
 
 
 level: contextvars.ContextVar[Level | None] = contextvars.ContextVar("multiq_level", default=None)
-"""The level of the running job, if it runs within the call of a backend."""
+"""The nesting level of the running job. Only a job that runs within a call of a backend has a level."""
 
 
 def threads_of(backend: object) -> Threads:
@@ -263,8 +262,8 @@ atexit.register(_finish_calls)
 async def run(backend: object, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call *function* on a thread of *backend*, and return its result.
 
-    If the caller is cancelled before a thread has begun the call, the call is not made. A call that has begun
-    continues.
+    If the caller is cancelled before a thread has begun the call, the call is not made. A call that has begun continues
+    after a cancellation.
     """
     call = _submit(threads_of(backend), function, args, kwargs)
     try:
@@ -274,13 +273,14 @@ async def run(backend: object, function: Callable[P, R], /, *args: P.args, **kwa
             exc.add_note("multiq: the call had begun, and goes on")
         raise
     finally:
-        del call  # the error refers to this frame: without this line, the two would form a reference cycle
+        del call  # without this line, the error and this frame would form a reference cycle
 
 
 async def run_to_end(backend: object, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Like ``run``, but a cancellation waits until the call has ended.
 
-    This is for a call that uses an object of the caller. The caller must not use the object before the call has ended.
+    Use ``run_to_end`` for a call that uses an object of the caller. The caller must not use the object before the call
+    has ended.
     """
     future = _submit(threads_of(backend), function, args, kwargs).future
     cancelled: asyncio.CancelledError | None = None
@@ -298,13 +298,13 @@ async def run_to_end(backend: object, function: Callable[P, R], /, *args: P.args
 
 
 async def run_in_order(owner: object, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Like ``run``, but on a single thread of *owner*. The calls are made in the order of the callers, and return in
-    this order."""
+    """Like ``run``, but on a single thread of *owner*. The calls are made, and return, in the order in which the
+    callers asked."""
     return await _submit(_single_threads.of(owner), function, args, kwargs).future  # type: ignore[no-any-return]
 
 
 async def iterate(backend: object, items: Iterable[T]) -> AsyncIterator[T]:
-    """Yield *items*. Their iterator calls the backend. If the iterator raises an error, the items before the error are
+    """Yield *items*, whose iterator calls the backend. If the iterator raises an error, the items before the error are
     yielded first."""
     iterator = iter(items)
     while True:
@@ -321,7 +321,7 @@ def _next_items(iterator: Iterator[T]) -> tuple[list[T], Exception | None]:
     items: list[T] = []
     try:
         for item in itertools.islice(iterator, _CHUNK):
-            items.append(item)  # noqa: PERF402 - an error must leave the items before it
+            items.append(item)  # noqa: PERF402 - the items before an error must be kept
     except Exception as exc:  # noqa: BLE001 - the caller raises it
         return items, exc
     return items, None
@@ -333,7 +333,7 @@ def end_threads(backend: object) -> None:
 
 
 class Answer(NamedTuple):
-    """The result of a call, or its error, and the future that waits for it."""
+    """The result or the error of a call, and the future that waits for the call."""
 
     future: asyncio.Future[Any]
     value: Any
@@ -350,7 +350,7 @@ def deliver(loop: asyncio.AbstractEventLoop, answers: list[Answer]) -> None:
 
 
 def _complete(answers: list[Answer]) -> None:
-    if len(answers) > _ANSWERS_AT_ONCE:  # other callbacks of the loop can run between two parts
+    if len(answers) > _ANSWERS_AT_ONCE:  # answer in parts, so that the loop can run other callbacks between two parts
         asyncio.get_running_loop().call_soon(_complete, answers[_ANSWERS_AT_ONCE:])
         answers = answers[:_ANSWERS_AT_ONCE]
     for answer in answers:
@@ -384,13 +384,13 @@ class _Call:
         self._is_withdrawn = False
 
     def withdraw(self) -> bool:
-        """Do not make the call. Returns False if the call has begun."""
+        """Withdraw the call, so that it is not made. Returns False if the call has begun."""
         self._is_withdrawn = True
         return not self._is_begun
 
     def __call__(self) -> None:
-        """Runs on a thread."""
-        self._is_begun = True  # before the check: withdraw() sets and checks in the other order
+        """Make the call, on a thread."""
+        self._is_begun = True  # set before the check: withdraw() also sets its flag first and checks second
         if self._is_withdrawn:
             return
         if time.monotonic() - self._asked_at > MOST_WAIT:
@@ -401,12 +401,12 @@ class _Call:
             return
         try:
             value = self._context.run(self._function)
-        except BaseException as exc:  # noqa: BLE001 - the caller's
+        except BaseException as exc:  # noqa: BLE001 - the caller gets the error
             deliver(self._loop, [Answer(self.future, None, exc)])
         else:
             deliver(self._loop, [Answer(self.future, value)])
         finally:
-            del self  # an error refers to this frame: without this line, the two would form a reference cycle
+            del self  # without this line, an error and this frame would form a reference cycle
 
 
 def _submit(threads: Threads, function: Callable[..., Any], args: Any, kwargs: Any) -> _Call:
@@ -416,7 +416,7 @@ def _submit(threads: Threads, function: Callable[..., Any], args: Any, kwargs: A
 
 
 def copy_error(error: BaseException) -> BaseException:
-    """Return a copy for one caller, because raising an error changes its traceback."""
+    """Return a copy of *error* for one caller, because raising an error changes its traceback."""
     if not isinstance(error, MultiqError):
         return error
     copy = type(error).__new__(type(error))

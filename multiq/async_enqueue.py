@@ -1,24 +1,18 @@
-"""Sends the enqueues of coroutines. Enqueues that wait at the same time go to the backend in one call.
+"""Sends the enqueues of coroutines. Enqueues that wait at the same time are sent to the backend in one call.
 
-=====================  =====================================================================  =======================
-guarantee              how                                                                    cost
-=====================  =====================================================================  =======================
-few round trips        while a call for a queue is being made, the next enqueues for this     none: an enqueue that is
-                       queue are gathered. The next call sends all of them. If a call ends    alone is sent at once
-                       before its loop has taken its answer, the loop is busy. The next
-                       enqueue then waits until the loop has begun all that are ready
-order                  one call for a queue is made at a time, and sends its jobs in the      none
-                       order in which ``aenqueue`` was called
-each its own error     jobs that a failed call has certainly not stored are sent again in     calls, only after such
-                       two halves, unless the backend could not be reached                    an error
-uncertain jobs are     each caller gets an ``EnqueueUncertain`` about its own jobs. Its       none
-reported               ``repeat`` sends only these
-no half of a call      the jobs of one ``aenqueue_many`` are never split between two calls    none
-a cancelled enqueue    is not sent, or is sent to its end. The ``CancelledError`` has a note  none
-                       which of the two it is
-the caller's           an enqueue with ``connection=`` is a call of its own. Its              none
-transaction            cancellation waits for the call's end, since the connection is in use
-=====================  =====================================================================  =======================
+- Few round trips: while a call for a queue is being made, the next enqueues for this queue are gathered. The next call
+  sends all gathered enqueues. An enqueue that is alone is sent at once. If the event loop is busy, an enqueue waits
+  until the loop has begun all enqueues that are ready.
+- Order: one call for a queue is made at a time. A call sends its jobs in the order in which ``aenqueue`` was called.
+- Each caller gets its own error: after an error, the jobs that were certainly not stored are sent again in two halves.
+  If the backend could not be reached, no job is sent again.
+- Uncertain jobs are reported: each caller gets an ``EnqueueUncertain`` about its own jobs. The method ``repeat`` of the
+  error sends only the uncertain jobs.
+- The jobs of one ``aenqueue_many`` are never split between two calls.
+- A cancelled enqueue is not sent, or is sent to its end. A note of the ``CancelledError`` says whether the enqueue was
+  sent.
+- The caller's transaction: an enqueue with ``connection=`` is a call of its own. A cancelled enqueue with
+  ``connection=`` waits for the call's end, because the call uses the connection.
 """
 
 from __future__ import annotations
@@ -67,14 +61,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_JOBS = 1000
-"""The largest number of jobs that are sent together. A backend with ``atomic_batches`` stores this number of jobs in
-one step."""
+"""The largest number of jobs that are sent together. A backend with ``atomic_batches`` stores up to ``MOST_JOBS`` jobs
+in one step."""
 
 MOST_BYTES = 1_000_000
-"""The largest number of bytes of the bodies that are sent together."""
+"""The largest total size, in bytes, of the bodies that are sent together."""
 
 _NOT_ABOUT_JOBS = (BackendUnavailable, BackendCorrupt, LockedByCaller, SchemaNotReady)
-"""Errors whose cause is not a job: other jobs would get the same error."""
+"""Errors that do not depend on the jobs: a call with other jobs would raise the same error."""
 
 
 async def aopen(app: App, queue: str) -> Backend:
@@ -114,7 +108,7 @@ async def aput_one(
 
 
 async def astore_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
-    """``store_limits`` without blocking the event loop. The enqueues that follow keep their order."""
+    """``store_limits`` without blocking the event loop. Enqueues that follow this call keep their order."""
     from .limits import missing_limits, store_limits
 
     if not missing_limits(backend, queue, limits):
@@ -161,8 +155,8 @@ async def asend_jobs(
 
 
 async def _beside(backend: Backend, connection: Any, enqueue: Callable[[Any], T]) -> T:
-    """Call ``enqueue(connection)`` on a thread. SQLAlchemy uses a connection of asyncio on the connection's own
-    loop."""
+    """Call ``enqueue(connection)`` on a thread. With an asyncio connection of SQLAlchemy, SQLAlchemy calls *enqueue* on
+    the connection's event loop."""
     if connection is None or not is_asyncio(connection):
         return await run_to_end(backend, enqueue, connection)
     answer: T = await of_asyncio(connection).run_sync(enqueue)
@@ -183,13 +177,13 @@ async def _send(backend: Backend, queue: str, jobs: Sequence[NewJob], *, is_one:
             exc.add_note(f"multiq: the enqueue for queue {queue!r} was sent, and goes on (ids {ids})")
         raise
     finally:
-        del parcel  # the error refers to this frame: without this line, the two would form a reference cycle
+        del parcel  # without this line, the error and this frame would form a reference cycle
 
 
 async def finish_enqueues(backend: Backend) -> None:
-    """Wait until all enqueues that have begun by now have ended."""
+    """Wait for the end of all enqueues that have already begun."""
     waiting = _waiting.of(backend)
-    # an enqueue of no jobs is answered after the enqueues before it
+    # an enqueue of no jobs ends after all earlier enqueues
     await asyncio.gather(*(_send(backend, queue, [], is_one=False, has_own_ids=False) for queue in waiting.queues()))
 
 
@@ -211,16 +205,16 @@ class _Parcel:
 
 
 class _Waiting:
-    """The parcels for one backend that wait to be sent. A queue is in the dict as long as a thread sends the queue's
-    parcels, or a loop is about to start the thread."""
+    """Keeps the parcels that wait to be sent to one backend. A parcel is the jobs of one call of ``aenqueue``. The dict
+    has a queue as long as a thread sends the queue's parcels, or a loop is about to start this thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._parcels: dict[str, deque[_Parcel]] = {}
         self._late: dict[str, asyncio.AbstractEventLoop] = {}
-        """The loop that will start the calls for a queue, after it has begun the enqueues that are ready."""
+        """By queue, the event loop that will start the calls after it has begun all enqueues that are ready."""
         self._last: tuple[str, Callable[[], asyncio.Future[list[str]] | None]] = ("", lambda: None)
-        """The last parcel that has started calls: its queue, and a weak reference to its future."""
+        """The queue of the last parcel that has started calls, and a weak reference to the parcel's future."""
 
     def add(self, backend: Backend, queue: str, parcel: _Parcel) -> None:
         """Send *parcel* with the next call. Raises ``BackendUnavailable`` if the system refuses to start a thread."""
@@ -231,7 +225,7 @@ class _Waiting:
                 parcels.append(parcel)
                 if self._late.get(queue, parcel.loop) is parcel.loop:
                     return
-                del self._late[queue]  # the other loop may not run any more
+                del self._late[queue]  # the loop that was to start the calls may not run any more
             else:
                 self._parcels[queue] = deque([parcel])
                 is_late = self._is_loop_busy(queue, parcel)
@@ -244,10 +238,10 @@ class _Waiting:
             self._start(backend, queue, parcel)
 
     def _is_loop_busy(self, queue: str, parcel: _Parcel) -> bool:
-        """Whether the last call for the queue has ended, but the loop has not taken its answer yet.
+        """Whether the loop has not yet received the answer of the queue's last call.
 
-        Many enqueues may be ready on this loop. If a call were made for each of them, each call would be too short to
-        gather others.
+        Many enqueues may be ready on a busy loop. A separate call for each enqueue would be too short to gather other
+        enqueues.
         """
         last_queue, find = self._last
         last = None if last_queue != queue else find()
@@ -262,7 +256,7 @@ class _Waiting:
             self._start(backend, queue, None)
 
     def _start(self, backend: Backend, queue: str, own: _Parcel | None) -> None:
-        """Start the calls for the queue. *own*: the parcel whose caller gets the error from this method."""
+        """Start the calls for the queue. *own*: the parcel whose caller gets the error that ``_start`` raises."""
         try:
             threads_of(backend).submit(lambda: self._send_all(backend, queue))
         except BackendUnavailable as exc:
@@ -291,10 +285,10 @@ class _Waiting:
                 parcels = [parcel for parcel in parcels if now - parcel.began <= MOST_WAIT]
             if parcels:
                 _send_together(backend, queue, parcels)
-            del parcels, late  # errors refer to the frames of the call, so they would be reference cycles
+            del parcels, late  # without this line, an error and this frame would form a reference cycle
 
     def _take(self, queue: str) -> list[_Parcel]:
-        """Return the parcels for the next call. If there are no parcels, the thread must end. The next parcel then
+        """Return the parcels for the next call. If there are no parcels, the thread must end, and the next parcel
         starts another thread.
         """
         taken: list[_Parcel] = []
@@ -309,7 +303,7 @@ class _Waiting:
                     size += parcel.size
                     if taken and (count > MOST_JOBS or size > MOST_BYTES):
                         break
-                    if parcel.has_own_ids:  # the ids of one call must differ
+                    if parcel.has_own_ids:  # all ids in one call must be different
                         ids = {job.id for job in parcel.jobs}
                         if taken and not own_ids.isdisjoint(ids):
                             break
@@ -331,17 +325,16 @@ def _send_together(backend: Backend, queue: str, parcels: list[_Parcel]) -> None
     jobs = [later(job, now - parcel.began) for parcel in parcels for job in parcel.jobs]
     try:
         ids = iter(add_jobs(backend, queue, jobs) if jobs else ())
-    except BaseException as exc:  # noqa: BLE001 - the callers'
+    except BaseException as exc:  # noqa: BLE001 - the callers get the error
         _fail(backend, queue, parcels, exc)
     else:
         _deliver([(parcel, [next(ids) for _ in parcel.jobs]) for parcel in parcels])
     finally:
-        del parcels, jobs  # an error refers to this frame: without this line, the two would form a reference cycle
+        del parcels, jobs  # without this line, an error and this frame would form a reference cycle
 
 
 def _fail(backend: Backend, queue: str, parcels: list[_Parcel], error: BaseException) -> None:
-    """Answer the callers after a failed call. If one parcel may have made the whole call fail, send the other parcels
-    again."""
+    """Answer the callers after a failed call. If one parcel may have caused the error, send the other parcels again."""
     there = error.accepted if isinstance(error, EnqueueUncertain | EnqueuePartial) else {}
     uncertain = {job.id for job in error.jobs} if isinstance(error, EnqueueUncertain) else set()
     cause = error
@@ -359,7 +352,7 @@ def _fail(backend: Backend, queue: str, parcels: list[_Parcel], error: BaseExcep
             answers.append((parcel, list(stored.values())))
         elif stored or unknown:
             delivery = Delivery(backend, queue, parcel.jobs, parcel.began, is_one=parcel.is_one)
-            assert isinstance(error, BackendError)  # noqa: S101 - only these have stored or uncertain jobs
+            assert isinstance(error, BackendError)  # noqa: S101 - only a BackendError has stored or uncertain jobs
             told = delivery.fail(stored, unknown, error)
             told.__cause__ = cause
             answers.append((parcel, told))

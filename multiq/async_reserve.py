@@ -1,15 +1,10 @@
 """Reserves jobs for coroutines. One thread and one connection serve all coroutines that wait for jobs of a queue.
 
-=====================  =====================================================================  =======================
-guarantee              how                                                                    cost
-=====================  =====================================================================  =======================
-no job is lost         jobs for a coroutine that was cancelled are given back                 an attempt, where the
-                                                                                              backend counts it
-the first to wait is   the thread reserves for all that wait, and hands out the jobs in the   none
-served first           order in which they began to wait
-each its own timeout   a coroutine whose wait ends earlier than the call that is being made   none
-                       interrupts that call
-=====================  =====================================================================  =======================
+- No job is lost: jobs for a coroutine that was cancelled are given back. On some backends, a job that is given back has
+  used an attempt.
+- Coroutines are served in order: the thread reserves jobs for all waiting coroutines. The thread hands out the jobs in
+  the order in which the coroutines began to wait.
+- Each coroutine has its own timeout: a coroutine whose wait ends earlier than the current call interrupts the call.
 """
 
 from __future__ import annotations
@@ -32,17 +27,18 @@ if TYPE_CHECKING:
     from .backend import Backend, Lease
     from .queue import SharedConsumer
 
-_IDLE = 30.0  # seconds without waiting coroutines after which the thread ends
-_MOST_JOBS = 1000  # jobs that one call reserves
+_IDLE = 30.0  # seconds without a waiting coroutine, after which the thread ends
+_MOST_JOBS = 1000  # the largest number of jobs that one call reserves
 
 _log = logging.getLogger("multiq.async")
 
-#: reservers of a parent process. A forked child keeps them, because its collector would report the parent's tasks
+#: The reservers of a parent process. A forked child keeps the reservers, because its garbage collector would report the
+#: parent's tasks as destroyed.
 _inherited: list[AsyncReserver] = []
 
 
 class AsyncReserver:
-    """Reserves the jobs of one queue for coroutines of any loops. The first coroutine starts the thread."""
+    """Reserves the jobs of one queue for coroutines on any event loop. The first coroutine starts the thread."""
 
     def __init__(self, backend: Backend, new_consumer: Callable[[], SharedConsumer]) -> None:
         self.generation = forks.generation
@@ -50,8 +46,8 @@ class AsyncReserver:
         self._new_consumer = new_consumer
         self._changed = threading.Condition()
         self._waiters: list[_Waiter] = []
-        self._consumer: SharedConsumer | None = None  # while the thread lives
-        self._call_ends_at: float | None = None  # None: the thread reserves nothing at the moment
+        self._consumer: SharedConsumer | None = None  # set while the thread runs
+        self._call_ends_at: float | None = None  # None while the thread makes no call
 
     async def reserve(self, limit: int, timeout: float) -> tuple[list[Lease], SharedConsumer]:  # noqa: ASYNC109
         """Return the leases of up to *limit* jobs and their consumer. Waits up to *timeout* seconds for the first
@@ -64,10 +60,11 @@ class AsyncReserver:
             self._leave(waiter)
             raise
         finally:
-            del waiter  # the error refers to this frame: without this line, the two would form a reference cycle
+            del waiter  # without this line, the error and this frame would form a reference cycle
 
     def keep_from_collector(self) -> None:
-        """A forked child calls this method, and calls no other method of the object."""
+        """Keep this object from being garbage-collected. A forked child calls no other method of an inherited
+        object."""
         _inherited.append(self)
 
     def stop(self) -> None:
@@ -107,7 +104,7 @@ class AsyncReserver:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
                 if not self._waiters:
-                    self._interrupt()  # if the call went on, it might reserve a job that no coroutine waits for
+                    self._interrupt()  # an uninterrupted call might reserve a job that no coroutine waits for
         waiter.refuse()
 
     def _interrupt(self) -> None:
@@ -117,11 +114,11 @@ class AsyncReserver:
     def _serve(self, consumer: SharedConsumer) -> None:
         while waiters := self._next_waiters(consumer):
             self._reserve_for(waiters, consumer)
-            del waiters  # errors refer to the frames of the call, so they would be reference cycles
+            del waiters  # without this line, an error and this frame would form a reference cycle
 
     def _next_waiters(self, consumer: SharedConsumer) -> Sequence[_Waiter]:
-        """Return the coroutines that wait now. Waits for the first coroutine. Empty: no coroutine came, so the thread
-        must end."""
+        """Wait for a coroutine, and return all waiting coroutines. An empty result means that no coroutine came, so the
+        thread must end."""
         with self._changed:
             while self._consumer is consumer:
                 if self._waiters:
@@ -139,7 +136,7 @@ class AsyncReserver:
         timeout = max(0.0, min(waiter.deadline for waiter in waiters) - began)
         try:
             leases = consumer.reserve(limit, timeout)
-        except BaseException as exc:  # noqa: BLE001 - the callers'
+        except BaseException as exc:  # noqa: BLE001 - the callers get the error
             for waiter in self._taken(waiters):
                 waiter.fail(exc)
             return
@@ -191,7 +188,7 @@ class _Waiter:
             return
 
     def refuse(self) -> None:
-        """Give back the jobs of a completed wait. The coroutine was cancelled before it got the jobs."""
+        """Give back the jobs of a completed wait if the coroutine was cancelled before it got the jobs."""
         if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
             give_back(*self.future.result())
 
@@ -220,7 +217,7 @@ def give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:
 def _give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:
     try:
         consumer.settle([GiveBack(lease) for lease in leases])
-    except Exception as exc:  # noqa: BLE001 - the leases end by themselves
+    except Exception as exc:  # noqa: BLE001 - without this call, the leases end later
         _log_left(leases, exc)
 
 

@@ -1,8 +1,8 @@
-"""Runs the coroutines of event subscribers, beside the jobs.
+"""Runs the coroutines of event subscribers while jobs run.
 
-With ``--concurrency`` the coroutines run on the worker's own event loop. Without it, the first event starts an event
-loop in a separate thread. The coroutines never run on the loop of another worker in the process, because that loop may
-end earlier.
+With ``--concurrency``, the coroutines run on the worker's own event loop. Without ``--concurrency``, the first event
+starts an event loop in a separate thread. The coroutines never run on the loop of another worker in the process,
+because the other worker's loop may end earlier.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.events")
 
-MAX_PENDING = 10_000  # running coroutines; a limit that is reached only if subscribers are slower than the jobs
-_LOOP_MARGIN = 0.5  # a job may block the loop, so the loop may answer this many seconds late
+MAX_PENDING = 10_000  # the most running coroutines; the limit is reached only if subscribers are slower than the jobs
+_LOOP_MARGIN = 0.5  # seconds by which the loop may answer late, because a job may block the loop
 
-#: The event loops that a forked child has inherited. The list keeps them alive in the child. Otherwise the child's
-#: garbage collector would close them, and this would wake the parent's loop.
+#: The event loops that a forked child has inherited. The list keeps the inherited loops in the child's memory. If the
+#: child's garbage collector closed an inherited loop, the parent's loop would wake.
 _inherited: list[_Loop] = []
 
 
 class AsyncSubscribers:
     """Runs subscribers' coroutines for the workers that *sessions* lists.
 
-    Any thread may call the methods. A forked child may call them, too.
+    Any thread may call the methods. A forked child may call the methods, too.
     """
 
     def __init__(self, sessions: Sequence[EventSession]) -> None:
@@ -44,15 +44,15 @@ class AsyncSubscribers:
         self._reset()
 
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
-        """Start *subscriber* with *event*. An error that it raises is logged."""
+        """Start *subscriber* with *event*. An error of the subscriber is logged."""
         self._loop().start(subscriber, event)
 
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
-        """Wait up to *patience* seconds for the subscribers on *loop*, the loop of a worker. Then cancel the unfinished
-        subscribers.
+        """Wait up to *patience* seconds for the subscribers on *loop*, the loop of a worker. Cancel the subscribers
+        that are still unfinished.
 
-        Then wait up to *patience* seconds for the subscribers on the separate thread's loop. Cancel its unfinished
-        subscribers only if the app has no other worker in this process.
+        Afterwards, wait up to *patience* seconds for the subscribers on the separate thread's loop. Cancel the thread's
+        unfinished subscribers only if the app has no other worker in this process.
         """
         if self._generation != forks.generation:
             self._reset()
@@ -64,7 +64,8 @@ class AsyncSubscribers:
             own.finish(patience, cancel=len(self._sessions) <= 1)
 
     def close(self) -> None:
-        """Cancel the subscribers on the separate thread's loop, and end that loop. No event may follow."""
+        """Cancel the subscribers on the separate thread's loop, and end the thread's loop. No event may be emitted
+        after this call."""
         with self._lock:
             own, self._own = self._own, None
         if isinstance(own, _OwnLoop):
@@ -83,19 +84,20 @@ class AsyncSubscribers:
             return self._own
 
     def _worker_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the loop of the worker in which the event happened. None: the worker is unknown, or it has no loop."""
+        """Return the loop of the worker in which the event happened. None means that the worker is unknown, or has no
+        loop."""
         sessions = list(self._sessions)
         if len(sessions) == 1 and sessions[0].generation == self._generation:
             return sessions[0].loop
         loops = [
             session.loop for session in sessions if session.generation == self._generation and session.loop is not None
         ]
-        here = asyncio._get_running_loop() if loops else None  # noqa: SLF001 - public, says asyncio.events
+        here = asyncio._get_running_loop() if loops else None  # noqa: SLF001 - a public function of asyncio
         return here if here in loops else None
 
     def _reset(self) -> None:
-        """Forget all loops. A forked child calls this, because the threads of its parent's loops do not run in the
-        child."""
+        """Forget all loops. A forked child calls ``_reset``, because the threads of its parent's loops do not run in
+        the child."""
         _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
         self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()
@@ -107,17 +109,19 @@ class _Loop:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself keeps only weak references
+        # strong references, because the loop itself keeps only weak references to its tasks
+        self._tasks: set[asyncio.Task[None]] = set()
         self._is_full = False
 
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
         self._loop.call_soon_threadsafe(self._start_task, subscriber, event)
 
     def finish(self, patience: float, *, cancel: bool) -> None:
-        """Wait up to *patience* seconds for the tasks. With *cancel*, cancel those that still run."""
+        """Wait up to *patience* seconds for the tasks. With *cancel*, cancel the tasks that still run after *patience*
+        seconds."""
         try:
             self._await(patience, cancel=cancel)
-        except RuntimeError:  # another thread has closed the loop meanwhile
+        except RuntimeError:  # another thread has closed the loop
             return
 
     def _await(self, patience: float, *, cancel: bool) -> None:
@@ -134,20 +138,20 @@ class _Loop:
                 )
 
     def _start_task(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
-        """Runs in the loop's thread."""
+        """Start a task. Must be called in the event loop's thread."""
         if len(self._tasks) >= MAX_PENDING:
-            if not self._is_full:  # so the error is logged only once each time the limit is reached
+            if not self._is_full:  # the error is logged only once each time the limit is reached
                 _log.error("%d calls of subscribers run, so no more are started: a subscriber is too slow", MAX_PENDING)
             self._is_full = True
             return
         self._is_full = False
-        job_tasks.set(None)  # changes only this callback's context; the subscriber may run longer than the event's job
+        job_tasks.set(None)  # affects only this callback's context; the subscriber may run longer than the event's job
         task = self._loop.create_task(_call(subscriber, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, patience: float, *, cancel: bool) -> int:
-        """Wait for the tasks. Returns the number of tasks that still ran after *patience* seconds."""
+        """Wait for the tasks. The result is the number of tasks that still ran after *patience* seconds."""
         if not self._tasks:
             return 0
         _, left = await asyncio.wait(self._tasks, timeout=patience)
@@ -161,7 +165,8 @@ class _Loop:
 
 
 class _OwnLoop(_Loop):
-    """A loop in a separate daemon thread. A process that exits without ``finish`` does not wait for this thread."""
+    """A loop in a separate daemon thread. A process that exits without ``finish`` does not wait for the loop's
+    thread."""
 
     def __init__(self) -> None:
         super().__init__(asyncio.new_event_loop())
@@ -173,7 +178,7 @@ class _OwnLoop(_Loop):
         while not self._is_closing:
             try:
                 self._loop.run_forever()
-            except BaseException:  # noqa: BLE001 - a SystemExit in a task that a subscriber made
+            except BaseException:  # noqa: BLE001 - for example, SystemExit in a task that a subscriber made
                 _log.exception("a task of a subscriber stopped the event loop; the loop runs again")
 
     def close(self) -> None:
@@ -189,5 +194,5 @@ async def _call(subscriber: Callable[[Event], Awaitable[object]], event: Event) 
         await subscriber(event)
     except (asyncio.CancelledError, GeneratorExit):  # cancelled by the loop
         raise
-    except BaseException:  # noqa: BLE001 - logged, and the job goes on
+    except BaseException:  # noqa: BLE001 - the error is logged, and the job continues
         _log.exception("a subscriber of %s failed; the job's fate is not affected", type(event).__name__)

@@ -1,7 +1,8 @@
-"""Cancels jobs. A job that has not started is deleted. For a running job, a request is sent to its worker.
+"""Cancels jobs. A job that has not started is deleted. To cancel a running job, multiq sends a request to the job's
+worker.
 
-A request is a note, because only the consumer of a running job can change the job. A control flag says that there are
-requests. While the flag is not set, workers read no notes. A request is kept for an hour.
+A cancel request is a note, because only the consumer of a running job can change the job. A control flag says that
+cancel requests exist. While the flag is not set, workers read no notes. A cancel request is kept for an hour.
 """
 
 from __future__ import annotations
@@ -29,21 +30,22 @@ if TYPE_CHECKING:
     from .flows.members import Followers
 
 CancelAnswer: TypeAlias = Literal["deleted", "requested"]
-"""What ``JobHandle.cancel`` has done: deleted a job that had not started, or asked the worker of a running job to
-cancel it."""
+"""The answer of ``JobHandle.cancel``. ``"deleted"``: the job had not started, and was deleted. ``"requested"``: the job
+is running, and its worker was asked to cancel the job."""
 
 GRACE_DEFAULT = 5.0
-"""The default grace, in seconds. The grace begins when a running job can see that it is cancelled. At the end of the
-grace, the job is interrupted."""
+"""The default grace, in seconds. The grace begins when a running job can see that it is cancelled. The job is
+interrupted at the end of the grace."""
 
 HOME = "multiq.cancel"
-"""The home of the requests. All queues have the same home, so a worker reads all requests with one call."""
+"""The home of the notes that hold cancel requests. All queues share one home, so a worker reads all requests with one
+call."""
 
 REQUEST_KEPT = 3600.0  # seconds
-_TRIES = 20  # attempts to cancel a job whose state changes between the attempts
+_TRIES = 20  # the most attempts to cancel a job whose state changes between the attempts
 _PAGE = 1000  # requests
-_LOOKS = 3  # looks at a job, to compare its age with the age of a request
-_ANY_SIZE = 2**62  # bytes: no limit, because the body is already stored
+_LOOKS = 3  # the most reads of a job whose age is compared with a request's age
+_ANY_SIZE = 2**62  # bytes: in effect no limit, because the body is already stored
 
 
 class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,7 +56,8 @@ class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     grace: float
     reason: str
     followers: Literal["go", "stop"] = "stop"
-    """What happens to the jobs of a flow that wait for this job. ``"go"``: they run. ``"stop"``: they are cancelled."""
+    """What happens to the jobs of a flow that wait for this job. ``"go"``: the waiting jobs run. ``"stop"``: the
+    waiting jobs are cancelled."""
 
 
 class StoredRequest(msgspec.Struct, frozen=True):
@@ -70,15 +73,15 @@ class StoredRequest(msgspec.Struct, frozen=True):
     def is_about_job_there(self, backend: Backend) -> bool:
         """Whether the request is about the job that now has the id in the request. Raises ``BackendError``.
 
-        A later job may have the same id. The later job is younger than the request. Both ages are by the server's
-        clock. A worker knows a job's age less exactly, because it does not know the moment at which the server handed
-        the job out.
+        A later job may have the same id as the job in the request. A later job with the same id is younger than the
+        request. The ages of the job and of the request are by the server's clock. A worker knows a job's age less
+        exactly than the server. The worker does not know the moment at which the server handed out the job.
 
         The server reads the job's age at an unknown moment during the call. If the call took longer than the difference
-        of the two ages, the answer depends on this moment, and the call is repeated. If the repeated calls give no
-        certain answer, the method returns True, because a request that the worker wrongly ignores is lost.
+        of the two ages, the answer is uncertain, and the call is repeated. After several uncertain answers, the method
+        returns True, because a request that the worker wrongly ignores is lost.
         """
-        # beanstalkd counts ages in whole seconds, and the store beside beanstalkd does not
+        # beanstalkd counts ages in whole seconds; the store beside beanstalkd counts ages in fractions of a second
         step = backend.declared.delay_resolution
         for _ in range(_LOOKS):
             began = time.monotonic()
@@ -88,7 +91,7 @@ class StoredRequest(msgspec.Struct, frozen=True):
                 return False
             if age is None:
                 return True
-            as_old_at = self.read_at + age + step - self.age  # after this moment, the request is older than *age*
+            as_old_at = self.read_at + age + step - self.age  # after this moment, the request is older than the job
             if time.monotonic() <= as_old_at:
                 return True
             if as_old_at < began:
@@ -99,7 +102,7 @@ class StoredRequest(msgspec.Struct, frozen=True):
 def cancel_job(
     backend: Backend, queue: str, job_id: str, *, followers: Followers, grace: float, reason: str
 ) -> CancelAnswer:
-    """Cancel a job. ``JobHandle.cancel`` has the parameters and the errors."""
+    """Cancel a job. The parameters and the errors are the same as in ``JobHandle.cancel``."""
     for _ in range(_TRIES):
         try:
             _delete(backend, queue, job_id, followers, reason)
@@ -126,8 +129,7 @@ def cancel_job(
 
 
 def request_many(backend: Backend, jobs: Sequence[tuple[str, str]], *, grace: float, reason: str) -> None:
-    """Ask the workers of these jobs to cancel the jobs. Each job is given as its queue and its id. Raises
-    ``Unsupported``."""
+    """Ask the jobs' workers to cancel the jobs. Each job is given as its queue and its id. Raises ``Unsupported``."""
     check_supported(backend)
     requests = [CancelRequest(queue, job_id, grace, reason) for queue, job_id in jobs]
     for at in range(0, len(requests), MAX_STEPS):
@@ -173,8 +175,8 @@ def requests(backend: Backend) -> Iterator[StoredRequest]:
 
 
 def withdraw(backend: Backend, queue: str, job_id: str, version: str | None = None) -> None:
-    """Delete a request. *version*: delete the request only if its note still has this version. None: delete it in any
-    version."""
+    """Delete a request. *version*: delete the request only if its note still has this version. With None, delete any
+    version of the request."""
     from .backend import Version
 
     key = _key(queue, job_id)
@@ -182,13 +184,13 @@ def withdraw(backend: Backend, queue: str, job_id: str, version: str | None = No
 
 
 _listeners: weakref.WeakSet[Callable[[], None]] = weakref.WeakSet()
-"""Functions that let the workers of this process look for requests now."""
+"""Functions that let the workers of this process look for cancel requests now."""
 
-forks.register(in_child=_listeners.clear)  # a worker runs in the process that has made it
+forks.register(in_child=_listeners.clear)  # a forked child has none of the parent's workers
 
 
 def listen(look: Callable[[], None]) -> None:
-    """Call *look* after each request of this process. This function keeps only a weak reference to *look*."""
+    """Call *look* after each cancel request of this process. ``listen`` keeps only a weak reference to *look*."""
     _listeners.add(look)
 
 
@@ -202,7 +204,7 @@ def _delete(backend: Backend, queue: str, job_id: str, followers: Followers, rea
 
 
 def _cancelled(backend: Backend, queue: str, job_id: str, reason: str) -> After | None:
-    """Return the outcome of a job that is deleted. None: the job has no ``keep``, or is not a task's job."""
+    """Return the outcome of a job that is deleted. None means that the job has no ``keep``, or is not a task's job."""
     record = backend.peek(queue, job_id)
     try:
         keep = decode_envelope(record.body, max_body=_ANY_SIZE).keep
@@ -225,7 +227,7 @@ def _cancelled(backend: Backend, queue: str, job_id: str, reason: str) -> After 
 
 
 def _check_followers(backend: Backend, queue: str, job_id: str, followers: Followers) -> None:
-    """Raise ``JobAwaited`` if a deletion of the job would raise this error."""
+    """Raise ``JobAwaited`` if other jobs wait for the job, and *followers* is ``"refuse"``."""
     if followers == "refuse" and "." in job_id:
         from .flows.members import refuse_awaited
 
@@ -237,14 +239,15 @@ def _put(request: CancelRequest) -> Put:
 
 
 def _ask_workers(backend: Backend) -> None:
-    """Let workers look for requests. Called after the requests are stored, so that a worker finds them."""
+    """Let workers look for cancel requests. The requests must be stored before this call, so that a worker finds the
+    requests."""
     Control(backend).ask_cancels(REQUEST_KEPT)
     for look in list(_listeners):
         look()
 
 
 def _ended(backend: Backend, queue: str, job_id: str) -> JobNotFound:
-    """Return the error for a job that is gone. The error says how the job has ended, if the job's outcome is kept."""
+    """Return the error for a job that is gone. If the job's outcome is kept, the error says how the job has ended."""
     if backend.declared.outcomes:
         (outcome,) = backend.outcomes(queue, [job_id])
         if outcome is not None:
@@ -257,8 +260,8 @@ def _key(queue: str, job_id: str) -> str:
 
 
 def _decode(note: Note, read_at: float) -> StoredRequest | None:
-    """Return the request in a note. *read_at*: the time at which the note was read. None: another version of multiq
-    wrote the note."""
+    """Return the request in a note. *read_at*: the time at which the note was read. The result None means that another
+    version of multiq wrote the note."""
     try:
         request = _decoder.decode(note.value)
     except (msgspec.DecodeError, UnicodeDecodeError):

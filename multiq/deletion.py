@@ -1,4 +1,4 @@
-"""Deleting a job that does not run."""
+"""Deletes a job that does not run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def delete_job(backend: Backend, queue: str, job_id: str, followers: Followers, 
     - *followers*: what happens if other jobs of the flow wait for the deleted job.
     - *after*: the outcome to keep. None: no outcome.
     """
-    if "." in job_id or followers != "refuse":  # only the ids of a flow's jobs have a dot
+    if "." in job_id or followers != "refuse":  # only jobs of a flow have a dot in their ids
         from .flows.members import prepare_delete
 
         prepare_delete(backend, queue, job_id, followers)

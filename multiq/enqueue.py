@@ -1,13 +1,9 @@
-"""Sends every enqueue to the backend, and repeats it after an error.
+"""Sends every enqueue to the backend, and repeats an enqueue after an error.
 
-=====================  =====================================================================  =======================
-guarantee              how                                                                    cost
-=====================  =====================================================================  =======================
-no second job          every attempt sends the same ids, if the backend takes caller's ids    none
-uncertain jobs are     a job whose reply was lost stays uncertain until a reply confirms the  none if no error occurs
-reported               job; errors of later attempts do not change this
-the same due time      a later attempt subtracts the time since the first one from the delay  none if no error occurs
-=====================  =====================================================================  =======================
+- No second job: every attempt sends the same ids, if the backend takes ids of the caller.
+- Uncertain jobs are reported: a job whose reply was lost stays uncertain until a reply confirms the job. Errors of
+  later attempts do not make the job certain.
+- The same due time: a later attempt subtracts the time since the first attempt from the delay.
 """
 
 from __future__ import annotations
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
 
     from .backend import Backend
 
-#: seconds for which an enqueue is repeated after a dropped connection; the ids prevent a second job
+#: seconds for which an enqueue is repeated after a dropped connection. The ids prevent a second job.
 PATIENCE = 1.0
 
 _Ids = TypeVar("_Ids", str, list[str])
@@ -57,8 +53,9 @@ def put(
 ) -> list[JobHandle]:
     """Enqueue checked bodies with checked options.
 
-    - *priority*, *delay*, *ttr*, *connection*: as for ``Queue.enqueue``, for all of the jobs. *delay* is in seconds.
-    - *ids*: the caller's ids, which are checked here. None: new ids.
+    - *priority*, *delay*, *ttr*, *connection*: the options of ``Queue.enqueue``, which apply to all of the jobs.
+      *delay* is in seconds.
+    - *ids*: the caller's ids, which ``put`` checks. None: new ids.
     """
     jobs = make_jobs(backend, bodies, priority=priority, delay=delay, ttr=ttr, ids=ids)
     if not jobs:
@@ -77,9 +74,9 @@ def put_one(
     connection: Any,
     own_id: str | None = None,
 ) -> JobHandle:
-    """Enqueue one job. Does the same as ``put``, but faster. *own_id* is a checked id of the caller's. None: a new
+    """Enqueue one job. Does the same as ``put``, but faster. *own_id* is a checked id of the caller, or None for a new
     id."""
-    # Hot path: make_job, inlined on purpose.
+    # Called for every enqueue: the code of make_job is repeated here for speed.
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
     job_id = new_id() if own_id is None else _allowed(backend, own_id)
@@ -90,9 +87,9 @@ def put_one(
 def put_jobs(
     backend: Backend, queue: str, jobs: Sequence[NewJob], *, connection: Any, is_one: bool = False
 ) -> list[JobHandle]:
-    """Enqueue jobs that have ids and checked options, as ``put`` does.
+    """Like ``put``, for jobs that already have ids and checked options.
 
-    If another job has the unique key of a job, the handle of that other job is returned.
+    If another job already has a job's unique key, the other job's handle is returned.
     """
     if not jobs:
         return []
@@ -100,7 +97,7 @@ def put_jobs(
 
 
 def handles_of(backend: Backend, queue: str, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[JobHandle]:
-    """Return the handles of enqueued jobs. *ids*: what the enqueue returned."""
+    """Return the handles of enqueued jobs. *ids*: the ids that the enqueue returned."""
     return [_handle_of(backend, queue, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
 
 
@@ -130,12 +127,12 @@ def make_jobs(
 def add_jobs(
     backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any = None, *, is_one: bool = False
 ) -> list[str]:
-    """Enqueue jobs that have ids and checked options. Repeats the call as ``put`` does, and raises the same errors."""
+    """Enqueue jobs that have ids and checked options. Repeats the call, and raises errors, as ``put`` does."""
     return _add(backend, queue, jobs, connection, is_one)
 
 
 def _allowed(backend: Backend, ids: _Ids) -> _Ids:
-    """Return *ids*. Raises ``Unsupported`` where the backend chooses the ids."""
+    """Return *ids*. Raises ``Unsupported`` if the backend chooses the ids."""
     if not backend.declared.client_ids:
         raise backend.unsupported("client_ids")
     return ids
@@ -169,13 +166,13 @@ class Delivery:
         self._is_first = True
 
     def insist(self, error: BackendError, since: float, *, may_repeat: bool = True) -> list[str]:
-        """If a connection was dropped, repeat a call that began at *since* and raised *error*. Returns the ids.
+        """Repeat a call that began at *since* and raised *error*, if its connection was dropped. Returns the ids.
 
         A call that reached its deadline is not repeated. No call is repeated on a backend that chooses the ids. Raises
         ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)
-        # has_failover: repeat even if the server is unreachable, because this server or another one may answer soon
+        # has_failover: repeat even if the server is unreachable, because this server or another server may answer soon
         attempts = Attempts(since + PATIENCE, has_failover=True)
         while True:
             self._note(error)
@@ -187,7 +184,8 @@ class Delivery:
                         raise error
                     raise told from cause
                 finally:
-                    del error, told, cause  # the errors refer to this frame: such a cycle would delay closing sockets
+                    # the errors refer to this frame: a reference cycle would delay closing sockets
+                    del error, told, cause
             try:
                 return self._send()
             except BackendError as exc:
@@ -206,11 +204,12 @@ class Delivery:
         return handles[0] if self._is_one else handles
 
     def fail(self, there: Mapping[int, str], uncertain: Iterable[int], error: BackendError) -> BackendError:
-        """Return the error to raise for these jobs, which were sent together with the jobs of other calls.
+        """Return the error to raise for the jobs of this enqueue, which were sent together with the jobs of other
+        calls.
 
         - *there*: the ids of the jobs that are certainly stored, by position.
         - *uncertain*: the positions of the jobs that were sent without a reply.
-        - *error*: the error for all of the jobs together. It does not describe the single jobs.
+        - *error*: the error for all of the jobs together, which does not describe single jobs.
         """
         self._is_first = False
         self._there.update(there)
@@ -241,7 +240,7 @@ class Delivery:
         return await run(self._backend, function)
 
     def _told(self, error: BackendError) -> BackendError:
-        """Return the error to raise. It describes the outcome of all attempts, not only of the last one."""
+        """Return the error to raise. The error describes the outcome of all attempts, not only of the last attempt."""
         why = error.why if isinstance(error, EnqueueUncertain | EnqueuePartial) else str(error)
         if self._uncertain:
             uncertain = error
@@ -263,7 +262,8 @@ class Delivery:
 
 
 def _classify(error: BackendError) -> Failure:
-    """Return ``UNREACHABLE`` if a connection was dropped or could not be made, else ``FINAL``."""
+    """Return ``UNREACHABLE`` if a connection was dropped or could not be made. For any other error, return
+    ``FINAL``."""
     cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
     is_passing = isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
     return Failure.UNREACHABLE if is_passing else Failure.FINAL

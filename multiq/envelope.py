@@ -1,7 +1,7 @@
 """Encodes and decodes JSON, and the envelope, which is the body of a task's job.
 
-``docs/envelope.md`` describes the envelope for programs that write or read it without multiq. This module uses no
-pickle and loads no class by its name. Decoded values are plain data.
+``docs/envelope.md`` describes the envelope for programs that write or read envelopes without multiq. The module
+``envelope`` uses no pickle and loads no class by its name. Decoded values are plain data.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ if TYPE_CHECKING:
 
 ENVELOPE_VERSION = 1
 
-#: the version of an envelope with a ``flow``. Older workers cannot release the next jobs of a flow, so they bury the
-#: job
+#: The version of an envelope with a ``flow``. Older workers bury a job of a flow, because they cannot release the
+#: flow's next jobs.
 FLOW_VERSION = 2
 
-#: the version of sealed bytes: signed, encrypted or compressed. ``multiq.payloads`` opens them
+#: The version of sealed bytes, which are signed, encrypted or compressed. ``multiq.payloads`` opens sealed bytes.
 SEALED_VERSION = 3
 
-#: the built-in task of a job that does nothing. multiq adds this job to a flow if no single job comes after all others
+#: The built-in task of a job that does nothing. If a flow has no single last job, multiq adds a job of the built-in
+#: task as the last job.
 END_TASK = "multiq.flow-end"
 
-#: the default of the setting max_body: the largest JSON body in bytes that multiq makes or decodes
+#: The default of the setting max_body: the size in bytes of the largest JSON body that multiq makes or decodes.
 MAX_BODY_DEFAULT = 256 * 1024
 
 _MAX_DEPTH = 100
 _PLAIN = frozenset({str, int, bool, type(None)})
 
-#: decoding an envelope checks these bounds, because another program may have written it
+#: The bounds that decoding checks, because another program may have written the envelope.
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 _Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}\Z")]
 _Id: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,200}\Z")]
-_FlowId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,180}\Z")]  # the jobs' ids begin with it
-_TELLS_MAX = 997  # the other steps of a verdict are the flow's record, the arrival at its catch, and one spare step
+# the ids of a flow's jobs begin with the flow's id
+_FlowId: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{1,180}\Z")]
+_TELLS_MAX = 997  # the verdict has three other steps: the flow's record, the arrival at its catch, and a spare step
 
 
 class Tell(msgspec.Struct, array_like=True, frozen=True):
@@ -49,8 +51,9 @@ class Tell(msgspec.Struct, array_like=True, frozen=True):
     queue: _Name
     id: _Id
     mode: Literal["wait", "go", "stop", "catch"] = "wait"
-    """What the waiting job does if the job with this envelope is buried. ``wait``: it goes on waiting. ``go``: it runs.
-    ``stop``: it is cancelled. ``catch``: it runs. Without a bury, a job with ``catch`` does not run.
+    """What the waiting job does if the job with this envelope is buried. ``wait``: the waiting job continues to wait.
+    ``go``: the waiting job runs. ``stop``: the waiting job is cancelled. ``catch``: the waiting job runs. Without a
+    bury, a job with ``catch`` does not run.
     """
 
 
@@ -84,10 +87,11 @@ class PermitGate(msgspec.Struct, array_like=True, frozen=True, order=True):
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
-    """A task's job as it is stored. If a field is None, the task's own setting applies."""
+    """The stored form of a task's job. If a field is None, the task's own setting applies."""
 
     multiq: int
-    """The version of this format. The presence of this field distinguishes an envelope from other JSON."""
+    """The version of the envelope's format. The presence of the field ``multiq`` distinguishes an envelope from other
+    JSON."""
     task: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -97,11 +101,11 @@ class Envelope(msgspec.Struct, omit_defaults=True):
     timeout: _Seconds | None = None
     headers: dict[str, str] = {}
     expires: _Seconds | None = None
-    """The job must start within this number of seconds after the enqueue. 0: no limit."""
+    """The number of seconds after the enqueue within which the job must start. 0: no limit."""
     keep: _Seconds = 0.0
-    """Seconds for which the job's outcome is kept. 0: it is not kept."""
+    """Seconds for which the job's outcome is kept. 0: the outcome is not kept."""
     flow: FlowPart | None = None
-    """Only in version 2."""
+    """The field ``flow`` exists only in version 2."""
     permits: Annotated[list[PermitGate], msgspec.Meta(max_length=4)] = []
     """The limits that the backend does not keep within the reserve."""
 
@@ -138,24 +142,24 @@ _envelope_decoder = msgspec.json.Decoder(Envelope)
 _mark_decoder = msgspec.json.Decoder(_Mark)
 _seal_decoder = msgspec.json.Decoder(_SealMark)
 
-# Python raises a ValueError for an integer with more digits than its limit
+# Python raises a ValueError for an integer with too many digits
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 _UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def encode_json(value: Any, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
-    """Return *value* as JSON. Raises ``PayloadInvalid`` with the path of the wrong part, and ``PayloadTooLarge``."""
+    """Return *value* as JSON. Raises ``PayloadTooLarge``. Raises ``PayloadInvalid`` with the path of the wrong part."""
     check_json(value)
     return _encode(value, max_body)
 
 
 def encode_envelope(envelope: Envelope, max_body: int = MAX_BODY_DEFAULT) -> bytes:
-    """Return the body of a task's job. The caller has checked the arguments with ``check_json``."""
+    """Return the body of a task's job. The arguments must have been checked with ``check_json``."""
     return _encode(envelope, max_body)
 
 
 def decode_json(body: bytes) -> Any:
-    """Return the value of a JSON body. A body that is not JSON is returned as it is."""
+    """Return the value of a JSON body. A body that is not JSON is returned unchanged."""
     try:
         return _decoder.decode(body)
     except _UNREADABLE:
@@ -172,21 +176,20 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
         _check_version(body)  # fields of another version may have other types
         raise PayloadInvalid(f"the body is not a task's envelope: {exc}") from exc
     if envelope.multiq == ENVELOPE_VERSION:
-        envelope.flow = None  # not a field of version 1, and unknown fields are ignored
+        envelope.flow = None  # version 1 has no field flow, and unknown fields are ignored
     elif envelope.multiq != FLOW_VERSION:
         _check_version(body)
     return envelope
 
 
 def refused_body(reason: str) -> bytes:
-    """Return a body that replaces a body that cannot be opened. A program that decodes it gets an error with *reason*,
-    and does not run the job."""
+    """Return a body to replace a body that cannot be opened. A program that decodes the new body gets an error with
+    *reason*, and does not run the job."""
     return _encoder.encode({"multiq": SEALED_VERSION, "refused": reason})
 
 
 def refusal_of(body: bytes) -> str | None:
-    """Return the reason why the seal of these bytes cannot be opened. None: the bytes can be read, or another reason
-    than a seal prevents this."""
+    """Return the reason why the sealed bytes *body* cannot be read. None means that *body* is not sealed."""
     if not body.startswith((b'{"multiq":3', b'{"multiq": 3')):
         return None
     try:
@@ -202,17 +205,18 @@ def refusal_of(body: bytes) -> str | None:
 
 
 def check_json(value: Any, path: str = "value") -> None:
-    """Raise ``PayloadInvalid`` if JSON would change *value* or cannot contain it. The error has the path of the wrong
-    part.
+    """Raise ``PayloadInvalid`` if JSON would change *value*, or cannot contain *value*. The error has the path of the
+    wrong part.
 
-    A tuple is allowed, although JSON turns it into a list.
+    A tuple is allowed, although JSON turns a tuple into a list.
     """
     if type(value) not in _PLAIN:
         _check(value, path, 0)
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Return whether the types of all values are always JSON. This check is faster than ``check_json``."""
+    """Return whether all values have simple types that JSON always supports. ``are_plain`` is faster than
+    ``check_json``."""
     return _PLAIN.issuperset(map(type, values))
 
 

@@ -1,7 +1,7 @@
-"""The errors that multiq raises. ``MultiqError`` is the base class of all.
+"""The errors that multiq raises. ``MultiqError`` is the base class of all errors of multiq.
 
-If an exception of a client library caused an error, it is the error's ``__cause__``. Errors about a wrong argument are
-also subclasses of ``ValueError`` or ``TypeError``.
+If an exception of a client library caused an error, the exception is the error's ``__cause__``. Errors about a wrong
+argument are also subclasses of ``ValueError`` or ``TypeError``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class OptionInvalid(MultiqError, ValueError):
 
 
 class ConnectionElsewhere(OptionInvalid):
-    """``connection=`` is open on another file or server than the URL names. The call has changed nothing on that file
-    or server."""
+    """The ``connection=`` of the call is open on a file or server that differs from the URL. The call has changed
+    nothing on the connection's file or server."""
 
 
 class UrlInvalid(MultiqError, ValueError):
@@ -56,11 +56,11 @@ class ArgumentsInvalid(MultiqError, TypeError):
 
 
 class FlowInvalid(MultiqError, ValueError):
-    """A chain, group, batch or flow has a mistake, so it cannot be enqueued."""
+    """A chain, group, batch or flow cannot be enqueued, because it has a mistake."""
 
 
 class FlowNotFound(MultiqError, LookupError):
-    """There is no flow with this id. It was never enqueued, or it has ended and is no longer kept."""
+    """There is no flow with this id. The flow was never enqueued, or has ended and is no longer kept."""
 
 
 class FlowFinished(MultiqError):
@@ -76,7 +76,7 @@ class ScheduleNotFound(MultiqError, LookupError):
 
 
 class ScheduleExists(MultiqError, ValueError):
-    """There is a schedule of this name already."""
+    """A schedule of this name exists already."""
 
 
 class PayloadInvalid(MultiqError, ValueError):
@@ -86,7 +86,7 @@ class PayloadInvalid(MultiqError, ValueError):
 class PayloadTooLarge(PayloadInvalid):
     """A body is larger than the backend or ``max_body`` allows.
 
-    ``size_bytes`` is the size of the body. ``limit_bytes`` is the limit.
+    ``size_bytes`` is the size of the body. ``limit_bytes`` is the largest allowed size.
     """
 
     def __init__(self, size_bytes: int, limit_bytes: int, advice: str) -> None:
@@ -96,7 +96,7 @@ class PayloadTooLarge(PayloadInvalid):
 
 
 class EnqueueRefused(MultiqError):
-    """Middleware has refused an enqueue. Nothing was sent. Middleware raises this error, with the reason."""
+    """Middleware has refused an enqueue. Nothing was sent. Middleware raises ``EnqueueRefused``, with the reason."""
 
 
 class TaskNotFound(MultiqError, LookupError):
@@ -108,7 +108,7 @@ class TaskExists(MultiqError, ValueError):
 
 
 class TaskNotIncluded(MultiqError, LookupError):
-    """A task of a registry is not in any app, or it is in several apps and the call does not say which one."""
+    """A task of a registry is not in any app, or is in several apps without the call naming the app."""
 
 
 class IncludeInvalid(MultiqError, ImportError):
@@ -133,13 +133,14 @@ class JobError(MultiqError):
 
 
 class JobNotFound(JobError):
-    """The queue has no such job. The job is done, was deleted, or was never enqueued."""
+    """The queue does not have the job. The job is done, was deleted, or was never enqueued."""
 
     sentence = "queue {queue!r} has no job {job_id}: it is done, was deleted, or was never there"
 
 
 class JobEnded(JobNotFound):
-    """The job cannot be cancelled, because it has ended. ``status``: ``done`` or ``cancelled``, as its outcome says."""
+    """The job cannot be cancelled, because it has ended. ``status`` is ``done`` or ``cancelled``, from the job's
+    outcome."""
 
     def __init__(self, queue: str, job_id: str, status: str) -> None:
         self.queue = queue
@@ -168,7 +169,7 @@ class JobHeld(JobError):
 class JobExists(JobError):
     """Nothing was enqueued, because the job ``job_id`` has the same unique key.
 
-    If that job holds the key for a fixed time, it may be gone.
+    The job ``job_id`` may be gone if it holds the key for a fixed time.
     """
 
     sentence = (
@@ -178,7 +179,7 @@ class JobExists(JobError):
 
 
 class UniqueTaken(JobError):
-    """The job can be neither kicked nor rescheduled, because another job has taken its unique key meanwhile."""
+    """The job can be neither kicked nor rescheduled, because another job has taken its unique key."""
 
     sentence = (
         "another job has taken the unique key of job {job_id} of queue {queue!r}: wait until that job is done, or "
@@ -193,7 +194,8 @@ class JobNotFailed(JobError):
 
 
 class JobAwaited(JobError):
-    """Other jobs of a flow wait for the job, so the delete must say what happens to them: see ``JobHandle.cancel``."""
+    """Other jobs of a flow wait for the job, so the delete must say what happens to the waiting jobs. See
+    ``JobHandle.cancel``."""
 
     sentence = (
         "other jobs wait for job {job_id} of queue {queue!r}: delete it with followers='go' to run the waiting jobs, "
@@ -214,10 +216,10 @@ class JobSettled(JobError):
 
 
 class JobFailed(JobError):
-    """``JobHandle.result`` was called for a job that is buried. The job runs again if it is kicked.
+    """``JobHandle.result`` was called for a job that is buried. A buried job runs again if it is kicked.
 
-    ``reason`` is the reason of the bury. ``traceback`` is the stored traceback. Each of them is None if it is not
-    stored.
+    ``reason`` is the reason of the bury, or None if no reason is stored. ``traceback`` is the stored traceback, or None
+    if no traceback is stored.
 
     ``multiq.events.JobFailed`` is another class: the event that one attempt of a job has failed.
     """
@@ -234,10 +236,10 @@ class JobFailed(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was cancelled. ``reason`` says why. None: no reason is stored.
+    """The job was cancelled. ``reason`` says why the job was cancelled, or is None if no reason is stored.
 
-    ``JobHandle.result`` raises this error. The error is also raised in the code of a running task that is cancelled.
-    The task may clean up, and should then end.
+    ``JobHandle.result`` raises ``JobCancelled``. ``JobCancelled`` is also raised in the code of a running task that is
+    cancelled. A cancelled task may clean up, and should then end.
     """
 
     def __init__(self, queue: str, job_id: str, reason: str | None = None) -> None:
@@ -254,7 +256,7 @@ class JobCancelled(JobError):
 class OutcomeUnknown(JobError):
     """The store has neither the job nor its outcome, or the job's outcome will not be kept.
 
-    ``reason`` says which of these cases it is.
+    ``reason`` says why the outcome is unknown.
     """
 
     def __init__(self, queue: str, job_id: str, reason: str) -> None:
@@ -268,7 +270,8 @@ class OutcomeUnknown(JobError):
 
 
 class ResultOmitted(OutcomeUnknown):
-    """The job is done, and its outcome is kept without the value. ``reason`` says why: too large, or not JSON."""
+    """The job is done, and its outcome is kept without the value. ``reason`` says whether the value was too large or
+    not JSON."""
 
     def __init__(self, queue: str, job_id: str, reason: str) -> None:
         self.queue = queue
@@ -278,7 +281,7 @@ class ResultOmitted(OutcomeUnknown):
 
 
 class ResultTimeout(JobError, TimeoutError):
-    """The job was not done within the timeout of the wait. ``status`` is what ``JobHandle.status`` returned last."""
+    """The job was not done within the timeout of the wait. ``status`` is the job's last known status."""
 
     def __init__(self, queue: str, job_id: str, status: str, timeout: float) -> None:
         self.queue = queue
@@ -299,27 +302,27 @@ class QueueEmpty(MultiqError, _stdlib_queue.Empty):
 
 
 class BackendError(MultiqError):
-    """The backend refused or failed."""
+    """The backend refused the call, or failed."""
 
     is_partial = False
-    """Whether other servers of the same backend have answered. If True, a call that does not need the failed server may
-    succeed."""
+    """Whether other servers of the same backend have answered. If ``is_partial`` is True, a call that does not need the
+    failed server may succeed."""
 
     settled: Mapping[str, LeaseLost | None] = {}
-    """The answers to the verdicts that the failed call has settled. The keys are the tokens of the leases.
+    """The answers to the verdicts that the failed call has settled, by the tokens of the leases.
 
-    These verdicts need not be repeated. The mapping is empty unless the error is partial.
+    A verdict with an answer need not be repeated. The mapping is empty if ``is_partial`` is False.
     """
 
     may_be_done = False
     """Whether the server may have carried out the call, because the call was sent and the reply was lost.
 
-    Drivers set this for their own use. An enqueue raises ``EnqueueUncertain`` instead.
+    Drivers set ``may_be_done`` for their own use. An enqueue whose reply was lost raises ``EnqueueUncertain``.
     """
 
     is_of_primary = False
-    """Of a backend with a store beside it (``multiq.backend.paired``): whether the server of the jobs has failed, and
-    the store has not. Other backends do not set this."""
+    """Whether only the server of the jobs has failed. Only a backend with a store beside it (``multiq.backend.paired``)
+    sets ``is_of_primary``."""
 
 
 class BackendUnavailable(BackendError):
@@ -339,7 +342,7 @@ class BackendTimeout(BackendUnavailable):
 class LockedByCaller(BackendError):
     """The caller's own open transaction on another connection locks the store.
 
-    Pass that connection as ``connection=``. A retry helps only after the caller has committed or rolled back.
+    Pass the locking connection as ``connection=``. A retry helps only after the caller has committed or rolled back.
     """
 
 
@@ -352,7 +355,8 @@ class BackendCorrupt(BackendError):
 
 
 class SchemaNotReady(BackendError):
-    """The store's tables are missing or too old for this version of multiq. The message has the command that helps."""
+    """The store's tables are missing or too old for this version of multiq. The message has the command that creates or
+    upgrades the tables."""
 
 
 class DriverInvalid(MultiqError, TypeError):
@@ -368,10 +372,11 @@ class ExtraNotInstalled(MultiqError, ImportError):
 
 
 class EnqueuePartial(BackendError):
-    """Some jobs of a batch were stored, and the others were refused. A backend with ``atomic_batches`` raises this
-    error only for a batch that is larger than this capability allows.
+    """Some jobs of a batch were stored, and the batch's other jobs were refused. A backend with ``atomic_batches``
+    stores a batch of up to 1,000 jobs in one step. A backend with ``atomic_batches`` raises ``EnqueuePartial`` only for
+    a larger batch.
 
-    ``accepted`` maps the position in the batch to the id, for each stored job.
+    ``accepted`` has the id of each stored job, by the job's position in the batch.
     """
 
     def __init__(self, accepted: dict[int, str], total: int, why: str) -> None:
@@ -384,7 +389,7 @@ class EnqueuePartial(BackendError):
 class EnqueueUncertain(BackendError):
     """Jobs were sent, and the reply was lost. It is unknown whether ``jobs`` are stored.
 
-    ``accepted`` maps the position in the batch to the id, for the jobs that certainly are stored. ``unsent`` has the
+    ``accepted`` has the id of each job that certainly is stored, by the job's position in the batch. ``unsent`` has the
     jobs that certainly are not stored, because they were not sent or were refused. Each job of the batch is in exactly
     one of ``jobs``, ``accepted`` and ``unsent``.
 
@@ -403,11 +408,12 @@ class EnqueueUncertain(BackendError):
     ) -> None:
         """Construct the error in a driver.
 
-        - *queue*, *jobs*: the jobs that were sent without a reply, and their queue.
+        - *queue*, *jobs*: the queue of the enqueue, and the jobs that were sent without a reply.
         - *why*: what happened, for the message.
         - *accepted*: the ids of the jobs that are certainly stored, by their position in the batch. Default: none.
         - *unsent*: the jobs that are certainly not stored. Default: none.
-        - *client_ids*: whether the jobs have the caller's ids. If they have, sending the jobs again adds no second job.
+        - *client_ids*: whether the jobs have the caller's ids. Sending jobs with the caller's ids again adds no second
+          job.
         """
         self.queue = queue
         self.jobs = tuple(jobs)
@@ -425,22 +431,23 @@ class EnqueueUncertain(BackendError):
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
             f"not be there{others}"
         )
-        """The message without the advice at its end."""
+        """The error's message without the advice at the end."""
         super().__init__(f"{self.what}; {self._advice()}")
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of ``jobs``. Empty where the backend chooses the ids, because the ids are then unknown."""
+        """The ids of ``jobs``. If the backend chooses the ids, the tuple is empty, because the ids are unknown."""
         return tuple(job.id for job in self.jobs) if self.client_ids else ()
 
     def repeat(self) -> Any:
-        """Repeat the enqueue for the jobs that may not be stored. Returns what the enqueue would have returned.
+        """Repeat the enqueue for the jobs that are perhaps not stored. The result is the same as the result of a
+        successful enqueue.
 
         The jobs keep their ids and their due times. If the queue still has a job, the job is not added a second time. A
-        job that was acked meanwhile is added again, as a new job. ``repeat`` may be called several times.
+        job that was acked before the repeat is added again, as a new job. ``repeat`` may be called several times.
 
-        Raises the errors of an enqueue, including ``EnqueueUncertain``. Raises ``Unsupported`` where the backend
-        chooses the ids.
+        Raises the errors of an enqueue, including ``EnqueueUncertain``. Raises ``Unsupported`` if the backend chooses
+        the ids.
         """
         if self._again is None:
             raise BackendError(
@@ -483,7 +490,7 @@ class EnqueueUncertain(BackendError):
 
 
 class Unsupported(MultiqError, NotImplementedError):
-    """The backend lacks ``capability``. ``others`` names the backends that have this capability."""
+    """The backend lacks ``capability``. ``others`` names the backends that have ``capability``."""
 
     def __init__(self, capability: str, backend: str, reason: str, others: Sequence[str] = ()) -> None:
         self.capability = capability

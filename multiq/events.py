@@ -1,8 +1,8 @@
 """Typed events about jobs and workers. Logging and metrics subscribe to these events.
 
-A subscriber is called in the thread in which the event happened, and should be quick. If a subscriber is a coroutine
-function, it runs on an event loop (``async_subscribers``). A subscriber's error is logged, and never changes the
-outcome of a job.
+A subscriber is called in the thread in which the event happened, and should be quick. A subscriber that is a coroutine
+function runs on an event loop (``async_subscribers``). A subscriber's error is logged, and never changes the outcome of
+a job.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class JobDone(JobEvent, frozen=True, kw_only=True):
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
-    """A job raised an error. ``JobRetried`` or ``JobBuried`` follows."""
+    """A job raised an error. The event ``JobRetried`` or ``JobBuried`` follows."""
 
     seconds: float
     error: BaseException
@@ -62,60 +62,63 @@ class JobRetried(JobEvent, frozen=True, kw_only=True):
 
 
 class JobBuried(JobEvent, frozen=True, kw_only=True):
-    """A job will be buried, because its attempts are used up, it crashed too often, or it cannot be decoded."""
+    """A job will be buried, because it has no attempts left, has crashed too often, or cannot be decoded."""
 
     reason: str
 
 
 class JobSnoozed(JobEvent, frozen=True, kw_only=True):
-    """A job raised ``Snooze``. It will run again after ``delay`` seconds. This is neither a failure nor a retry."""
+    """A job raised ``Snooze``, and will run again after ``delay`` seconds. A snooze is neither a failure nor a
+    retry."""
 
     delay: float
     reason: str | None
 
 
 class JobExpired(JobEvent, frozen=True, kw_only=True):
-    """A job did not start before its ``expires`` was over, and will be dropped without a run."""
+    """A job did not start within its ``expires`` seconds, and will be dropped without a run."""
 
     age: float
     """Seconds since the job was enqueued or rescheduled."""
     expires: float
-    """The job had to start within this number of seconds after the enqueue."""
+    """The number of seconds after the enqueue within which the job had to start."""
 
 
 class JobCancelled(JobEvent, frozen=True, kw_only=True):
     """A running or reserved job was cancelled by a request, and will not run again.
 
-    ``multiq.JobCancelled`` is another class: the error.
+    The error ``multiq.JobCancelled`` is another class.
     """
 
     reason: str
 
 
 class JobTimedOut(JobEvent, frozen=True, kw_only=True):
-    """A job was stopped because it ran longer than its ``timeout``. ``JobRetried`` or ``JobBuried`` follows."""
+    """A job was stopped because it ran longer than its ``timeout``. The event ``JobRetried`` or ``JobBuried``
+    follows."""
 
     timeout: float
     stack: str | None = None
-    """The stack of the job's thread, if the process was ended to stop the job. None: the process was not ended, or the
-    stack is unknown.
+    """The stack of the job's thread, if the process was ended to stop the job. None means that the process was not
+    ended, or that the stack is unknown.
     """
 
 
 class JobOverdue(JobEvent, frozen=True, kw_only=True):
-    """A job still runs after its timeout. A supervisor ends the job's process. Without a supervisor, the job runs
-    on."""
+    """A job still runs after its timeout. A supervisor ends the job's process. Without a supervisor, the job continues
+    to run."""
 
     timeout: float
 
 
 class JobCrashed(Event, frozen=True, kw_only=True):
-    """The process that ran a job died. The job is ready again. ``max_crashes`` limits the number of crashes."""
+    """The process that ran a job died. After the crash, the job is ready again. ``max_crashes`` limits the number of
+    crashes."""
 
     queue: str
     job_id: str
     task: str | None = None
-    """None: the job is not a task's job, or it is gone."""
+    """The name of the job's task. None means that the job has no task, or is gone."""
     reason: str
 
 
@@ -125,7 +128,7 @@ class JobLost(Event, frozen=True, kw_only=True):
     queue: str
     job_id: str
     task: str | None = None
-    """None: the job is not a task's job, or it is gone."""
+    """The name of the job's task. None means that the job has no task, or is gone."""
 
 
 class WorkerEvent(Event, frozen=True, kw_only=True):
@@ -146,7 +149,7 @@ class WorkerLooping(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerPaused(WorkerEvent, frozen=True, kw_only=True):
-    """A worker stops reserving jobs until it is resumed. Its running jobs go on."""
+    """A worker stops reserving jobs until it is resumed. The worker's running jobs continue."""
 
 
 class WorkerResumed(WorkerEvent, frozen=True, kw_only=True):
@@ -186,10 +189,11 @@ class Events:
     def __init__(self) -> None:
         self._subscribers: defaultdict[type[Event], list[Subscriber]] = defaultdict(list)
         self.listeners = _Listeners(self._subscribers)
-        """The subscribers of each concrete event type. An event without subscribers need not be constructed."""
+        """The subscribers of each concrete event type. Code that emits an event constructs the event only if its type
+        has subscribers."""
         self.logged = False
         """Whether ``multiq.logging`` has subscribed already."""
-        self._async_subscribers: AsyncSubscribers | None = None  # None: no subscriber is a coroutine function
+        self._async_subscribers: AsyncSubscribers | None = None  # None if no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
         self._session_lock = threading.Lock()
 
@@ -201,7 +205,7 @@ class Events:
     def open_session(self, loop: asyncio.AbstractEventLoop | None = None) -> EventSession:
         """Begin the session of a worker that emits events from now on.
 
-        *loop*: the worker's event loop. Subscribers that are coroutine functions may run on it.
+        *loop*: the worker's event loop, on which subscribers that are coroutine functions may run.
         """
         with self._session_lock:
             # remove the sessions of a parent process
@@ -211,28 +215,30 @@ class Events:
             return session
 
     def finish(self, patience: float) -> None:
-        """Wait up to *patience* seconds for coroutine subscribers. Then cancel those that still run."""
+        """Wait up to *patience* seconds for coroutine subscribers. Cancel the subscribers that still run after
+        *patience* seconds."""
         self.open_session().close(patience)
 
     def emit(self, event: Event) -> None:
-        """Call all subscribers of the event. Their errors are logged."""
+        """Call all subscribers of the event. The subscribers' errors are logged."""
         kind = type(event)
         for subscriber in self.listeners[kind]:
             try:
                 subscriber(event)
-            except BaseException:  # noqa: BLE001 - logged, and the job goes on
+            except BaseException:  # noqa: BLE001 - the error is logged, and the job continues
                 _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
         """Return a subscriber that starts the coroutine and does not wait for its end."""
-        from .async_subscribers import AsyncSubscribers  # programs without such subscribers need not import asyncio
+        # programs without coroutine subscribers need not import asyncio
+        from .async_subscribers import AsyncSubscribers
 
         background = self._async_subscribers = self._async_subscribers or AsyncSubscribers(self._sessions)
         return lambda event: background.start(subscriber, event)
 
 
 class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
-    """Concrete event type -> the subscribers to this type and to its parent types.
+    """For each concrete event type, the subscribers to this type and to its parent types.
 
     A cache for speed, because each job looks up two event types.
     """
@@ -251,8 +257,8 @@ class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
 
 
 class EventSession:
-    """The time from a worker's first event to its last event. If several workers of a process share an app, each worker
-    has its own session."""
+    """The period from a worker's first event to its last event. If several workers of a process share an app, each
+    worker has its own session."""
 
     def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
         self._events = events
@@ -263,7 +269,7 @@ class EventSession:
     def finish(self, patience: float) -> None:
         """Wait up to *patience* seconds for subscribers that are coroutine functions.
 
-        Then cancel those that still run on the worker's loop.
+        Afterwards, cancel the subscribers that still run on the worker's loop.
         """
         loop, self.loop = self.loop, None
         background = self._events._async_subscribers  # noqa: SLF001 - a class of this module
@@ -273,7 +279,7 @@ class EventSession:
     def close(self, patience: float) -> None:
         """End the session, because the worker has ended.
 
-        The last session of an app cancels the subscribers that still run on any loop.
+        The end of an app's last session cancels the subscribers that still run on any loop.
         """
         self.finish(patience)
         events = self._events

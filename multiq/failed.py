@@ -1,4 +1,4 @@
-"""The failed jobs of an app, which are its buried jobs, over all queues. ``App.failed`` returns a ``FailedJobs``."""
+"""The failed jobs of an app. A failed job is a buried job of any queue. ``App.failed`` returns a ``FailedJobs``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_PAGE = 100  # jobs that one call lists; few, because each may have a body of many kilobytes
+# the number of jobs that one call lists; the number is small, because each job may have a body of many kilobytes
+_PAGE = 100
 
 
 class _InNoQueue(JobNotFound):
@@ -35,16 +36,17 @@ class _InNoQueue(JobNotFound):
 
 
 class ShownJob(msgspec.Struct, frozen=True):
-    """A failed job as a listing has shown it. ``is_still`` finds out whether the job has run again since then."""
+    """The data of a failed job at the time of a listing. ``is_still`` finds out whether the job has run again since the
+    listing."""
 
     queue: str
     id: str
     attempt: int | None = None
-    """The number of the job's attempt when the job was listed. None in this field and the next ones: the job was not
-    listed."""
+    """The number of the job's attempt when the job was listed. If the job was not listed, ``attempt``, ``kicks`` and
+    ``failed_at`` are None."""
     kicks: int | None = None
     failed_at: float | None = None
-    """``Failure.at``. This time distinguishes the job from a later job of the same id."""
+    """``Failure.at``. The time of the failure distinguishes the job from a later job with the same id."""
 
     @classmethod
     def of(cls, job: JobInfo | ShownJob | tuple[str, str]) -> ShownJob:
@@ -59,7 +61,7 @@ class ShownJob(msgspec.Struct, frozen=True):
         return cls(check_name(queue), check_id(job_id))
 
     def is_still(self, job: JobInfo) -> bool:
-        """Whether the job is still buried, and has not run since."""
+        """Whether the job is still buried, and has not run since the listing."""
         return (
             job.state is State.BURIED
             and self.attempt in {None, job.attempt}
@@ -79,16 +81,16 @@ class FailedChange(msgspec.Struct, frozen=True, kw_only=True):
     matched: int
     """The number of failed jobs that match the filters."""
     changed: int
-    """The number of jobs that were retried or deleted. 0 with ``dry_run``."""
+    """The number of jobs that were retried or deleted, which is 0 with ``dry_run``."""
     left: int
-    """The number of jobs that the call left alone because they had changed since they were listed."""
+    """The number of jobs that were not changed because they had changed since they were listed."""
     awaited: int = 0
     """The number of jobs that were not deleted because other jobs of a flow wait for them."""
     taken: int = 0
-    """The number of jobs that were not retried because another job has taken their unique key meanwhile."""
+    """The number of jobs that were not retried because another job has taken their unique key."""
     undated: int = 0
-    """With ``older_than``: the number of jobs that the call left alone because the time of their failure is not stored.
-    Without ``older_than``: 0."""
+    """The number of jobs that the call left alone because the time of their failure is not stored. Without
+    ``older_than``, the number is 0."""
 
 
 class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,7 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def is_old(self, job: JobInfo) -> bool | None:
-        """Whether the job failed long enough ago. None: the time is unknown."""
+        """Whether the job failed long enough ago. None means that the time of the failure is unknown."""
         if self.older_than is None:
             return True
         failure = job.failure
@@ -150,19 +152,19 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailedListing:
-    """The failed jobs that match some filters. Each iteration reads the jobs again, page by page.
+    """The failed jobs that match the given filters. Each iteration reads the jobs again, page by page.
 
     In each queue, the job that has been buried for the longest time comes first. If the backend shows only some of the
-    jobs, the iteration yields these jobs and then raises ``Unsupported``. ``async for`` iterates without blocking the
-    event loop.
+    jobs, the iteration yields the shown jobs, and then raises ``Unsupported``. ``async for`` iterates without blocking
+    the event loop.
     """
 
     def __init__(self, backend: Backend, wanted: FailedFilter) -> None:
         self._backend = backend
         self._wanted = wanted
         self.undated = 0
-        """The number of jobs that the last iteration left out, because ``older_than`` is given and the time of their
-        failure is not stored.
+        """The number of jobs that the last iteration left out because the time of their failure is not stored. Without
+        ``older_than``, the number is 0.
         """
 
     def __iter__(self) -> Iterator[JobInfo]:
@@ -197,7 +199,7 @@ class FailedListing:
         return visible_queues(self._backend) if self._wanted.queues is None else self._wanted.queues
 
     def _jobs(self, queue: str) -> Iterator[JobInfo | None]:
-        """Yield the queue's failed jobs. If there are more jobs, which the backend cannot show, yield None at the
+        """Yield the queue's failed jobs. If the backend cannot show all of the queue's failed jobs, yield None at the
         end."""
         after: str | None = None
         while True:
@@ -214,16 +216,17 @@ class FailedListing:
 class FailedJobs:
     """The failed jobs of an app: ``app.failed``. A failed job is a buried job.
 
-    Several methods take the same filters. A job must match all filters that are given:
+    Several methods take filters. A job must match all given filters:
 
-    - *queue*: a queue, or several. Default: all queues.
+    - *queue*: one or several queues. Default: all queues.
     - *task*: the name of the task.
-    - *reason*: a part of the reason. Upper and lower case differ.
-    - *older_than*: seconds, or a timedelta, since the job failed, by the clocks of the worker and of this host.
+    - *reason*: a part of the reason. The case of letters must match.
+    - *older_than*: seconds, or a timedelta, since the job failed. The worker's clock gives the time of the failure, and
+      this host's clock gives the time now.
     - *limit*: the largest number of jobs.
 
     The methods raise ``Unsupported`` if the backend lacks a capability that they need. A backend without ``lists_jobs``
-    shows only the longest buried job of a queue.
+    shows only the job of a queue that was buried first.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -238,13 +241,13 @@ class FailedJobs:
         older_than: float | dt.timedelta | None = None,
         limit: int | None = None,
     ) -> FailedListing:
-        """Return the failed jobs that match the filters. Iterating over the result reads them page by page."""
+        """Return the failed jobs that match the filters. Iterating over the result reads the jobs page by page."""
         return FailedListing(self._backend, FailedFilter.of(queue, task, reason, older_than, limit))
 
     def show(self, job_id: str, queue: str | None = None) -> JobInfo:
         """Return a failed job. Without *queue*, all queues are searched.
 
-        Raises ``JobNotFound``, or ``JobNotFailed`` if the job is not buried.
+        Raises ``JobNotFound``. Raises ``JobNotFailed`` if the job is not buried.
         """
         check_id(job_id)
         queues = visible_queues(self._backend) if queue is None else [check_name(queue)]
@@ -271,10 +274,10 @@ class FailedJobs:
         limit: int | None = None,
         dry_run: bool = False,
     ) -> FailedChange:
-        """Make the failed jobs that match the filters ready, each with one more attempt.
+        """Retry the failed jobs that match the filters. A retried job becomes ready, and gets one more attempt.
 
-        First, all these jobs are listed. A job that has changed since it was listed is not retried, and is counted in
-        ``left``. If another job has taken the unique key of a job, the job is not retried, and is counted in ``taken``.
+        First, all matching jobs are listed. A job that has changed since it was listed is not retried, and is counted
+        in ``left``. A job whose unique key another job has taken is not retried, and is counted in ``taken``.
         *dry_run*: count the jobs, and change nothing.
         """
         wanted = FailedFilter.of(queue, task, reason, older_than, limit)
@@ -291,10 +294,10 @@ class FailedJobs:
         followers: Followers = "refuse",
         dry_run: bool = False,
     ) -> FailedChange:
-        """Delete the failed jobs that match the filters. Everything else is as in ``retry``.
+        """Delete the failed jobs that match the filters. ``forget`` lists and counts jobs in the same way as ``retry``.
 
-        *followers*: what happens to the jobs of a flow that wait for a deleted job, as for ``JobHandle.cancel``. By
-        default, if other jobs wait for a job, the job is not deleted, and is counted in ``awaited``.
+        *followers*: what happens to the jobs of a flow that wait for a deleted job, as in ``JobHandle.cancel``. By
+        default, a job that other jobs wait for is not deleted, and is counted in ``awaited``.
         """
         wanted = FailedFilter.of(queue, task, reason, older_than, limit)
         return self._change(wanted, self._deleting(followers), dry_run=dry_run)
@@ -310,7 +313,7 @@ class FailedJobs:
         followers: Followers = "refuse",
         dry_run: bool = False,
     ) -> FailedChange:
-        """Delete the jobs that failed longer ago than *older_than*, as ``forget`` does.
+        """Like ``forget``, for the jobs that failed longer ago than *older_than*.
 
         A job whose time of failure is not stored is not deleted, and is counted in ``undated``.
         """
@@ -327,16 +330,18 @@ class FailedJobs:
         )
 
     def retry_ids(self, jobs: Iterable[JobInfo | ShownJob | tuple[str, str]]) -> FailedChange:
-        """Make these failed jobs ready. *jobs*: jobs that ``list`` has yielded, or pairs of a queue and an id.
+        """Make failed jobs ready. *jobs*: jobs that ``list`` has yielded, or pairs of a queue and an id.
 
-        If a job is not buried any more, or has run since it was listed, it is not changed. It is counted in ``left``.
+        A job that is no longer buried, or that has run since it was listed, is not changed. The unchanged jobs are
+        counted in ``left``.
         """
         return self._carry_out([ShownJob.of(job) for job in jobs], self._backend.kick_job)
 
     def forget_ids(
         self, jobs: Iterable[JobInfo | ShownJob | tuple[str, str]], *, followers: Followers = "refuse"
     ) -> FailedChange:
-        """Delete these failed jobs. *followers*: as for ``forget``. Everything else is as in ``retry_ids``."""
+        """Delete failed jobs. *jobs*: as in ``retry_ids``. *followers*: as in ``forget``. Unchanged jobs are counted as
+        in ``retry_ids``."""
         return self._carry_out([ShownJob.of(job) for job in jobs], self._deleting(followers))
 
     async def ashow(self, job_id: str, queue: str | None = None) -> JobInfo:
@@ -420,7 +425,8 @@ class FailedJobs:
         return await run(self._backend, function, *args, **kwargs)
 
     def _deleting(self, followers: Followers) -> Callable[[str, str], None]:
-        from .flows.members import check_followers  # programs that only list and retry need no flows
+        # imported late, because programs that only list and retry need no flows
+        from .flows.members import check_followers
 
         check_followers(followers)
         return lambda queue, job_id: delete_job(self._backend, queue, job_id, followers)
@@ -441,7 +447,8 @@ class FailedJobs:
         changed = left = awaited = taken = 0
         for job in found:
             try:
-                # between these two calls, another client may change the job: no backend does both in one call
+                # another client may change the job between ``peek`` and ``act``, because no backend has one call for
+                # both
                 if job.is_still(JobInfo.of(self._backend.peek(job.queue, job.id))):
                     act(job.queue, job.id)
                     changed += 1
@@ -463,8 +470,8 @@ class FailedJobs:
     ) -> FailedChange:
         """Change failed jobs on a backend that shows only the first failed job of a queue.
 
-        After each change, the next job is the first one. If the first job does not match the filters and there are more
-        jobs, raise ``Unsupported``, because the backend does not show the other jobs.
+        After each change, the next failed job is the first of its queue. A first job that does not match the filters
+        hides the queue's other failed jobs. If failed jobs are hidden, ``_change_heads`` raises ``Unsupported``.
         """
         if dry_run and wanted.task is None:
             counts = [self._backend.stats(queue).buried or 0 for queue in listing.queues()]
@@ -473,7 +480,7 @@ class FailedJobs:
             return FailedChange(matched=sum(1 for _ in listing), changed=0, left=0)
         changed = 0
         for queue in listing.queues():
-            # a job that fails again is the last one of its queue, so this loop does not change it twice
+            # a job that fails again becomes the last job of its queue, so this loop does not change a job twice
             for _ in range(self._backend.stats(queue).buried or 0):
                 if changed == wanted.limit:
                     break

@@ -1,7 +1,7 @@
-"""The *failure* that a worker stores with a job when it buries the job: JSON in the job's detail.
+"""Failures of jobs. A *failure* is JSON that a worker stores in a job's detail when it buries the job.
 
-``{"v": 1, "error": ..., "traceback": ..., "at": ..., "worker": ..., "attempt": ..., "task": ..., "error_class": ...,
-"seconds": ...}``. A backend without the capability ``memos`` stores no failure.
+A failure has the form ``{"v": 1, "error": ..., "traceback": ..., "at": ..., "worker": ..., "attempt": ..., "task": ...,
+"error_class": ..., "seconds": ...}``. A backend without the capability ``memos`` stores no failure.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ PACKAGES = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beansta
 VERSION = 1
 
 ROOM = 16 * 1024
-"""The largest detail in bytes. A long traceback loses its outermost frames."""
+"""The largest size of a detail, in bytes. The outermost frames of a longer traceback are cut."""
 
-_FRAMES = 400  # how many of the innermost frames are formatted: more would not fit into ROOM
+_FRAMES = 400  # the number of innermost frames that are formatted: more frames would not fit into ROOM
 _CUT = "[... the outermost frames were cut ...]\n"
-_CLASS_ROOM = 300  # characters of the path of an error's class
-_NAME_ROOM = 128  # characters of a task's name: no task has a longer name, but another program may write one
-_ENTRY_ROOM = 2_000  # characters of one entry of a traceback; the text of an error has no limit
+_CLASS_ROOM = 300  # the most characters of an error's ``class_path``
+_NAME_ROOM = 128  # the most characters of a task's name: another program may write a longer name than multiq allows
+_ENTRY_ROOM = 2_000  # the most characters of one entry of a traceback, because the text of an error may be very long
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why and when a job was buried."""
+    """The reason, the time and the traceback of a bury."""
 
     v: int = VERSION
-    """The version of this format."""
+    """The version of the failure's format."""
     error: str
-    """The reason, as it is stored with the job."""
+    """The reason that is stored with the job."""
     traceback: str = ""
-    """The traceback of the error. Empty: the task's code raised no error."""
+    """The traceback of the error. The text is empty if the task's code raised no error."""
     at: float
     """The time at which the job was buried, in seconds since 1970 by the worker's clock."""
     worker: str
     """``host:pid``."""
     attempt: int
     task: str | None = None
-    """None: the body was not a valid envelope."""
+    """The name of the job's task. None means that the body was not a valid envelope."""
     error_class: str = ""
-    """The module and the name of the error's class, like ``builtins.ValueError``. Empty: no error was raised."""
+    """The module and the name of the error's class, like ``builtins.ValueError``. The text is empty if no error was
+    raised."""
     seconds: float | None = None
-    """How long the attempt ran. None: the attempt did not begin."""
+    """The duration of the attempt. None means that the attempt did not begin."""
 
 
 _decoder = msgspec.json.Decoder(Failure)
@@ -67,10 +68,11 @@ def encode_failure(
     stack: str | None = None,
     seconds: float | None = None,
 ) -> bytes:
-    """Return the detail of a job that is buried now, of at most ``ROOM`` bytes. Never raises an ``Exception``.
+    """Return the detail for a job that is being buried. The detail has at most ``ROOM`` bytes. Never raises an
+    ``Exception``.
 
     - *stack*: the stack to store if the error has no traceback.
-    - *seconds*: how long the attempt ran. None: the attempt did not begin.
+    - *seconds*: the duration of the attempt. None means that the attempt did not begin.
     """
     failure = Failure(
         error=_writable(reason),
@@ -83,7 +85,7 @@ def encode_failure(
         seconds=None if seconds is None else round(seconds, 6),
     )
     detail = msgspec.json.encode(failure)
-    while len(detail) > ROOM and failure.traceback:  # escapes make the JSON longer than the text
+    while len(detail) > ROOM and failure.traceback:  # escape sequences make the JSON longer than the text
         size = len(failure.traceback)
         kept = max(0, size * ROOM // len(detail) - 2 * len(_CUT))
         text = failure.traceback[size - kept :].partition("\n")[2]  # whole lines
@@ -93,7 +95,8 @@ def encode_failure(
 
 
 def decode_failure(detail: bytes | None) -> Failure | None:
-    """Return the failure in a job's detail. None: there is no failure, or another program has written the detail."""
+    """Return the failure in a job's detail. None means that there is no failure, or that another program has written
+    the detail."""
     if not detail:
         return None
     try:
@@ -103,14 +106,14 @@ def decode_failure(detail: bytes | None) -> Failure | None:
 
 
 def app_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback of the task's own code, without multiq's frames. If all frames are multiq's, return all
-    frames."""
+    """Return the traceback of the task's own code, without multiq's frames. If all frames are frames of multiq, return
+    all frames."""
     frames: list[TracebackType] = []
     trace = error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
         if name == "multiq.worker.execution.runner":
-            frames.clear()  # the frames before the task's code are of event loops and middleware
+            frames.clear()  # drop the frames of event loops and middleware, which are before the task's code
         elif name.partition(".")[0] not in PACKAGES:
             frames.append(trace)
         trace = trace.tb_next
@@ -125,15 +128,16 @@ def app_traceback(error: BaseException) -> TracebackType | None:
 def class_path(error: BaseException) -> str:
     """Return the module and the name of an error's class, cut short. Never raises an ``Exception``."""
     kind = type(error)
-    try:  # a metaclass of the user's may override both names
+    try:  # a user's metaclass may override both names
         module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
         return _writable(f"{module}.{name}"[:_CLASS_ROOM])
-    except Exception:  # noqa: BLE001 - as above
+    except Exception:  # noqa: BLE001 - a metaclass may raise any error
         return ""
 
 
 def traceback_of(error: BaseException | None) -> str:
-    """Return the traceback of the task's own code, cut short. Empty: there is none. Never raises an exception."""
+    """Return the traceback of the task's own code, cut short. The text is empty if there is no traceback. Never raises
+    an exception."""
     if error is None or error.__traceback__ is None:
         return ""
     try:
@@ -158,6 +162,5 @@ def _innermost(entries: list[str]) -> Iterable[str]:
 
 
 def _writable(text: str) -> str:
-    """Return the text with escapes for characters that UTF-8 cannot encode, because the text of an error may have
-    broken Unicode."""
+    """Escape the characters that UTF-8 cannot encode, because the text of an error may have broken Unicode."""
     return text.encode("utf-8", "backslashreplace").decode()

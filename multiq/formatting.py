@@ -11,21 +11,22 @@ _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 _SIZES = ("bytes", "KB", "MB", "GB")
 
 UNKNOWN = "?"
-"""Shown for a value that the backend cannot know."""
+"""The text that is shown for a value that the backend cannot know."""
 
 
 def shown(value: object) -> str:
-    """Return a short, printable ``repr`` of *value* for an error message. Never raises, even if ``repr`` does."""
+    """Return a short, printable ``repr`` of *value* for an error message. Never raises an error, even if ``repr``
+    raises an error."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - a broken __repr__, or an integer with more digits than Python converts
+    except Exception:  # noqa: BLE001 - such as a broken __repr__, or an integer with too many digits
         text = f"a {type(value).__qualname__}"
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def safe(text: str, *, keep: str = "") -> str:
-    """Return *text* with escapes for characters that a terminal does not print, such as colour codes."""
+    """Escape the characters in *text* that a terminal does not print, such as colour codes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
@@ -73,7 +74,8 @@ def shorten(text: str, room: int) -> str:
 def abridge(text: str, room: int) -> str:
     """Cut the middle out of *text*, so that about *room* characters are left.
 
-    Three quarters of them are from the end, because the end of a traceback is more useful than its beginning.
+    Three quarters of the remaining characters are from the end, because the end of a traceback is more useful than its
+    beginning.
     """
     if len(text) <= room:
         return text
@@ -82,7 +84,7 @@ def abridge(text: str, room: int) -> str:
 
 
 def summary(job: JobInfo, room: int = 200) -> str:
-    """Describe a job in one line, by the call of its task, by its JSON, or by its bytes."""
+    """Describe a job in one line that shows the call of its task, its JSON or its bytes."""
     value = job.value
     if isinstance(value, dict) and _is_sealed(value):
         steps = ", ".join(step for step in value["seal"] if isinstance(step, str))
@@ -95,9 +97,9 @@ def summary(job: JobInfo, room: int = 200) -> str:
 
 
 def _is_sealed(value: dict[str, Any]) -> bool:
-    """Whether the value has a seal that this program cannot open. The seal hides the value, unless the value is only
-    signed."""
-    from .envelope import SEALED_VERSION  # which imports this module
+    """Whether the value has a seal that this program cannot open. A seal hides the value if it encrypts or compresses
+    the value."""
+    from .envelope import SEALED_VERSION  # imported late, because envelope imports this module
 
     return value.get("multiq") == SEALED_VERSION and isinstance(value.get("seal"), list)
 
@@ -111,7 +113,7 @@ def _arguments(envelope: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    import json  # imported here, so that producers need not import it
+    import json  # imported late, so that producers need not import json
 
     return json.dumps(value, ensure_ascii=False)
 

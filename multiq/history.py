@@ -1,4 +1,4 @@
-"""The history of a queue: the kept outcomes of jobs that are gone, as ``Queue.history`` returns them."""
+"""The history of a queue, which is the kept outcomes of jobs that are gone. ``Queue.history`` returns the history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ KINDS: tuple[OutcomeKind, ...] = ("done", "cancelled")
 
 
 class OutcomeInfo(Outcome, frozen=True, kw_only=True):
-    """The kept outcome of a job that is gone. ``body`` has the bytes, and ``document`` the decoded JSON."""
+    """The kept outcome of a job that is gone. ``body`` has the outcome's bytes, and ``document`` has the decoded
+    JSON."""
 
     @classmethod
     def of(cls, outcome: Outcome) -> OutcomeInfo:
@@ -28,25 +29,25 @@ class OutcomeInfo(Outcome, frozen=True, kw_only=True):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The fields of the outcome, such as ``value``. Empty: the outcome is not a JSON object."""
+        """The fields of the outcome, such as ``value``. The dict is empty if the outcome is not a JSON object."""
         found = decode_json(self.body)
         return found if isinstance(found, dict) else {}
 
     @property
     def value(self) -> Any:
-        """The value that the task returned, decoded from JSON. It is also None if the outcome has no value
+        """The value that the task returned, decoded from JSON. ``value`` is also None if the outcome has no value
         (``omitted``)."""
         return self.document.get("value")
 
     @property
     def omitted(self) -> str | None:
-        """The reason why the outcome has no value. None: the outcome has a value."""
+        """The reason why the outcome has no value. None means that the outcome has a value."""
         document = self.document
         return None if "value" in document else str(document.get("omitted", "no value is stored"))
 
 
 class HistoryPage(msgspec.Struct, frozen=True):
-    """A page of a history. Pass its ``after`` to get the next page. None: this is the last page."""
+    """A page of a history. Pass the page's ``after`` to get the next page. The last page's ``after`` is None."""
 
     outcomes: list[OutcomeInfo]
     after: str | None
@@ -59,7 +60,7 @@ class HistoryPage(msgspec.Struct, frozen=True):
 
 
 def check_kind(kind: str | None) -> OutcomeKind | None:
-    """Return the kind of this name. Raises ``OptionInvalid``."""
+    """Return *kind* if it is a valid kind of outcome. Raises ``OptionInvalid``."""
     if kind is None:
         return None
     for known in KINDS:

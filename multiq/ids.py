@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import time
 
-_PER_MILLISECOND = 4096  # the values of the 12-bit counter
-_WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # byte -> the byte with the two variant bits set
-_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # hex digit -> the same digit with the variant bits
+_PER_MILLISECOND = 4096  # the number of values of the 12-bit counter
+# maps a byte to the byte with the two variant bits set
+_WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))
+# maps a hex digit to the same digit with the variant bits
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
-_head = 0, ""  # milliseconds since 1970, and the prefix of the ids of that millisecond
+_head = 0, ""  # a millisecond since 1970, and the prefix of the ids that are made in this millisecond
 
 
 def new_id() -> str:
@@ -32,8 +34,8 @@ def new_ids(count: int) -> list[str]:
     bits.
 
     The counter is described in RFC 9562, section 6.2, method 1. Because of the counter, the ids of one call are
-    neighbours in an index, so reserving and deleting their jobs touches few pages of the index. After each 4,096 ids
-    the counter begins again, and the timestamp in the ids grows by one millisecond.
+    neighbours in an index. Reserving and deleting jobs with neighbouring ids reads and writes few pages of the index.
+    After each 4,096 ids, the counter begins again, and the timestamp in the ids grows by one millisecond.
     """
     first = time.time_ns() // 1_000_000
     noise = bytearray(os.urandom(8 * count))

@@ -1,4 +1,4 @@
-"""The public classes of jobs: the handle of an enqueued job, a reserved job, a listed job, the running job."""
+"""The public classes for the handle of an enqueued job, a reserved job, a listed job, and the running job."""
 
 from __future__ import annotations
 
@@ -52,18 +52,19 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NOTICE_EVERY = 0.1  # seconds between two checks of the timeout of the waiting job
+_NOTICE_EVERY = 0.1  # seconds between two checks of the waiting job's timeout
 _STEP_MAX = 2**31  # bytes
 
 
 class JobHandle:
-    """An enqueued job. Its methods inspect the job, cancel it and change its due time."""
+    """An enqueued job. The methods inspect the job, cancel the job and change its due time."""
 
     __slots__ = ("_backend", "id", "queue")
 
     was_new = True
-    """False: the enqueue added no job, because the job of this handle already had the unique key. This job may be done,
-    if it holds the key for a fixed time.
+    """Whether the enqueue added a job. ``was_new`` is False if an existing job already had the unique key. If
+    ``was_new`` is False, the handle is the existing job's handle. An existing job that holds its key for a fixed time
+    may be done.
     """
 
     def __init__(self, backend: Backend, queue: str, job_id: str) -> None:
@@ -74,25 +75,29 @@ class JobHandle:
     def cancel(
         self, *, followers: Followers = "refuse", grace: float | dt.timedelta | None = None, reason: str | None = None
     ) -> CancelAnswer:
-        """Cancel the job. Returns ``"deleted"`` if it had not started, and ``"requested"`` if it runs.
+        """Cancel the job. Returns ``"deleted"`` if the job had not started, and ``"requested"`` if the job is running.
 
-        The worker of a running job reads the request within about five seconds. ``JobContext.is_cancelled`` is true
-        from then on. After the grace, ``JobCancelled`` is raised in the task's own code, in the same way as
-        ``SoftTimeout`` at a timeout. A coroutine is cancelled. If the task then raises an error, or if it had not
-        begun, the job ends as cancelled: it is neither retried nor buried. If the task returns, the job is done. A
-        buried job is deleted.
+        The worker of a running job reads the request within about five seconds. Once the request is read,
+        ``JobContext.is_cancelled`` is true. After the grace, ``JobCancelled`` is raised in the task's own code, in the
+        same way as ``SoftTimeout`` at a timeout. A task that is a coroutine is cancelled. If the task raises an error
+        after the cancellation, the job ends as cancelled. A reserved job whose task had not begun also ends as
+        cancelled. A cancelled job is neither retried nor buried. If a cancelled task returns, the job is done.
+        ``cancel`` deletes a buried job.
 
-        - *followers*: what happens to the jobs of a flow that wait for this job. ``"go"``: they run. ``"stop"``: they
-          are cancelled. ``"refuse"``: if jobs wait for this job, nothing is changed, and ``JobAwaited`` is raised.
+        - *followers*: what happens to the jobs of a flow that wait for this job. ``"go"``: the waiting jobs run.
+          ``"stop"``: the waiting jobs are cancelled. ``"refuse"``: if jobs wait for this job, nothing is changed, and
+          ``JobAwaited`` is raised.
         - *grace*: seconds, or a timedelta, of at least 0. Default: 5.
-        - *reason*: a text that is stored in the outcome and shown in the error.
+        - *reason*: a text that is stored in the outcome, and that ``JobCancelled`` shows.
 
         Errors:
 
-        - ``JobEnded``: the job is gone, and its outcome is kept. ``JobNotFound``: it is gone, or was never enqueued.
-        - ``Unsupported``: the job runs, and the backend has no notes or control flags.
+        - ``JobEnded``: the job is gone, and its outcome is kept. ``JobNotFound``: the job is gone, or was never
+          enqueued.
+        - ``Unsupported``: the job is running, and the backend has no notes or no control flags.
         """
-        from .cancellation import GRACE_DEFAULT, cancel_job, check_reason_of  # few programs cancel jobs
+        # imported late, because few programs cancel jobs
+        from .cancellation import GRACE_DEFAULT, cancel_job, check_reason_of
 
         seconds = GRACE_DEFAULT if grace is None else check_delay(grace)
         why = check_reason_of(reason)
@@ -101,31 +106,32 @@ class JobHandle:
     def reschedule(self, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None) -> None:
         """Make the job due in *delay* seconds or at the time *at*, as if it were enqueued now.
 
-        On a backend without ``stable_ids`` this handle gets a new ``id``. Raises ``JobReserved``, ``JobNotFound``.
+        On a backend without ``stable_ids``, this handle gets a new ``id``. Raises ``JobReserved``, ``JobNotFound``.
         """
         seconds = check_delay(delay, at)
         self._backend.check_terms(delay=seconds)
         self.id = self._backend.reschedule(self.queue, self.id, seconds)
 
     def state(self) -> State:
-        """Return the job's state now. ``State.GONE``: the job was acked or deleted."""
+        """Return the job's current state. ``State.GONE`` means that the job was acked or deleted."""
         try:
             return self._backend.peek(self.queue, self.id).state
         except JobNotFound:
             return State.GONE
 
     def peek(self) -> JobInfo:
-        """Return the job as the backend stores it. Raises ``JobNotFound``."""
+        """Return the job in the form in which the backend stores it. Raises ``JobNotFound``."""
         return JobInfo.of(self._backend.peek(self.queue, self.id))
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait until the job is done, and return the value that its task returned, decoded from JSON.
 
-        *timeout*: seconds. 0: do not wait. None: wait for ever. The job must have ``keep``.
+        *timeout*: the longest wait in seconds. With 0, ``result`` does not wait. With None, ``result`` waits without a
+        limit. The job must have ``keep``.
 
         Errors:
 
-        - ``JobFailed``: the job is buried. The error has the reason and the traceback.
+        - ``JobFailed``: the job is buried. ``JobFailed`` has the reason and the traceback.
         - ``JobCancelled``: the job was cancelled.
         - ``OutcomeUnknown``: the outcome was not kept or has expired, or the job was deleted.
         - ``ResultOmitted``: the job is done, and its value is too large or not JSON.
@@ -134,7 +140,7 @@ class JobHandle:
         - ``BackendUnavailable``: the backend did not answer until the timeout. Other errors of the backend are raised
           immediately.
         """
-        from .waiting import Done, look, wait  # programs that wait for no results need not import this module
+        from .waiting import Done, look, wait  # imported late, because many programs wait for no results
 
         if timeout is not None:
             timeout = check_timeout(timeout)
@@ -157,10 +163,10 @@ class JobHandle:
             return future.result()
         finally:
             future.cancel()
-            del future  # the error refers to this frame: without this line, the two would form a reference cycle
+            del future  # without this line, the error and this frame would form a reference cycle
 
     async def aresult(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - as in result
-        """``result`` without blocking the event loop. A cancelled ``aresult`` stops waiting, and the job goes on."""
+        """``result`` without blocking the event loop. A cancelled ``aresult`` stops waiting, and the job continues."""
         import asyncio
 
         from .async_calls import running_loop
@@ -173,7 +179,7 @@ class JobHandle:
         return await asyncio.wrap_future(wait(self._backend, self.queue, self.id, timeout, timeout))
 
     def status(self) -> JobStatus:
-        """Return where the job is now.
+        """Return the job's current status.
 
         - ``"queued"``, ``"delayed"``, ``"running"``: the job is not done yet.
         - ``"held"``: the job waits for other jobs of its flow.
@@ -186,19 +192,19 @@ class JobHandle:
         return status_of(self._backend, self.queue, self.id)
 
     def outcome(self) -> JobOutcome | None:
-        """Return the kept outcome of the job. None: the job is not done yet, or no outcome is kept.
+        """Return the kept outcome of the job. None means that the job is not done yet, or that no outcome is kept.
 
         Raises ``Unsupported`` if the backend keeps no outcomes.
         """
         self._check_outcomes()
-        if self.state() is not State.GONE:  # the outcome would be that of an earlier job with the same id
+        if self.state() is not State.GONE:  # if the job exists, an outcome belongs to an earlier job with the same id
             return None
         (outcome,) = self._backend.outcomes(self.queue, [self.id])
         return None if outcome is None else decode_outcome(outcome)
 
     def progress(self) -> Progress | None:
-        """Return the last progress that the job has set by ``JobContext.progress``. None: the job has not set its
-        progress, or the job is gone.
+        """Return the last progress that the job has set by ``JobContext.progress``. None means that the job has not set
+        its progress, or is gone.
 
         Raises ``Unsupported`` if the backend keeps no memos.
         """
@@ -241,7 +247,8 @@ class JobHandle:
 
     @property
     def ref(self) -> str:
-        """The queue and the id as one text, which needs no escaping in a URL. ``App.job`` makes a handle of it."""
+        """The queue and the id as one text, which needs no escaping in a URL. ``App.job`` makes a handle from a
+        ``ref``."""
         return make_ref(self.queue, self.id)
 
     async def _run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -275,7 +282,8 @@ _REF_PLAIN = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
 def make_ref(queue: str, job_id: str) -> str:
-    """Return ``queue~id``. If the id has a character that a URL would escape: ``queue~~`` and the id in base64."""
+    """Return ``queue~id``. If the id has a character that a URL would escape, return ``queue~~`` and the id in
+    base64."""
     if _REF_PLAIN.fullmatch(job_id):
         return f"{queue}~{job_id}"
     import base64
@@ -294,13 +302,13 @@ def read_ref(ref: str) -> tuple[str, str]:
                 encoded = job_id[1:]
                 job_id = base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True).decode()
             return check_name(queue), check_id(job_id)
-        except ValueError:  # also the errors of names, ids, base64 and UTF-8
+        except ValueError:  # wrong names, ids, base64 and UTF-8 raise subclasses of ValueError
             pass
     raise OptionInvalid(f"ref must be the text that JobHandle.ref returned, got {shown(ref)}")
 
 
 def _wait_in_thread(future: Future[Any]) -> None:
-    """Wait until *future* is done. If this code runs in a job, raise ``SoftTimeout`` when the job's timeout is over."""
+    """Wait until *future* is done. In a job, raise ``SoftTimeout`` when the job's timeout is over."""
     from concurrent.futures import wait
 
     job = running.get(None)
@@ -309,7 +317,7 @@ def _wait_in_thread(future: Future[Any]) -> None:
 
 
 class JobInfo(JobRecord, frozen=True, kw_only=True):
-    """A job as it is stored. ``body`` has the bytes, and ``value`` has the decoded value."""
+    """A job in the form in which it is stored. ``body`` has the body's bytes, and ``value`` has the decoded value."""
 
     @classmethod
     def of(cls, record: JobRecord) -> JobInfo:
@@ -317,29 +325,29 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
 
     @property
     def value(self) -> Any:
-        """The decoded JSON of the body. If the body is not JSON: its bytes."""
+        """The decoded JSON of the body, or the body's bytes if the body is not JSON."""
         return decode_json(self.body)
 
     @property
     def task(self) -> str | None:
-        """The name of the task. None: the body is not a task's envelope."""
+        """The name of the task, or None if the body is not a task's envelope."""
         return task_of(self.value)
 
     @property
     def failure(self) -> Failure | None:
-        """The reason, the worker and the time of the bury. None: no worker has buried the job, or the backend lacks
-        ``memos``."""
+        """The reason, the worker and the time of the bury. None means that no worker has buried the job, or that the
+        backend lacks ``memos``."""
         return decode_failure(self.detail)
 
 
 def task_of(value: Any) -> str | None:
-    """Return the name of the task. None: the decoded body is not a task's envelope."""
+    """Return the name of the task, or None if the decoded body is not a task's envelope."""
     name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
     return name if isinstance(name, str) else None
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """A page of a listing. Pass its ``after`` to get the next page. None: this is the last page."""
+    """A page of a listing. Pass the page's ``after`` to get the next page. The last page's ``after`` is None."""
 
     jobs: list[JobInfo]
     after: str | None
@@ -354,8 +362,8 @@ class JobPage(msgspec.Struct, frozen=True):
 class Job:
     """A reserved job. Settle the job once, by ``ack``, ``release`` or ``bury``, or by leaving a ``with`` block.
 
-    Leaving the block acks the job. An exception in the block releases the job with a backoff, and is raised again. The
-    lease is extended only if you call ``touch``. Any thread may settle the job.
+    Leaving the ``with`` block acks the job. An exception in the ``with`` block releases the job with a backoff, and is
+    raised again. The lease is extended only if you call ``touch``. Any thread may settle the job.
     """
 
     __slots__ = ("_consumer", "_settled", "_value", "lease")
@@ -376,7 +384,7 @@ class Job:
 
     @property
     def body(self) -> Any:
-        """The decoded JSON of the body. If the body is not JSON: its bytes."""
+        """The decoded JSON of the body, or the body's bytes if the body is not JSON."""
         if self._value is _UNREAD:
             self._value = decode_json(self.lease.body)
         return self._value
@@ -392,7 +400,7 @@ class Job:
 
     @property
     def attempt(self) -> int:
-        """The number of this reservation. The first is 1."""
+        """The number of the job's reservation. A job's first reservation has the number 1."""
         return self.lease.attempt
 
     @property
@@ -406,8 +414,8 @@ class Job:
         return self.lease.age
 
     def ack(self) -> None:
-        """Delete the job, because it is done. Raises ``LeaseLost`` if its lease has ended. In this case the job runs
-        again."""
+        """Delete the job, because it is done. Raises ``LeaseLost`` if the job's lease has ended. A job whose lease has
+        ended runs again."""
         self._settle(Ack(self.lease))
 
     def release(
@@ -415,7 +423,7 @@ class Job:
     ) -> None:
         """Make the job ready again, now or in *delay* seconds.
 
-        Raises ``LeaseLost``, and for invalid arguments the same errors as ``Queue.enqueue``.
+        Raises ``LeaseLost``. For invalid arguments, ``release`` raises the same errors as ``Queue.enqueue``.
         """
         seconds = check_delay(delay)
         first = None if priority is None else check_priority(priority)
@@ -423,11 +431,11 @@ class Job:
         self._settle(Release(self.lease, seconds, first, check_reason(reason)))
 
     def bury(self, reason: str | None = None) -> None:
-        """Set the job aside until it is kicked. Raises ``LeaseLost``."""
+        """Bury the job, which does not run until it is kicked. Raises ``LeaseLost``."""
         self._settle(Bury(self.lease, check_reason(reason)))
 
     def touch(self) -> None:
-        """Extend the lease to the full ttr from now. Raises ``LeaseLost``."""
+        """Extend the lease, so that it ends a full ttr from now. Raises ``LeaseLost``."""
         if self._settled:
             raise JobSettled(self.queue, self.id)
         (lost,) = self._consumer.settle([Touch(self.lease)])
@@ -442,15 +450,15 @@ class Job:
     async def arelease(
         self, delay: float | dt.timedelta = 0, *, priority: int | None = None, reason: str | None = None
     ) -> None:
-        """``release`` without blocking the event loop. If cancelled, it behaves like ``aack``."""
+        """``release`` without blocking the event loop. A cancelled ``arelease`` behaves like a cancelled ``aack``."""
         await self._run_to_end(self.release, delay, priority=priority, reason=reason)
 
     async def abury(self, reason: str | None = None) -> None:
-        """``bury`` without blocking the event loop. If cancelled, it behaves like ``aack``."""
+        """``bury`` without blocking the event loop. A cancelled ``abury`` behaves like a cancelled ``aack``."""
         await self._run_to_end(self.bury, reason)
 
     async def atouch(self) -> None:
-        """``touch`` without blocking the event loop. If cancelled, it behaves like ``aack``."""
+        """``touch`` without blocking the event loop. A cancelled ``atouch`` behaves like a cancelled ``aack``."""
         await self._run_to_end(self.touch)
 
     async def __aenter__(self) -> Self:
@@ -474,7 +482,7 @@ class Job:
             return
         try:
             self.release(self._consumer.backend.shortened(DEFAULT(self.attempt)), reason=describe(error))
-        except Exception as lost:  # noqa: BLE001 - the block's own error matters more
+        except Exception as lost:  # noqa: BLE001 - the error of the block is raised instead
             error.add_note(f"and the job could not be released: {lost}")
 
     def __repr__(self) -> str:
@@ -488,32 +496,33 @@ class Job:
     def _settle(self, verdict: Verdict) -> None:
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._consumer.settle([verdict])  # after an error, the caller may send the verdict again
+        (lost,) = self._consumer.settle([verdict])  # if this call raises an error, the caller may settle the job again
         self._settled = True
         if lost is not None:
             raise lost
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that a worker runs. ``multiq.current_job()`` returns this object. Events have it as the attribute
-    ``job``."""
+    """The job that a worker runs. ``multiq.current_job()`` returns a ``JobContext``. The attribute ``job`` of an event
+    is a ``JobContext``."""
 
     task: str | None
-    """The task's name. None: the body is not a valid envelope."""
+    """The task's name, or None if the body is not a valid envelope."""
     lease: Lease
     envelope: Envelope | None
     deadline: float | None = None
-    """The end of the job's ``timeout``, in ``time.monotonic()`` seconds. None: the job has no ``timeout``."""
+    """The end of the job's ``timeout``, in ``time.monotonic()`` seconds. If the job has no ``timeout``, ``deadline`` is
+    None."""
     notice: Notice | None = None
-    """Whether ``SoftTimeout`` was raised in the job. None: the job has no ``timeout``."""
+    """Whether ``SoftTimeout`` was raised in the job. If the job has no ``timeout``, ``notice`` is None."""
     memos: Memos | None = None
-    """Stores the values of ``progress`` and ``step``. None: the job does not run."""
+    """Stores the values of ``progress`` and ``step``. None means that the job does not run."""
     kept: dict[str, Any] | None = None
-    """The value of ``state``. None: no code has read ``state`` yet."""
+    """The value of ``state``, or None if no code has read ``state`` yet."""
 
     @property
     def state(self) -> dict[str, Any]:
-        """A dict that middleware and the task share during one run. It is not stored."""
+        """A dict that middleware and the task share during one run. The dict is not stored."""
         if self.kept is None:
             msgspec.structs.force_setattr(self, "kept", {})
         assert self.kept is not None  # noqa: S101 - set above
@@ -522,26 +531,26 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     def progress(self, fraction: float, message: str = "") -> None:
         """Set the job's progress, which ``JobHandle.progress`` returns.
 
-        *fraction*: from 0 to 1. *message*: up to 500 characters.
+        *fraction*: a number from 0 to 1. *message*: up to 500 characters.
 
-        The worker stores the progress later, at most once a second, so a call costs no round trip. Raises
-        ``OptionInvalid``. Raises ``Unsupported`` if the backend keeps no memos, and ``LeaseLost`` if the lease has
-        ended.
+        The worker stores the progress later, at most once a second, so a call of ``progress`` makes no round trip.
+        Raises ``OptionInvalid``. Raises ``Unsupported`` if the backend keeps no memos, and ``LeaseLost`` if the lease
+        has ended.
         """
         self._memo().set_progress(check_progress(fraction, message))
 
     def step(self, name: str, function: Callable[[], Any]) -> Any:
-        """Call *function*, store its value with the job, and return the value, decoded from JSON.
+        """Call *function*, store its value with the job, and return the value decoded from JSON.
 
-        If an earlier attempt of the job has stored the value of the step *name*, *function* is not called, and the
-        stored value is returned. One call of the backend stores the value and renews the lease. If the worker dies
-        before the value is stored, a later attempt calls *function* again.
+        If an earlier attempt of the job has stored a value for the step *name*, the stored value is returned. If a
+        stored value is returned, *function* is not called. One call of the backend stores the value and renews the
+        lease. If the worker dies before the value is stored, a later attempt calls *function* again.
 
-        If the task does not catch one of these errors, the attempt fails:
+        If the task does not catch one of the following errors, the attempt fails:
 
         - ``LeaseLost``: the lease has ended, so the job runs again. The value is not stored.
         - ``PayloadInvalid``: the value is not JSON. ``PayloadTooLarge``: the job's memo would be too large.
-        - ``BackendError``: the backend did not answer before the lease's end.
+        - ``BackendError``: the backend did not answer before the lease ended.
         - ``Unsupported``: the backend keeps no memos. The function was not called.
         """
         memo, name = self._memo(), check_step(name)
@@ -556,7 +565,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         return decode_json(stored)
 
     async def astep(self, name: str, function: Callable[[], Awaitable[Any]]) -> Any:
-        """``step`` for a coroutine function. It does not block the event loop."""
+        """``step`` for a coroutine function, without blocking the event loop."""
         import asyncio
 
         memo, name = self._memo(), check_step(name)
@@ -569,8 +578,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the running job was cancelled: ``JobHandle.cancel`` was called, and the worker has read the
-        request."""
+        """Whether ``JobHandle.cancel`` was called for the running job, and the worker has read the request."""
         return self.memos is not None and self.memos.cancel_of(self.lease) is not None
 
     def check_cancelled(self) -> None:
@@ -584,7 +592,8 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``. Raise ``JobCancelled`` if the job was
         cancelled.
 
-        A plain function on a thread cannot be interrupted. Instead, the function may call ``check`` between its steps.
+        A plain function on a thread cannot be interrupted. A plain function on a thread may call ``check`` between its
+        steps.
         """
         self.check_cancelled()
         if self.deadline is not None and time.monotonic() >= self.deadline:
@@ -618,14 +627,14 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HEADER_DELAY = "multiq-delay"
-"""The header of a schedule's job: the seconds from its enqueue to its due time."""
+"""The header with the seconds from the enqueue of a schedule's job to its due time."""
 
 
 def first_wait(job: JobContext) -> float | None:
     """Return the seconds from a job's enqueue to its first reservation, by the server's clock.
 
-    For a schedule's job, the seconds count from its due time. None: the time at which the job became due is unknown.
-    This is so if the job was tried or kicked before, or waited for other jobs of its flow.
+    For a schedule's job, the seconds count from its due time. None means that the time at which the job became due is
+    unknown. The time is unknown if the job was tried or kicked before, or waited for other jobs of its flow.
     """
     if job.attempt > 1 or job.lease.kicks or (job.envelope is not None and job.envelope.flow is not None):
         return None
@@ -641,21 +650,22 @@ def first_wait(job: JobContext) -> float | None:
 
 def _encode_step(name: str, value: Any) -> bytes:
     check_json(value, f"the value of step {name}")
-    return encode_json(value, max_body=_STEP_MAX)  # the memo's limit is smaller
+    return encode_json(value, max_body=_STEP_MAX)  # in effect no limit, because the memo's limit is smaller
 
 
 running: ContextVar[JobContext] = ContextVar("multiq_running_job")
 
 
 class JobTasks(set["asyncio.Task[Any]"]):
-    """The asyncio tasks of one job on the event loop that all jobs share. The tasks end when the job ends."""
+    """The asyncio tasks of one job on the worker's shared event loop. The tasks end when the job ends."""
 
     is_over = False
     """Whether the job has ended."""
 
 
 job_tasks: ContextVar[JobTasks | None] = ContextVar("multiq_job_tasks", default=None)
-"""The asyncio tasks of this context's job. None: there is no job, or the job does not run on an event loop."""
+"""The asyncio tasks of this context's job. None means that no job runs, or that the job does not run on an event
+loop."""
 
 
 def current_job() -> JobContext:
@@ -667,11 +677,12 @@ def current_job() -> JobContext:
 
 
 def describe(error: BaseException) -> str:
-    """Return ``Kind: message`` of an error, cut short. Never raises, even if the error's ``str`` does."""
+    """Return the text ``Kind: message`` of an error, cut short. Never raises an error, even if the error's ``str``
+    raises an error."""
     kind = "an error"
     try:
         kind = type.__getattribute__(type(error), "__name__")  # a user's metaclass may override __name__
-        message = "".join(str(error))  # converts an instance of a subclass of str
+        message = "".join(str(error))  # join makes a plain str from an instance of a subclass
         return check_reason(f"{kind}: {message}" if message else kind) or kind
     except BaseException:  # noqa: BLE001 - a broken __str__ must not end the worker
         return f"{kind}: (its message could not be made)"

@@ -1,4 +1,4 @@
-"""Limits: the largest number of jobs with the same key that run at the same time, or that start in a period."""
+"""Limits. A limit says how many jobs with the same key may run at the same time, or may start in a period."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 States: TypeAlias = "list[LimitState]"
 
-_RATE_MAX = 1e6  # jobs in a second; drivers count in microseconds
+_RATE_MAX = 1e6  # jobs in a second: more is not possible, because drivers count in microseconds
 _PER_MAX = 366 * 86400.0  # seconds
 _DIGEST = 16  # bytes
 
-#: Stands for an option that ``Limits.set`` does not change.
+#: The value of an option that ``Limits.set`` does not change.
 _SAME: Any = object()
 
 
 class Limit(msgspec.Struct, frozen=True):
     """A limit for the jobs of a task: ``@app.task(limits=[multiq.Limit("api", key="{customer}", slots=3)])``.
 
-    - *name*: the limit's name. If two tasks of one queue use the same name, they share one limit. Both must then give
-      the same numbers.
+    - *name*: the limit's name. Two tasks of one queue that use the same name share one limit. Tasks that share a limit
+      must give the same numbers.
     - *key*: a text with arguments of the call in braces, like ``"{customer}"`` or ``"{order[customer]}"``. Each value
-      of the key has its own slots and its own rate. Default: all jobs have the same key.
+      of the key has its own slots and its own rate. Without *key*, all jobs have the same key.
     - *slots*: the largest number of jobs that run at the same time.
-    - *rate*, *per*: *rate* jobs start in *per* seconds. Default of *per*: 1 second.
-    - *burst*: the number of jobs that may start at the same time after a pause. Default: 1. In any t
-      seconds, the number of jobs that start is at most ``burst + rate * t / per``.
-    - *fair*: True: the keys take turns. False, the default: the oldest job starts first.
+    - *rate*, *per*: *rate* jobs start in *per* seconds. The default of *per* is 1 second.
+    - *burst*: the number of jobs that may start at the same time after a period without jobs. Default: 1. In any period
+      of ``t`` seconds, at most ``burst + rate * t / per`` jobs start.
+    - *fair*: whether the keys take turns. With False, which is the default, the oldest job starts first.
     - *scope*: ``"queue"``: the limit counts the jobs of each queue separately. ``"app"``: the limit counts the jobs of
-      all queues together. Permits enforce a limit with this scope (docs/limits.md), and *fair* is refused. Default:
-      ``"queue"``.
+      all queues together. Permits enforce a limit with the scope ``"app"`` (docs/limits.md), and *fair* is refused.
+      Default: ``"queue"``.
 
     Give at least one of *slots*, *rate* and *fair*. Raises ``NameInvalid``, ``OptionInvalid``.
     """
@@ -79,7 +79,8 @@ class Limit(msgspec.Struct, frozen=True):
         return Quota(self.slots, self.rate, self.per, self.burst, self.fair)
 
     def gate(self, arguments: Mapping[str, Any]) -> Gate:
-        """Return the gate of a job with these arguments. Raises ``ArgumentsInvalid``."""
+        """Return the limit's name and key (the gate) for a job with the given arguments. Raises
+        ``ArgumentsInvalid``."""
         if not self.key:
             return Gate(self.name)
         try:
@@ -140,7 +141,8 @@ def check_limits(limits: Iterable[Limit] | Limit | None, signature: inspect.Sign
 def gates_of(
     limits: Sequence[Limit], signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Gate, ...]:
-    """Return the gates of a call. The caller has checked the arguments. Raises ``ArgumentsInvalid``."""
+    """Return the limits and keys (gates) that apply to a call. The arguments must have been checked. Raises
+    ``ArgumentsInvalid``."""
     arguments: Mapping[str, Any] = {}
     if any(limit.key for limit in limits):
         bound = signature.bind(*args, **kwargs)
@@ -165,14 +167,16 @@ def with_gates(job: NewJob, gates: tuple[Gate, ...]) -> NewJob:
     return msgspec.structs.replace(job, terms=terms)
 
 
-#: By backend: the quotas that this process has stored, by queue and name.
+#: The quotas that this process has stored in each backend, by queue and name.
 _stored: weakref.WeakKeyDictionary[Backend, dict[tuple[str, str], Quota]] = weakref.WeakKeyDictionary()
 
 
 def store_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
-    """Store the limits of a queue. Skips limits that this process has already stored. A pinned limit does not change.
+    """Store the limits of a queue. A limit that this process has already stored is not stored again. A pinned limit
+    does not change.
 
-    Raises ``OptionInvalid`` if this process has stored another quota. Raises ``Unsupported``, ``BackendError``.
+    Raises ``OptionInvalid`` if this process has stored the limit with other numbers. Raises ``Unsupported``,
+    ``BackendError``.
     """
     for place, missing in missing_limits(backend, queue, limits).items():
         if place == APP_SCOPE or not backend.declared.limits:
@@ -185,9 +189,10 @@ def store_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
 
 
 def missing_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> dict[str, dict[str, Quota]]:
-    """Return the limits that ``store_limits`` would store. The keys are the place and the name.
+    """Return the limits that ``store_limits`` would store, by place and by name.
 
-    The place is *queue*, or ``APP_SCOPE``. Calls no server, and raises the same errors.
+    The place of a limit is *queue*, or ``APP_SCOPE``. Calls no server. Raises ``OptionInvalid`` and ``Unsupported`` in
+    the same cases as ``store_limits``.
     """
     check_supported(backend, limits)
     known = _stored.setdefault(backend, {})
@@ -207,7 +212,7 @@ def missing_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> dic
 
 
 def check_supported(backend: Backend, limits: Sequence[Limit]) -> None:
-    """Raise ``Unsupported`` if a backend can enforce the limits neither within the reserve nor by permits."""
+    """Raise ``Unsupported`` if a backend cannot enforce the limits, either within the reserve or by permits."""
     kept_by = backend.declared.limits_kept_by
     for limit in limits:
         if kept_by == "reserve" and limit.scope == "queue":
@@ -229,25 +234,25 @@ def store_app_limits(app: App) -> None:
 
 
 def limits_of(options: CallOptions) -> tuple[Limit, ...]:
-    """Return all limits that the jobs of a call have, including the limit of a unique task with
-    ``on_conflict="follow"``."""
+    """Return all limits of a call's jobs, including the limit of a unique task with ``on_conflict="follow"``."""
     follows = options.unique is not None and options.unique.follows
     return (*options.limits, FOLLOW) if follows else options.limits
 
 
 class Limits:
-    """The limits of an app's queues: ``app.limits``. Changes take effect immediately, for all workers."""
+    """``app.limits``: lists and changes the limits of an app's queues. Changes take effect immediately, for all
+    workers."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     def list(self, queue: str | None = None) -> dict[str, list[LimitState]]:
-        """Return the stored limits of each queue. *queue*: return only the limits of this queue. Queues without limits
-        are left out.
+        """Return the stored limits of each queue. *queue*: return only the limits of *queue*. Queues without limits are
+        left out.
 
-        Without *queue*, the queues are those that have jobs, and those of this app's tasks. The limits with
-        ``scope="app"`` are listed under ``"@app"``. A limit that is enforced by permits has no parked jobs: the jobs
-        that it refuses are delayed. Raises ``Unsupported``.
+        Without *queue*, the result has the queues that have jobs, and the queues of this app's tasks. The limits with
+        ``scope="app"`` are listed under ``"@app"``. A limit that is enforced by permits has no parked jobs, because
+        refused jobs are delayed. Raises ``Unsupported``.
         """
         backend = self._app.backend
         if queue is not None:
@@ -297,12 +302,12 @@ class Limits:
         burst: int = _SAME,
         fair: bool = _SAME,
     ) -> LimitState:
-        """Change a limit, or make a new one. Options that are not given keep their values. Returns the limit.
+        """Change a limit, or make a new limit. Options that are not given keep their values. Returns the limit.
 
-        - *queue*: the limit's queue. ``"@app"``: the limit has ``scope="app"``.
+        - *queue*: the limit's queue, or ``"@app"`` for a limit with ``scope="app"``.
 
-        The limit is pinned: from now on, the numbers in the code do not replace the numbers of this call. ``remove``
-        also ends the pin. Raises ``OptionInvalid``, ``NameInvalid``, ``Unsupported``.
+        ``set`` pins the limit: after the call, the numbers in the code do not replace the limit's numbers. ``remove``
+        also removes the pin. Raises ``OptionInvalid``, ``NameInvalid``, ``Unsupported``.
         """
         place = queue if queue == APP_SCOPE else check_name(queue)
         before = {state.name: state.quota for state in self._states(place)}
@@ -313,16 +318,16 @@ class Limits:
         return next(state for state in states if state.name == name)
 
     def remove(self, queue: str, name: str) -> None:
-        """Remove a limit. Its jobs are no longer limited by it. *queue*: as for ``set``.
+        """Remove a limit, which no longer applies to jobs. *queue*: as in ``set``.
 
-        A process whose code has the limit stores the limit again at its start.
+        A process whose code has the limit stores the limit again when the process starts.
         """
         place = queue if queue == APP_SCOPE else check_name(queue)
         self._change(place, check_name(name, "limit"), None)
 
 
 def _fields(limit: Limit) -> list[str]:
-    """Return the arguments that the key contains."""
+    """Return the names of the arguments that the key contains."""
     try:
         parts = list(string.Formatter().parse(limit.key))
     except ValueError as exc:
@@ -350,7 +355,8 @@ def _check_fields(limit: Limit, signature: inspect.Signature) -> None:
 
 
 def _short(key: str) -> str:
-    """Return the key. A key that is too long is cut, and ends with its hash, so that different keys stay different."""
+    """Return the key. A key that is too long is cut, and gets its hash as the end, so that different keys stay
+    different."""
     if len(key) <= MAX_GATE_TEXT:
         return key
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_DIGEST).hexdigest()
@@ -365,6 +371,6 @@ def _text(quota: Quota) -> str:
     return " ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(quota).items() if value is not None)
 
 
-# this line is at the end of the module, because a limit checks its key with the functions above
+# at the end of the module, because ``Limit`` calls the functions above
 FOLLOW = Limit("follow", slots=1)
-"""The limit of unique jobs with ``on_conflict="follow"``. A gate's key is the job's unique key, in hex."""
+"""The limit of unique jobs with ``on_conflict="follow"``. The key of the limit is the job's unique key, in hex."""

@@ -1,4 +1,4 @@
-"""Logs the events, in one of two formats for the command line. Arguments of jobs are never logged."""
+"""Logs the events, as text or as JSON. Arguments of jobs are never logged."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _log = logging.getLogger("multiq.worker")
 NEVER_SLOW = float("inf")
 
 _INDENT = "    "
-_LINE_ENDS = "\n\t"  # JSON writes them as escapes
+_LINE_ENDS = "\n\t"  # line ends and tabs are kept, because JSON writes them as escape sequences
 _LONGEST_LINE = 8_000  # characters
-_LONGEST_TRACE = 16_000  # characters: the text of an error has no limit
+_LONGEST_TRACE = 16_000  # characters, because the text of an error may be very long
 
 
 def setup_logging(level: str = "info", format: str = "text", *, over_app: bool = False) -> bool:  # noqa: A002
-    """If the program has not set up logging itself, log to standard error, as text or as lines of JSON.
+    """Log to standard error, as text or as lines of JSON, if the program has not set up logging itself.
 
-    If the root logger has handlers, this changes neither the handlers nor the root logger's level. *over_app*: *level*
-    comes from a command line, so it replaces a level that the program has set for the logger ``multiq``. Returns
-    whether this call has set up the handler and its format.
+    If the root logger has handlers, its handlers and its level do not change. *over_app*: replace a level that the
+    program has set for the logger ``multiq``, because *level* comes from the command line. Returns whether this call
+    has set up the handler and its format.
     """
     add_job_fields()
     for name, logger in logging.root.manager.loggerDict.items():
@@ -61,10 +61,10 @@ def setup_logging(level: str = "info", format: str = "text", *, over_app: bool =
 
 
 def add_job_fields() -> None:
-    """Add the running job to each log record.
+    """Add fields about the running job to each log record.
 
-    The fields are ``multiq_task``, ``multiq_job_id``, ``multiq_queue`` and ``multiq_attempt``. Outside of jobs the
-    fields are empty texts, so any format may use them. A second call does nothing.
+    The fields are ``multiq_task``, ``multiq_job_id``, ``multiq_queue`` and ``multiq_attempt``. Outside of jobs, the
+    fields are empty texts, so any format may use the fields. A second call of ``add_job_fields`` does nothing.
     """
     make = logging.getLogRecordFactory()
     if isinstance(make, _RecordFactory):
@@ -73,11 +73,11 @@ def add_job_fields() -> None:
 
 
 def log_events(app: App, *, each_job: bool = False) -> None:
-    """Log an app's events. A second call for the same app does nothing.
+    """Log an app's events. A second call of ``log_events`` for the same app does nothing.
 
-    This function does not subscribe to events that the logger's level would suppress. Finished jobs are logged at the
-    level debug, because writing a log line takes as long as a short job. With *each_job* they are logged at the level
-    info.
+    ``log_events`` does not subscribe to events that the logger's level would suppress. Finished jobs are logged at the
+    level debug, because writing a log line takes as long as a short job. With *each_job*, finished jobs are logged at
+    the level info.
     """
     if app.events.logged:
         return
@@ -100,21 +100,21 @@ def log_events(app: App, *, each_job: bool = False) -> None:
 
 
 def slow_after(app: App) -> float:
-    """Return the seconds after which a job is logged as slow. ``NEVER_SLOW``: slow jobs are not logged."""
+    """Return the seconds after which a job is logged as slow, or ``NEVER_SLOW`` if slow jobs are not logged."""
     limit = app.settings.log.slow_job
     return limit if limit and _log.isEnabledFor(logging.WARNING) else NEVER_SLOW
 
 
 def log_slow(job: JobContext, seconds: float) -> None:
-    """Log a slow job. After a success, the runner calls this function directly, without an event."""
+    """Log a slow job. After a success, the runner calls ``log_slow`` directly, without an event."""
     _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
 
 
 def log_summary(worker: str, seconds: float, **counts: int) -> None:
-    """Log how many jobs a worker process has settled in *seconds*. *counts*: the number of jobs for each way in which
-    they ended.
+    """Log how many jobs a worker process has settled in *seconds*. *counts*: how many jobs have ended in each way, such
+    as ``done=3``.
 
-    Counts of 0 are left out, except those in ``_ALWAYS_COUNTED``.
+    Counts of 0 are left out, except the counts of ``_ALWAYS_COUNTED``.
     """
     jobs = sum(counts.values())
     rate = round(jobs / seconds, 1) if seconds > 0 else None
@@ -126,7 +126,7 @@ _ALWAYS_COUNTED = ("done", "retried", "buried")
 
 
 class TextFormatter(logging.Formatter):
-    """``2027-01-31 12:00:01.234 info    done      mail.reset [mail] 0190f... attempt 1 in 3 ms``, in local time.
+    """Formats each record as a line of text, in local time.
 
     The messages of other loggers begin with the logger's name. Messages of a job's code end with the job's task and id.
     """
@@ -146,7 +146,7 @@ class TextFormatter(logging.Formatter):
         job = _job_of(record)
         if job:
             message += f" ({job['task']} [{job['queue']}] {job['job_id']} attempt {job['attempt']})"
-        # an error's text may contain terminal codes
+        # ``safe``, because an error's text may contain terminal codes
         line = f"{clock}.{int(record.msecs):03} {level} {safe(_cut(message))}"
         if record.exc_info:
             # indented, because the text of an error may contain a line that looks like another record
@@ -159,7 +159,7 @@ class JsonFormatter(logging.Formatter):
     """Formats each record as a line with a JSON object.
 
     The fields are ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, and the fields of an event. A
-    record that a job's code makes also has the job's ``task``, ``queue``, ``job_id`` and ``attempt``.
+    record from a job's code also has the job's ``task``, ``queue``, ``job_id`` and ``attempt``.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -179,8 +179,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _cut(text: str) -> str:
-    """Cut the middle out of a text that is too long for a log line. A very long argument name makes such a text, for
-    example."""
+    """Cut the middle out of a text that is too long for a log line."""
     if len(text) <= _LONGEST_LINE:
         return text
     half = _LONGEST_LINE // 2
@@ -203,7 +202,7 @@ class _RecordFactory:
     def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
         record = self._make(*args, **kwargs)
         job = running.get(None)
-        # the names have a prefix, because logging raises an error if the program's own `extra` has the same name
+        # with a prefix, because logging raises an error if a field of the program's own `extra` has the same name
         record.multiq_task = "" if job is None else job.task
         record.multiq_job_id = "" if job is None else job.id
         record.multiq_queue = "" if job is None else job.queue
@@ -212,8 +211,8 @@ class _RecordFactory:
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields of the job whose code made the record. Empty for an event's record, because the event already
-    has these fields."""
+    """Return the fields of the job whose code made the record. For an event's record, the dict is empty, because the
+    event already has the job's fields."""
     if not getattr(record, "multiq_job_id", "") or hasattr(record, "multiq"):
         return {}
     return {name: getattr(record, f"multiq_{name}") for name in ("task", "queue", "job_id", "attempt")}
@@ -231,13 +230,13 @@ class _Line:
         self._level = level
 
     def __call__(self, event: Event) -> None:
-        # the author of a failed job needs its traceback
+        # the author of a failed job needs the error's traceback
         trace = event.error if isinstance(event, ev.JobFailed) else None
         _write(self._level, *_describe(event), trace)
 
 
 class _Outages:
-    """Logs the times in which a worker cannot reach the backend. Repeated errors are logged at growing intervals."""
+    """Logs the periods in which a worker cannot reach the backend. Repeated errors are logged at growing intervals."""
 
     def __init__(self) -> None:
         self._outages: defaultdict[str, Outage] = defaultdict(Outage)
@@ -270,7 +269,7 @@ def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException |
 
 
 def _of_the_app(error: BaseException) -> TracebackType | None:
-    """Return the traceback of the task's own code. If the level is debug, return the whole traceback."""
+    """Return the traceback of the task's own code, or the whole traceback if the level is debug."""
     return error.__traceback__ if _log.isEnabledFor(logging.DEBUG) else app_traceback(error)
 
 
@@ -326,7 +325,7 @@ def _describe(event: Event) -> tuple[str, dict[str, Any]]:
         if name == "job":
             fields.update(_job_fields(value))
         elif name == "error":
-            if not isinstance(event, ev.JobFailed):  # the job's record has the traceback
+            if not isinstance(event, ev.JobFailed):  # the log record of a failed job has the traceback instead
                 fields["error"] = f"{type(value).__name__}: {value}"
         else:
             fields[name] = value

@@ -1,7 +1,7 @@
-"""Memos. A memo is JSON that is stored with a job while the job runs. The job's next attempt reads the memo.
+"""Memos of jobs. A memo is JSON that is stored with a job while the job runs. The job's next attempt reads the memo.
 
-``docs/results.md`` describes the format. A memo has the job's progress, the values of its steps, and the errors of its
-earlier attempts.
+``docs/results.md`` describes the format of a memo. A memo has the job's progress, the values of its steps, and the
+errors of its earlier attempts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .outcome import ERRORS_KEPT, AttemptError
 if TYPE_CHECKING:
     from .backend import Lease
 
-_MESSAGE_MAX = 500  # characters of a progress message
+_MESSAGE_MAX = 500  # the most characters of a progress message
 _STEP_NAME_MAX = 200  # characters
 
 
@@ -27,7 +27,7 @@ class Progress(msgspec.Struct, frozen=True):
     """The progress that a job has set by its last call of ``JobContext.progress``."""
 
     fraction: float
-    """From 0 to 1."""
+    """A number from 0 to 1."""
     message: str = ""
 
 
@@ -43,13 +43,13 @@ class Memo(msgspec.Struct, omit_defaults=True):
 
 
 class RunningMemo(Protocol):
-    """The memo of a job that a worker runs. Any thread of the worker's process may call these methods."""
+    """The memo of a job that a worker runs. Any thread of the worker's process may call the methods."""
 
     def set_progress(self, progress: Progress) -> None:
         """Ask the worker to store the progress soon. Raises ``LeaseLost``."""
 
     def find_step(self, name: str) -> bytes | None:
-        """Return the JSON of a step's value. None: the step is not done."""
+        """Return the JSON of a step's value. None means that the step is not done."""
 
     def store_step(self, name: str, value: bytes) -> None:
         """Store the JSON of a step's value now. Raises ``LeaseLost``, ``PayloadTooLarge``, ``BackendError``."""
@@ -59,14 +59,14 @@ class Cancellation(Protocol):
     """A request to cancel a running job."""
 
     def error(self) -> Exception:
-        """Return the error to raise in the task. After this call, the worker does not interrupt the task."""
+        """Return the error to raise in the task. After a call of ``error``, the worker does not interrupt the task."""
 
 
 class Memos(Protocol):
-    """The memos of the jobs that a worker runs, and the requests to cancel them."""
+    """The memos of the jobs that a worker runs, and the requests to cancel these jobs."""
 
     def cancel_of(self, lease: Lease) -> Cancellation | None:
-        """Return the request to cancel the job. None: there is no request."""
+        """Return the request to cancel the job, or None if there is no request."""
 
     def of(self, lease: Lease) -> RunningMemo:
         """Return the memo of a running job. Raises ``LeaseLost``, ``Unsupported``, ``PayloadInvalid``."""
@@ -81,7 +81,7 @@ def encode_memo(memo: Memo) -> bytes:
 
 
 def decode_memo(body: bytes | None) -> Memo:
-    """Return the memo of these bytes, or an empty memo if there are none. Raises ``PayloadInvalid``."""
+    """Decode a memo. For an empty body, return an empty memo. Raises ``PayloadInvalid``."""
     if not body:
         return Memo()
     if (refusal := refusal_of(body)) is not None:
@@ -93,7 +93,7 @@ def decode_memo(body: bytes | None) -> Memo:
 
 
 def check_progress(fraction: float, message: str) -> Progress:
-    """Return the progress, with its message cut short. Raises ``OptionInvalid``."""
+    """Return a ``Progress`` whose message is cut short. Raises ``OptionInvalid``."""
     is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
     if not is_number or not math.isfinite(fraction) or not 0 <= fraction <= 1:
         raise OptionInvalid(f"fraction must be a number from 0 to 1, got {shown(fraction)}")
@@ -104,7 +104,7 @@ def check_progress(fraction: float, message: str) -> Progress:
 
 
 def check_step(name: Any) -> str:
-    """Return the name of a step. Raises ``OptionInvalid``."""
+    """Check the name of a step. Raises ``OptionInvalid``."""
     if not isinstance(name, str) or not 0 < len(name) <= _STEP_NAME_MAX or not name.isprintable():
         raise OptionInvalid(
             f"a step's name must be printable text of 1 to {_STEP_NAME_MAX} characters, got {shown(name)}"

@@ -1,5 +1,4 @@
-"""Middleware: user code that runs around each enqueue and each run of a job. ``App.middleware`` registers
-middleware."""
+"""Middleware is user code that wraps each enqueue and each run of a job. ``App.middleware`` registers middleware."""
 
 from __future__ import annotations
 
@@ -47,15 +46,16 @@ class Outgoing:
         self.args = args
         self.kwargs = kwargs
         self.headers = dict(options.headers)
-        """The job's headers. The keys are the names, and the values are texts. Middleware may change them."""
+        """The job's headers. The keys are the headers' names, and the values are texts. Middleware may change the
+        headers."""
         self.options = options
         """The job's options, such as its queue and priority. ``set`` changes them."""
         self.id: str | None = options.id
-        """The job's id. None before the job is stored, unless the caller has chosen the id."""
+        """The job's id. If the caller has not chosen the id, ``id`` is None until the job is stored."""
         self._task = known
 
     def set(self, **options: Any) -> None:
-        """Change options of the job. Their names and values are those of ``Task.options``.
+        """Change options of the job. The options have the names and values of ``Task.options``.
 
         The jobs of one ``enqueue_many`` must stay in one queue. *headers*, *id* and *connection* cannot be set. No
         option of a schedule's job can be set. Raises ``OptionInvalid``, ``NameInvalid``.
@@ -71,7 +71,7 @@ class Outgoing:
 
 
 class Sending:
-    """An enqueue that is about to be sent. It has one job, or several jobs that are sent together."""
+    """An enqueue that is about to be sent, of one job or of several jobs that are sent together."""
 
     __slots__ = ("app", "flow", "jobs", "kind")
 
@@ -83,57 +83,58 @@ class Sending:
         - ``"one"``: ``enqueue``.
         - ``"many"``: ``enqueue_many``.
         - ``"flow"``: ``enqueue`` of a chain, group, batch or flow.
-        - ``"schedule"``: no method was called. A scheduler makes the job of an occurrence.
+        - ``"schedule"``: no method was called, because a scheduler enqueues the job.
         """
         self.jobs = jobs
         self.flow: str | None = None
-        """The id of the flow. None: the jobs do not belong to a flow."""
+        """The id of the flow. None means that the jobs do not belong to a flow."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run of a job has ended, and what becomes of the job."""
+    """How a run of a job has ended, and what happens to the job."""
 
     verdict: Verdict
-    """What becomes of the job.
+    """The verdict says what happens to the job after the run.
 
-    - ``"done"``: it is acked.
-    - ``"retried"``: it runs again after ``delay`` seconds, because it has failed.
-    - ``"buried"``: it has failed for good, or cannot run.
-    - ``"snoozed"``: it has raised ``Snooze``, and runs again after ``delay`` seconds.
-    - ``"given back"``: its worker ends, and it runs again.
-    - ``"expired"``, ``"cancelled"``: it is dropped.
+    - ``"done"``: the job is acked.
+    - ``"retried"``: the job has failed, and runs again after ``delay`` seconds.
+    - ``"buried"``: the job has failed and is not retried, or cannot run.
+    - ``"snoozed"``: the job has raised ``Snooze``, and runs again after ``delay`` seconds.
+    - ``"given back"``: the job runs again, because its worker ends.
+    - ``"expired"``, ``"cancelled"``: the job is dropped.
     """
     seconds: float | None = None
-    """The duration of the run. None: the task was not called."""
+    """The duration of the run in seconds. None means that the task was not called."""
     result: Any = None
-    """What the task has returned."""
+    """The value that the task has returned."""
     error: BaseException | None = None
-    """The exception that the task or middleware has raised. None: no exception was raised, or it was raised in another
-    process."""
+    """The exception that the task or middleware has raised. None means that no exception was raised, or that the
+    exception was raised in another process."""
     delay: float | None = None
-    """Seconds until the job runs again. None: the job runs again immediately, or does not run again."""
+    """Seconds until the job runs again. None means that the job runs again immediately, or does not run again."""
     reason: str | None = None
-    """Why the job did not succeed."""
+    """The reason why the job did not succeed."""
 
 
 class Middleware:
-    """The base class of middleware. Override the methods that you need. A method that you leave out costs no time."""
+    """The base class of middleware. Override the methods that you need. A method that is not overridden takes no
+    time."""
 
     def enqueue(self, sending: Sending) -> Iterator[None]:  # noqa: ARG002 - to be overridden
-        """A generator around each enqueue of tasks' jobs. The jobs are sent at the ``yield`` of the generator.
+        """A generator that wraps each enqueue of tasks' jobs. The jobs are sent at the ``yield`` of the generator.
 
-        Before the ``yield``, the generator may change the jobs' headers and options. If it raises an error before the
-        ``yield``, for example ``EnqueueRefused``, nothing is sent. An error of the enqueue is raised at the ``yield``.
-        The caller gets this error even if the generator catches it. An error that the generator raises after the
-        ``yield`` is only logged, because the jobs are stored.
+        Before the ``yield``, the generator may change the jobs' headers and options. If the generator raises an error
+        before the ``yield``, for example ``EnqueueRefused``, nothing is sent. An error of the enqueue is raised at the
+        ``yield``. The caller gets the enqueue's error even if the generator catches the error. An error that the
+        generator raises after the ``yield`` is only logged, because the jobs are stored.
         """
         yield
 
     def run(self, job: JobContext) -> Iterator[None]:  # noqa: ARG002
-        """A generator around each run of a job. The task is called at the ``yield`` of the generator.
+        """A generator that wraps each run of a job. The task is called at the ``yield`` of the generator.
 
-        An error of the task is raised at the ``yield``. If the generator catches this error, the job has succeeded. If
-        the generator raises an error, the job fails.
+        An error of the task is raised at the ``yield``. If the generator catches the task's error, the job has
+        succeeded. If the generator raises an error, the job fails.
         """
         yield
 
@@ -143,25 +144,25 @@ class Middleware:
         yield
 
     def ended(self, job: JobContext, ending: Ending) -> None:
-        """Called when the verdict on a job is known. If this method raises an error, the error is logged, and changes
-        nothing. The method is also called for a job whose task was not called, for example because the job's body is
-        not valid.
+        """Called when the verdict on a job is known. If ``ended`` raises an error, the error is logged, and the verdict
+        does not change. ``ended`` is also called for a job whose task was not called, for example because the job's
+        body is not valid.
         """
 
     def before_fetch(self, worker: str) -> bool | None:
-        """Called before a worker reserves jobs. If this method returns False, the worker reserves no jobs, and calls
-        the method again within a second.
+        """Called before a worker reserves jobs. If ``before_fetch`` returns False, the worker reserves no jobs, and
+        calls ``before_fetch`` again within a second.
 
-        *worker*: the worker's name, ``host:pid``. Running jobs go on. If this method raises an error, the error is
-        logged, and the worker reserves jobs.
+        *worker*: the worker's name, ``host:pid``. Running jobs continue. If ``before_fetch`` raises an error, the error
+        is logged, and the worker reserves jobs.
         """
 
     def consumer(self, consumer: Consumer, worker: str) -> Consumer:  # noqa: ARG002
-        """Called once by each process of a worker. Returns the consumer to use: *consumer* itself, or a consumer that
-        wraps it.
+        """Called once by each process of a worker. Returns the consumer to use, which is *consumer* itself, or a
+        consumer that wraps *consumer*.
 
-        Override this method to run your own code, such as tracing, around the calls that reserve and settle jobs.
-        *consumer* is the outermost consumer so far. If this method raises an error, the error is logged, and the
+        Override ``consumer`` to run your own code, such as tracing, around the calls that reserve and settle jobs.
+        Inner middleware has already wrapped *consumer*. If ``consumer`` raises an error, the error is logged, and the
         process uses *consumer*.
         """
         return consumer
@@ -176,7 +177,7 @@ _ARun: TypeAlias = "Callable[[JobContext], AbstractAsyncContextManager[None]]"
 
 
 class Chain:
-    """Middleware in its order, the outermost first."""
+    """Middleware in order. The outermost middleware is first."""
 
     __slots__ = ("_around_coroutines", "before_fetch", "consumers", "ended", "enqueue", "members", "runs")
 
@@ -224,8 +225,8 @@ class Chain:
             await stack.enter_async_context(entered) if is_async else stack.enter_context(entered)
 
     def around_consumer(self, consumer: Consumer, worker: str) -> Consumer:
-        """Return the consumer of a worker's process: *consumer*, or the consumer that middleware has wrapped around
-        it."""
+        """Return the consumer of a worker's process, which is *consumer* or a consumer of middleware that wraps
+        *consumer*."""
         for wrap in reversed(self.consumers):
             try:
                 consumer = wrap(consumer, worker)
@@ -234,11 +235,11 @@ class Chain:
         return consumer
 
     def tell(self, job: JobContext, ending: Ending) -> None:
-        """Call the ``ended`` of all middleware, the innermost first."""
+        """Call the method ``ended`` of all middleware, beginning with the innermost middleware."""
         for ended in reversed(self.ended):
             try:
                 ended(job, ending)
-            except BaseException:  # noqa: BLE001 - whatever it raises, the job's fate is decided
+            except BaseException:  # noqa: BLE001 - no error may change the job's verdict
                 _log.exception("middleware failed in ended() of task %s; the job's fate is not affected", job.task)
 
 
@@ -250,7 +251,7 @@ class AppChain(Chain):
     def __init__(self) -> None:
         super().__init__()
         self.any_enqueue = False
-        """Whether there is middleware around enqueues: of the app, or of a task."""
+        """Whether the app or one of its tasks has middleware around enqueues."""
         self.any_run = False
         self.any_ended = False
 
@@ -269,11 +270,11 @@ class AppChain(Chain):
 class AroundEnqueue:
     """Runs middleware around an enqueue, in a ``with`` block.
 
-    As soon as jobs may be stored, only the error of the enqueue is raised. Any other error could make the caller
-    enqueue the jobs again.
+    Once jobs may be stored, only the error of the enqueue is raised. Any other error could cause the caller to enqueue
+    the jobs again.
     """
 
-    # contextlib.contextmanager and ExitStack are not used here, because they take 2 us more for each enqueue
+    # a class, because contextlib.contextmanager and ExitStack take 2 us more for each enqueue
     __slots__ = ("_chains", "_entered", "_sending")
 
     def __init__(self, sending: Sending, *chains: Chain | None) -> None:
@@ -306,7 +307,7 @@ class AroundEnqueue:
             except Exception as exc:  # noqa: BLE001 - logged
                 if exc is not error:
                     _log.exception("middleware failed after an enqueue; the enqueue is not affected")
-            except BaseException as exc:  # noqa: BLE001 - raised below, after the others have ended
+            except BaseException as exc:  # noqa: BLE001 - raised below, after all middleware has ended
                 if exc is not error:
                     error = interruption = exc
         if interruption is not None:

@@ -1,11 +1,12 @@
-"""Decides when an outage is logged: first immediately, then at growing intervals."""
+"""Decides when an outage is logged. The first failure is logged immediately, and later failures are logged at growing
+intervals."""
 
 from __future__ import annotations
 
 import time
 
-_FIRST_SILENCE = 5.0  # seconds between the first log line and the second; the interval doubles
-_LONGEST_SILENCE = 600.0  # seconds, the longest interval
+_FIRST_SILENCE = 5.0  # seconds between the first and the second log line; the interval doubles after each line
+_LONGEST_SILENCE = 600.0  # the longest interval, in seconds
 _MOST_KINDS = 8  # the number of different errors of one outage that are logged without waiting for the interval's end
 
 
@@ -25,13 +26,14 @@ class Outage:
 
     @property
     def duration(self) -> float:
-        """Seconds since the first failure. 0.0: there was no failure."""
+        """Seconds since the first failure, or 0.0 if there was no failure."""
         return time.monotonic() - self._began_at if self.failures else 0.0
 
     def should_log(self, error: str) -> bool:
-        """Count a failure. Returns whether the failure is to be logged.
+        """Count a failure. Returns whether the failure must be logged.
 
-        The first failure and failures with a new error are logged. Other failures are logged once per interval.
+        The first failure and failures with a new error are logged. Failures with a known error are logged once per
+        interval.
         """
         now = time.monotonic()
         self.failures += 1

@@ -1,8 +1,8 @@
-"""Outboxes: jobs that wait in an application's own database until they are enqueued.
+"""Outboxes. An outbox has jobs that wait in an application's own database until they are enqueued.
 
-Without an outbox, ``connection=`` works with backends that can take part in the application's transaction. For other
-backends, an outbox stores the jobs in a table of the application's database, within this transaction. After the
-transaction's end, a *relay* enqueues them. ``multiq.contrib.sqlalchemy`` has an outbox.
+Without an outbox, ``connection=`` works only with a backend that can take part in the application's transaction. For
+other backends, an outbox stores the jobs within the application's transaction, in a table of the application's
+database. After the transaction's end, a *relay* enqueues the stored jobs. ``multiq.contrib.sqlalchemy`` has an outbox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.outbox")
 
 _known: tuple[weakref.ref[Outbox], ...] = ()
-"""All outboxes of this process. A change replaces the tuple, because other threads may read the old one."""
+"""All outboxes of this process. A change replaces the tuple, because other threads may read the old tuple."""
 
 
 class OutboxJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,19 +33,20 @@ class OutboxJob(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     id: str
-    """On a backend without ``client_ids``, the job gets another id when it is enqueued."""
+    """The job's id in the outbox. On a backend without ``client_ids``, the job gets another id when it is enqueued."""
     age: float
-    """Seconds since the job was stored, by the clock of the process that stored it and the clock of this process."""
+    """Seconds since the job was stored. The clock of the storing process gives the time of storage, and the clock of
+    this process gives the time now."""
     attempts: int
-    """How often a relay has failed to enqueue the job."""
+    """How many times a relay has failed to enqueue the job."""
     retry_in: float
-    """Seconds until a relay may take the job. 0: a relay may take it now."""
+    """Seconds until a relay may enqueue the job. 0 means that a relay may enqueue the job now."""
     error: str
-    """The error of the last failed relay of this job. Empty: no relay of the job has failed."""
+    """The error of the last failed relay of this job. The text is empty if no relay of the job has failed."""
 
 
 class Outbox(ABC):
-    """Jobs of one app in one database."""
+    """The waiting jobs of one app in one database."""
 
     app: App
     name: str
@@ -54,14 +55,14 @@ class Outbox(ABC):
     _last_error = ""
 
     def register(self) -> None:
-        """Let enqueues, workers and the command line find this outbox."""
-        global _known  # noqa: PLW0603 - replaced, because other threads read it
+        """Register this outbox, so that enqueues, workers and the command line can find it."""
+        global _known  # noqa: PLW0603 - the tuple is replaced, because other threads read the old tuple
         _known = (*(ref for ref in _known if ref() is not None), weakref.ref(self))
         self.app.outboxes.append(self)
 
     @property
     def is_of_one_thread(self) -> bool:
-        """Whether only the thread that stores jobs can relay them, because the database is in memory."""
+        """Whether only the thread that stores jobs can relay the jobs, because the database is in memory."""
         return False
 
     @abstractmethod
@@ -69,16 +70,16 @@ class Outbox(ABC):
         """Store jobs within the transaction of *connection*, and return their ids. Return None if the connection does
         not belong to this outbox's database.
 
-        If the backend can take part in the transaction, the jobs are enqueued in the transaction. Raises
+        If the backend can take part in the transaction, the jobs are enqueued within the transaction. Raises
         ``MultiqError``.
         """
 
     @abstractmethod
     def relay(self) -> int:
-        """Enqueue the jobs that are stored. Returns their number. Raises the error of the backend or the database."""
+        """Enqueue the stored jobs, and return their number. Raises the error of the backend or the database."""
 
     def relay_or_log(self) -> None:
-        """``relay``. An error is logged, unless it is the same error as at the last call."""
+        """Call ``relay``, and log an error. An error is not logged again if the previous call got the same error."""
         try:
             self.relay()
         except MultiqError as exc:
@@ -92,7 +93,7 @@ class Outbox(ABC):
 
     @abstractmethod
     def waiting(self, limit: int = 100) -> list[OutboxJob]:
-        """Return the first jobs that are stored, oldest first."""
+        """Return the oldest stored jobs, with the oldest job first."""
 
 
 def known() -> list[Outbox]:
@@ -101,7 +102,8 @@ def known() -> list[Outbox]:
 
 
 def store(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any) -> list[str]:
-    """Enqueue jobs in the transaction of the caller's *connection*, by the backend or by an outbox of its app."""
+    """Enqueue jobs in the transaction of the caller's *connection*, with the backend or with an outbox of the backend's
+    app."""
     elsewhere: ConnectionElsewhere | None = None
     for outbox in known():
         if not outbox.app.has_backend or outbox.app.backend is not backend:

@@ -1,7 +1,7 @@
-"""Outcomes of jobs: the JSON that a worker stores with the ack of a job that has ``keep``, for ``JobHandle``.
+"""Outcomes of jobs. An outcome is JSON that a worker stores with the ack of a job that has ``keep``.
 
-``docs/results.md`` describes the format for programs that read it without multiq. If a value is too large or not JSON,
-it is left out of the outcome. This does not make the job fail, because the job has done its work.
+``docs/results.md`` describes the format for programs that read outcomes without multiq. A value that is too large or
+not JSON is left out of the outcome. A job without a kept value is still done, because the job has done its work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OUTCOME_VERSION = 1
 
-#: the default of the setting max_result: the largest JSON value, in bytes, that is kept with an outcome
+#: The default of the setting max_result: the size in bytes of the largest JSON value that is kept with an outcome.
 MAX_RESULT_DEFAULT = 256 * 1024
 
 ERRORS_KEPT = 5
@@ -29,7 +29,7 @@ ERRORS_KEPT = 5
 
 
 class AttemptError(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why an attempt of a job failed."""
+    """The error of a failed attempt of a job."""
 
     attempt: int
     """The number of the attempt, from 1."""
@@ -40,22 +40,24 @@ class AttemptError(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str
     """``host:pid``."""
     error_class: str = ""
-    """The module and the name of the error's class, like ``builtins.ValueError``. Empty: it is not stored."""
+    """The module and the name of the error's class, like ``builtins.ValueError``. The text is empty if the class is not
+    stored."""
     seconds: float | None = None
-    """How long the attempt ran. None: it is not stored."""
+    """The duration of the attempt in seconds, or None if the duration is not stored."""
 
 
 class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The kept outcome of a job that is gone. ``JobHandle.outcome`` returns it."""
+    """The kept outcome of a job that is gone. ``JobHandle.outcome`` returns a ``JobOutcome``."""
 
     queue: str
     id: str
     kind: OutcomeKind
     """``"done"`` or ``"cancelled"``."""
     value: Any
-    """The value that the task returned, decoded from JSON: a tuple is a list. None if ``omitted`` is set."""
+    """The value that the task returned, decoded from JSON. A tuple becomes a list. If ``omitted`` is set, ``value`` is
+    None."""
     omitted: str | None
-    """The reason why the outcome has no value. None: the outcome has a value."""
+    """The reason why the outcome has no value. None means that the outcome has a value."""
     started: float
     """The time at which the last attempt began, in seconds since 1970 by the worker's clock."""
     finished: float
@@ -64,7 +66,8 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     """The number of the last attempt, from 1."""
     errors: list[AttemptError]
-    """The errors of the earlier attempts, at most the last five. Attempts that ended by a crash have no error."""
+    """The errors of the earlier attempts, at most the last five errors. An attempt that ended by a crash has no
+    error."""
     expires_in: float
     """Seconds until the outcome is no longer returned."""
 
@@ -95,10 +98,10 @@ _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 def encode_value(value: Any, max_result: int, codec: Codec | None = None) -> tuple[bytes | None, str | None]:
-    """Return a pair: the JSON of a task's value and None, or None and the reason why the value cannot be kept. Never
-    raises an exception.
+    """Return a pair of the JSON of a task's value, and the reason why the value cannot be kept. Either the JSON or the
+    reason is None. Never raises an exception.
 
-    *codec*: encodes the value by the annotation of the task. None: the value is JSON.
+    *codec*: the codec that encodes the value by the annotation of the task. None means that the value is JSON.
     """
     try:
         if codec is not None:
@@ -108,7 +111,7 @@ def encode_value(value: Any, max_result: int, codec: Codec | None = None) -> tup
         return None, f"the value has {exc.size_bytes:,} bytes, and max_result allows {exc.limit_bytes:,}"
     except PayloadInvalid as exc:
         return None, str(exc)
-    except BaseException as exc:  # noqa: BLE001 - code of the value's class may raise anything, and the job is done
+    except BaseException as exc:  # noqa: BLE001 - code of the value's class may raise any error, and the job is done
         return None, f"the value cannot be read: {type(exc).__name__}"
 
 
@@ -125,8 +128,8 @@ def encode_outcome(
 ) -> tuple[bytes, str | None]:
     """Return an outcome's bytes, and the reason why the outcome has no value.
 
-    *most*: the largest number of bytes. If the outcome is larger, the value is left out. If it is still too large, the
-    errors are left out, too. None: no limit.
+    *most*: the largest number of bytes, or None for no limit. If the outcome is larger, the value is left out. If the
+    outcome without a value is still too large, the errors are left out, too.
     """
     raw = msgspec.UNSET if value is None else msgspec.Raw(value)
     stored = _Stored(OUTCOME_VERSION, raw, omitted, started, finished, worker, attempt, list(errors))
@@ -140,7 +143,7 @@ def encode_outcome(
 
 
 def without_value(body: bytes, reason: str, *, with_errors: bool = True) -> bytes:
-    """Return an outcome's bytes. If the outcome has a value, *reason* replaces the value."""
+    """Return an outcome's bytes without the value. If the outcome has a value, *reason* replaces the value."""
     stored = _stored_decoder.decode(body)
     if stored.value is not msgspec.UNSET:
         stored.value, stored.omitted = msgspec.UNSET, reason

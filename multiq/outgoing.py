@@ -1,5 +1,5 @@
-"""Enqueues jobs of tasks if there is middleware, or if the jobs have a unique key or limits. Other enqueues do not use
-this module."""
+"""Enqueues jobs of tasks that have middleware, a unique key or limits. Enqueues without middleware, a unique key or
+limits do not use this module."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def send(
     *,
     is_one: bool,
 ) -> list[JobHandle]:
-    """Enqueue calls of a task. *is_one*: whether ``enqueue`` was called. If so, ``EnqueueUncertain.repeat`` returns one
-    handle, not a list."""
+    """Enqueue calls of a task. *is_one*: whether ``enqueue`` was called. With *is_one*, ``EnqueueUncertain.repeat``
+    returns one handle, and not a list."""
     backend = task.app.backend
     parcel = _Parcel(task, calls, options, ids, is_one=is_one)
     with parcel.around():
-        if is_one and not parcel.has_terms:  # hot path: the same without loops
+        if is_one and not parcel.has_terms:  # the common case, without loops for speed
             job = parcel.encode_one(backend)
             (job_id,) = add_jobs(backend, parcel.queue, [job], options.connection, is_one=True)
             return [parcel.stored_one(backend, job_id)]
@@ -61,12 +61,12 @@ async def asend(
     *,
     is_one: bool,
 ) -> list[JobHandle]:
-    """``send`` without blocking the event loop. Middleware runs on the loop, in the context of the caller."""
+    """``send`` without blocking the event loop. Middleware runs on the event loop, in the context of the caller."""
     from .async_enqueue import aopen, asend_jobs, astore_limits
 
     parcel = _Parcel(task, calls, options, ids, is_one=is_one)
     with parcel.around():
-        # before the backend is opened, because the caller may change the arguments while it is opened
+        # encode first, because the caller may change the arguments while the backend is opened
         bodies = parcel.bodies()
         backend = await aopen(task.app, parcel.queue)
         parcel.check(backend)
@@ -114,14 +114,14 @@ class _Parcel:
 
     @property
     def has_terms(self) -> bool:
-        """Whether a job has a unique key or limits, as middleware has left them."""
-        for job in self._sent:  # noqa: SIM110 - a generator takes longer
+        """Whether a job has a unique key or limits after the changes by middleware."""
+        for job in self._sent:  # noqa: SIM110 - a loop is faster than a generator
             if job.options.has_terms:
                 return True
         return False
 
     def encode_one(self, backend: Backend) -> NewJob:
-        """``encode`` for the only job of ``enqueue``, which has no terms."""
+        """``encode`` for a single job without a unique key and without limits."""
         (job,) = self._sent
         options = final_options(job)
         self.queue = options.queue
@@ -229,7 +229,7 @@ def final_options(job: Outgoing) -> CallOptions:
 def around_calls(
     app: App, calls: Sequence[Signature], flow_id: str
 ) -> Iterator[tuple[list[Signature], list[Outgoing]]]:
-    """Run middleware around the enqueue of a flow. Yields the calls, with the changes by middleware, and their jobs.
+    """Run middleware around the enqueue of a flow. Yields the calls and their jobs, with the changes by middleware.
 
     The caller's ``with`` block sets the jobs' ids. A task's own middleware gets only the jobs of this task.
     """

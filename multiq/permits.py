@@ -1,9 +1,9 @@
-"""Permits enforce a limit on a backend that cannot enforce it within the reserve.
+"""Permits enforce a limit on a backend that cannot enforce the limit within the reserve.
 
 A worker asks for a job's permits after the reserve and before the task starts. One note has the permits of one limit
-and key. The note lists the jobs that hold a permit. If the limit has a rate, the note also has the time of the rate's
-next turn. Every change is a compare-and-set of the notes of all limits of the job. So a job gets all of its permits, or
-it gets no permit. The clock of the store decides when a permit ends.
+and key. The note lists the jobs that hold a permit. If the limit has a rate, the note also has the time of the next
+start at the steady rate. Every change is a compare-and-set of the notes of all limits of the job. With compare-and-set,
+a job gets either all of its permits or no permit. The clock of the store decides when a permit ends.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ if TYPE_CHECKING:
     from .backend import Backend, Gate, Lease, LimitState, NewJob, Note, Step
 
 HOME = "multiq.limits"
-"""The home of all quotas and permits. They have the same home, so all permits of a job change in one step."""
+"""The home of all notes with quotas and permits. All notes have the same home, so all permits of a job change in one
+step."""
 
 MAX_SLOTS = 500
-"""The largest number of slots of a limit that is enforced by permits. The note of a key must fit into any store."""
+"""The largest number of slots of a limit that is enforced by permits. The number is limited, because the note of a key
+must fit into any store."""
 
-_SECOND = 1_000_000  # microseconds: all times here are in microseconds since 1970, by the clock of the store
-_QUOTAS, _PERMITS = "q/", "p/"  # the beginnings of the notes' keys
-# seconds from the reading of the clock to the reply that gives permits. If more time has passed, and one of the job's
-# limits has a rate, the permits are freed, and the job is refused
+_SECOND = 1_000_000  # microseconds: all times in notes are in microseconds since 1970, by the clock of the store
+_QUOTAS, _PERMITS = "q/", "p/"  # the first characters of the notes' keys
+# The most seconds from the reading of the clock to the reply that gives permits to a job with a rate. If more time has
+# passed, the permits are freed, and the job is refused.
 _LATEST = 1.0
-_TRIES = 30  # attempts to change notes that other workers change at the same time
+_TRIES = 30  # the most attempts to change notes that other workers change at the same time
 _PAUSE = 0.002  # seconds before the second attempt; the pause grows with each attempt
-_QUOTA_KEPT = 1.0  # seconds; a process reads older quotas again before it refuses a job
-_JOB_MAX = 60  # characters of a job's queue and id in a note
+_QUOTA_KEPT = 1.0  # seconds: a process reads an older quota again before it refuses a job
+_JOB_MAX = 60  # the most characters of a job's queue and id in a note
 _TTL_MARGIN = 1.0  # seconds for which a note is kept after its content has ended
 _PAGE = 500
 
@@ -52,7 +54,7 @@ class Holder(msgspec.Struct, array_like=True, frozen=True):
     job: str
     """The queue and the id of the job."""
     token: bytes
-    """Distinguishes the leases of the job."""
+    """A token that distinguishes the leases of the job."""
     ends_at: int
 
 
@@ -83,7 +85,8 @@ class _StoredQuota(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _KnownQuota(msgspec.Struct, frozen=True):
-    """A quota that this process has read. If ``stored`` is None, the store has no such limit, so the limit is open."""
+    """A quota that this process has read. If ``stored`` is None, the store does not have the limit, so the limit is
+    open."""
 
     stored: _StoredQuota | None
     version: str
@@ -97,23 +100,24 @@ class Granted(msgspec.Struct, frozen=True):
     """The limits for which the job holds a permit. A limit without slots needs no permit."""
     holder: Holder
     asked: tuple[PermitPlace, ...] = ()
-    """All limits of the job that are stored."""
+    """All limits of the job that are in the store."""
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """A job may not start now: one of its limits is closed."""
+    """A job may not start now, because one of its limits is closed."""
 
     gate: PermitPlace
     """The limit that is closed."""
     opens_in: float | None
-    """Seconds until the next turn of the rate. If all slots are in use: seconds until the first permit expires. A
-    verdict may free a permit earlier. None: the limit does not open by itself."""
+    """Seconds until the rate allows the next start. If all slots are in use, ``opens_in`` is the seconds until the
+    first permit expires. A verdict may free a permit earlier. None means that the limit never opens without a
+    change."""
     interval: float
-    """Seconds between two turns at the rate. 0: the slots are in use."""
+    """Seconds between two starts at the rate, or 0 if the slots are in use."""
 
 
 class _Plan(msgspec.Struct):
-    """The steps that get the permits of a job."""
+    """The steps by which a job gets its permits."""
 
     granted: Granted
     asked_at: float  # monotonic
@@ -178,8 +182,8 @@ def add_permits(body: bytes, gates: Sequence[PermitGate], max_body: int) -> byte
 
 
 def by_permits(backend: Backend, job: NewJob, max_body: int) -> NewJob:
-    """If the backend has no gates, return the job with permits instead of gates. If it has gates, return the job
-    unchanged. Raises ``PayloadTooLarge``."""
+    """If the backend has no gates, return the job with permits instead of gates. If the backend has gates, return the
+    job unchanged. Raises ``PayloadTooLarge``."""
     terms = job.terms
     if terms is None or not terms.gates or backend.declared.limits:
         return job
@@ -201,7 +205,8 @@ def places(gates: Sequence[PermitGate], queue: str) -> list[PermitPlace]:
 
 
 def change_quotas(backend: Backend, place: str, change: Mapping[str, Quota | None], *, pinned: bool) -> None:
-    """Store or remove quotas. *pinned* False: limits that are already pinned do not change. Raises ``BackendError``."""
+    """Store or remove quotas. If *pinned* is False, limits that are already pinned do not change. Raises
+    ``BackendError``."""
     for name, quota in change.items():
         if quota is not None:
             check_quota_of_permits(backend, name, quota)
@@ -229,7 +234,7 @@ def _forget_slower_rate(backend: Backend, place: str, name: str, quota: Quota) -
         def sooner(note: Note | None, key: str = key) -> Step | None:
             now = _now(backend)
             latest = now + quota.burst * quota.interval(_SECOND)
-            # one second more is allowed: the process that gave the last permit may have read a later time
+            # a second more, because the process that gave the last permit may have read a later time
             if note is None or (state := _state(note)).due <= latest + _SECOND:
                 return None
             return _put(PermitPlace(place, name, key), msgspec.structs.replace(state, due=latest), now)
@@ -267,7 +272,8 @@ class PermitBook:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._quotas: dict[tuple[str, str], _KnownQuota] = {}
-        # without this lock, threads of one process would change a note at the same time, and would have to try again
+        # Without this lock, threads of this process could change a note at the same time, and most threads would have
+        # to try again.
         self._asking = threading.Lock()
 
     def ask(self, lease: Lease, wanted: Sequence[PermitPlace]) -> Granted | Refused:
@@ -276,8 +282,8 @@ class PermitBook:
             return self._ask(lease, wanted)
 
     def extend(self, grants: Sequence[tuple[Granted, float]]) -> list[Granted]:
-        """Extend each permit until a time of ``time.monotonic``. Returns the permits that have ended: other jobs may
-        have their slots."""
+        """Extend each permit until a time of ``time.monotonic``. Returns the permits that have ended. Other jobs may
+        have the slots of ended permits."""
         lost: list[Granted] = []
         for place in sorted({place for granted, _ in grants for place in granted.held}):
             mine = [(granted, until) for granted, until in grants if place in granted.held]
@@ -287,8 +293,8 @@ class PermitBook:
         return lost
 
     def free(self, grants: Sequence[Granted]) -> None:
-        """Free permits. This changes neither a permit that has ended nor a permit that another lease of the job has
-        taken over."""
+        """Free permits. A permit that has ended does not change. A permit that another lease of the job has taken over
+        does not change."""
         for place in sorted({place for granted in grants for place in granted.held}):
             ended = {granted.holder.token for granted in grants if place in granted.held}
 
@@ -306,31 +312,32 @@ class PermitBook:
         is_fresh = False  # whether the quotas must be read again
         for attempt in range(_TRIES):
             if attempt:
-                time.sleep(random.random() * _PAUSE * attempt)  # noqa: S311 - spreads load, guards nothing
+                time.sleep(random.random() * _PAUSE * attempt)  # noqa: S311 - not for security
             quotas = {place: self._known(place, is_fresh=is_fresh) for place in wanted}
             plan = self._plan(quotas, holder, lease.ttr)
             if isinstance(plan, Refused):
                 if is_fresh or all(time.monotonic() - known.read_at <= _QUOTA_KEPT for known in quotas.values()):
                     return plan
-                is_fresh = True  # the limit may have been changed
+                is_fresh = True  # read the quotas again, because the limit may have changed
                 continue
             is_fresh = True
             if not plan.steps:
                 return plan.granted
             if self._backend.carry_out(plan.steps, when=plan.when):
                 if plan.has_rate and time.monotonic() - plan.asked_at > _LATEST:
-                    self.free([plan.granted])  # if the permit were used, this start would be too near to the next start
+                    self.free([plan.granted])  # a late start would be too near to the next start
                     return Refused(plan.granted.asked[0], 0.0, 0.0)
                 return plan.granted
         return Refused(wanted[0], 0.0, 0.0)
 
     def _plan(self, quotas: Mapping[PermitPlace, _KnownQuota], holder: Holder, ttr: float) -> _Plan | Refused:
-        """Return the steps that get all permits. If limits are closed, return the limit that stays closed for the
-        longest time."""
+        """Return the steps by which the job gets all permits. If limits are closed, return the limit that stays closed
+        for the longest time."""
         limited = {place: known for place, known in quotas.items() if known.stored is not None}
         plan = _Plan(Granted((), holder, tuple(limited)), time.monotonic())
         closed: list[Refused] = []
-        now = _now(self._backend) if limited else 0  # read before the notes, so no permit seems to end too early
+        # the clock is read before the notes, so that no permit seems to end too early
+        now = _now(self._backend) if limited else 0
         holder = msgspec.structs.replace(holder, ends_at=now + int(ttr * _SECOND))
         for place, known in limited.items():
             if known.stored is None:
@@ -338,7 +345,8 @@ class PermitBook:
             quota = known.stored.quota
             note = self._backend.note(HOME, place.note)
             state = _State(place.place, place.limit, place.key) if note is None else _state(note)
-            live = tuple(one for one in _live(state, now) if one.job != holder.job)  # the job's earlier leases are over
+            # without the job's earlier leases, which are over
+            live = tuple(one for one in _live(state, now) if one.job != holder.job)
             refused = _refusal(place, quota, live, state.due, now)
             if refused is not None:
                 closed.append(refused)
@@ -358,7 +366,8 @@ class PermitBook:
         return plan
 
     def _known(self, place: PermitPlace, *, is_fresh: bool) -> _KnownQuota:
-        """Return a quota that this process has read. Permits are given only if the stored quota is still the same."""
+        """Return a quota that this process has read. Permits are given only if the stored quota has not changed since
+        it was read."""
         name = place.place, place.limit
         known = self._quotas.get(name)
         if known is None or known.stored is None or is_fresh:
@@ -373,8 +382,8 @@ class PermitBook:
         def extended(note: Note | None) -> Step | None:
             lost.clear()
             now = _now(self._backend)
-            # read after the store's clock: if the process is stopped between the two readings, the permits are extended
-            # for a shorter time, and never for a longer time
+            # Read after the store's clock. If the process is stopped between the two readings, the permits are extended
+            # for a shorter time, and never for a longer time.
             passed = time.monotonic()
             state = _State(place.place, place.limit, place.key) if note is None else _state(note)
             live = {holder.token: holder for holder in _live(state, now)}
@@ -426,7 +435,7 @@ def _live(state: _State, now: int) -> tuple[Holder, ...]:
 
 
 def _put(place: PermitPlace, state: _State, now: int) -> Step:
-    """Return the step that stores a state. A state without holders and without a time is deleted."""
+    """Return the step that stores a state. A state whose permits and rate have ended is deleted."""
     ends_at = max([state.due, *(holder.ends_at for holder in state.holders)])
     if ends_at <= now:
         return Drop(HOME, place.note)
@@ -434,10 +443,11 @@ def _put(place: PermitPlace, state: _State, now: int) -> Step:
 
 
 def _change(backend: Backend, key: str, changed: Callable[[Note | None], Step | None]) -> None:
-    """Change a note by compare-and-set. *changed* returns the step. None: there is nothing to change."""
+    """Change a note by compare-and-set. *changed* returns the step that changes the note, or None if nothing
+    changes."""
     for attempt in range(10 * _TRIES):
         if attempt:
-            time.sleep(random.random() * _PAUSE * min(attempt, _TRIES))  # noqa: S311 - spreads load
+            time.sleep(random.random() * _PAUSE * min(attempt, _TRIES))  # noqa: S311 - a random pause spreads the load
         note = backend.note(HOME, key)
         step = changed(note)
         if step is None or backend.carry_out([step], when=[Version(HOME, key, "" if note is None else note.version)]):

@@ -48,13 +48,13 @@ _YIELD_EVERY = 0.0005  # seconds between two checks for other threads that wait 
 _INTERRUPT_EVERY = 0.002  # seconds between two interrupts of a thread that waits for jobs
 
 _reserver_lock = threading.Lock()
-"""Guards the creation of reservers. A thread holds it only for a moment."""
+"""Guards the creation of reservers. A thread holds this lock only for a moment."""
 
 forks.hold(_reserver_lock)
 
 
 class Queue:
-    """A queue of an app. Threads may share it. Each thread reserves on its own connection."""
+    """A queue of an app. Threads may share a queue. Each thread reserves on its own connection."""
 
     def __init__(self, app: App, name: str) -> None:
         self.name = check_name(name)
@@ -74,17 +74,18 @@ class Queue:
         priority: int = PRIORITY_DEFAULT,
         ttr: float = TTR_DEFAULT,
         connection: Any = None,
-        id: str | None = None,  # noqa: A002 - as the job calls it
+        id: str | None = None,  # noqa: A002 - a job's attribute has the same name
     ) -> JobHandle:
-        """Add a job. Bytes are stored as they are, and any other body is stored as JSON.
+        """Add a job. A body of bytes is stored unchanged, and any other body is stored as JSON.
 
         - *delay*: seconds, or a timedelta, before the job may start.
         - *at*: the time, with a time zone, before which the job does not start. Give *at* or *delay*, not both.
-        - *priority*: 0 goes first, 4294967295 last. Default: 1024.
+        - *priority*: a number from 0 (first) to 4294967295 (last). Default: 1024.
         - *ttr*: seconds that a reservation lasts without a touch. Default: 60.
-        - *connection*: your own database connection. The job is part of the connection's transaction, and exists if you
-          commit.
-        - *id*: an id of your own, one word of ASCII. While the queue has a job with this id, nothing is added.
+        - *connection*: your own database connection. The job is part of the connection's transaction, and exists only
+          after a commit.
+        - *id*: an id of your own, which is one word of ASCII. If the queue already has a job with the same id, nothing
+          is added.
 
         Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported`` and ``BackendError``. Raises
         ``EnqueueUncertain`` if it is unknown whether the job was added.
@@ -112,13 +113,13 @@ class Queue:
         ids: Iterable[str] | None = None,
     ) -> list[JobHandle]:
         """Add many jobs in one round trip, with the same options. A backend with ``atomic_batches`` adds either all of
-        the jobs or none of them.
+        the jobs or no job.
 
-        - *bodies*: bytes are stored as they are, and any other body is stored as JSON.
-        - *delay*, *at*, *priority*, *ttr*, *connection*: as for ``enqueue``, for all of the jobs.
+        - *bodies*: a body of bytes is stored unchanged, and any other body is stored as JSON.
+        - *delay*, *at*, *priority*, *ttr*, *connection*: the options of ``enqueue``, which apply to all of the jobs.
         - *ids*: ids of your own, one for each job. Default: ids that multiq makes.
 
-        Raises the errors of ``enqueue``, and ``ArgumentsInvalid`` if *bodies* is a single body.
+        Raises the errors of ``enqueue``. Raises ``ArgumentsInvalid`` if *bodies* is a single body.
         """
         return put(
             self._app.backend,
@@ -140,12 +141,12 @@ class Queue:
         priority: int = PRIORITY_DEFAULT,
         ttr: float = TTR_DEFAULT,
         connection: Any = None,
-        id: str | None = None,  # noqa: A002 - as in enqueue
+        id: str | None = None,  # noqa: A002 - the same name as in enqueue
     ) -> JobHandle:
-        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time share a round trip.
+        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time are sent in one round trip.
 
-        If the coroutine is cancelled before the job is sent, nothing is enqueued. If the job was sent already, its
-        enqueue goes on. A note of the ``CancelledError`` says whether the job was sent.
+        If the coroutine is cancelled before the job is sent, nothing is enqueued. If the job was sent before the
+        cancellation, the enqueue continues. A note of the ``CancelledError`` says whether the job was sent.
         """
         from .async_enqueue import aopen, aput_one
 
@@ -173,10 +174,11 @@ class Queue:
         connection: Any = None,
         ids: Iterable[str] | None = None,
     ) -> list[JobHandle]:
-        """``enqueue_many`` without blocking the event loop. If cancelled, it behaves like ``aenqueue``."""
+        """``enqueue_many`` without blocking the event loop. A cancelled ``aenqueue_many`` behaves like a cancelled
+        ``aenqueue``."""
         from .async_enqueue import aopen, aput
 
-        encoded = self._encode_many(bodies)  # first of all, as in aenqueue
+        encoded = self._encode_many(bodies)  # encoded first, as in aenqueue
         return await aput(
             await aopen(self._app, check_queue(self.name)),
             self.name,
@@ -191,11 +193,10 @@ class Queue:
     # --- consuming ---
 
     def reserve(self, timeout: float = 0) -> Job:
-        """Return the next due job. Waits up to *timeout* seconds. If no job is due within this time, raises
-        ``QueueEmpty``.
+        """Return the next due job. Waits up to *timeout* seconds, and raises ``QueueEmpty`` if no job was due.
 
-        Use the job in a ``with`` statement. Leaving the block acks the job. An exception in the block releases the job
-        with a backoff.
+        Use the job in a ``with`` statement. Leaving the ``with`` block acks the job. An exception in the ``with`` block
+        releases the job with a backoff.
         """
         return self._only(self.reserve_many(1, timeout), timeout)
 
@@ -206,15 +207,15 @@ class Queue:
         return [Job(lease, consumer) for lease in leases]
 
     async def areserve(self, timeout: float = 0) -> Job:  # noqa: ASYNC109 - as in reserve
-        """``reserve`` without blocking the event loop: ``async with await queue.areserve(10) as job``.
+        """``reserve`` without blocking the event loop. Use the job by ``async with await queue.areserve(10) as job``.
 
         Any number of coroutines may wait. One thread and one connection serve all coroutines that wait for jobs of a
-        queue. If the coroutine is cancelled, a job that was reserved for it is given back.
+        queue. A job that was reserved for a cancelled coroutine is given back.
         """
         return self._only(await self.areserve_many(1, timeout), timeout)
 
     async def areserve_many(self, limit: int, timeout: float = 0) -> list[Job]:  # noqa: ASYNC109 - as in reserve_many
-        """``reserve_many`` without blocking the event loop. Coroutines wait and are cancelled as in ``areserve``."""
+        """``reserve_many`` without blocking the event loop. Waiting and cancellation work as in ``areserve``."""
         count, seconds = check_count(limit, "limit"), check_timeout(timeout)
         await self._app.abackend()
         leases, consumer = await self._reserver().reserve(count, seconds)
@@ -223,7 +224,8 @@ class Queue:
     # --- looking and managing ---
 
     def stats(self) -> QueueStats:
-        """Return the numbers of ready, delayed, reserved and buried jobs, and the seconds until a pause ends."""
+        """Return the numbers of ready, delayed, reserved and buried jobs, and the seconds until the queue's pause
+        ends."""
         return self._app.backend.stats(self.name)
 
     def peek(self, job_id: str) -> JobInfo:
@@ -231,7 +233,7 @@ class Queue:
         return JobInfo.of(self._app.backend.peek(self.name, check_id(job_id)))
 
     def jobs(self, state: str, *, limit: int = 100, after: str | None = None) -> JobPage:
-        """Return a page of the jobs in a state. Pass a page's ``after`` to get the next page."""
+        """Return a page of the jobs that are in the given state. Pass a page's ``after`` to get the next page."""
         stored = check_state(state)
         count, cursor = check_count(limit, "limit"), check_cursor(after)
         if stored is State.HELD and not self._app.backend.declared.holds:
@@ -242,7 +244,7 @@ class Queue:
     def delete(self, job_id: str, *, followers: Followers = "refuse") -> None:
         """Delete a job that does not run. Raises ``JobReserved``, ``JobNotFound``, ``JobAwaited``.
 
-        *followers*: as for ``cancel``.
+        *followers*: as in ``cancel``.
         """
         delete_job(self._app.backend, self.name, check_id(job_id), followers)
 
@@ -254,7 +256,7 @@ class Queue:
         grace: float | dt.timedelta | None = None,
         reason: str | None = None,
     ) -> CancelAnswer:
-        """Delete a job that has not started, or ask the worker of a running job to cancel it: see
+        """Delete a job that has not started, or ask the worker of a running job to cancel the job. See
         ``JobHandle.cancel``."""
         handle = JobHandle(self._app.backend, self.name, check_id(job_id))
         return handle.cancel(followers=followers, grace=grace, reason=reason)
@@ -264,14 +266,15 @@ class Queue:
     ) -> JobHandle:
         """Make a job due in *delay* seconds or at the time *at*, as if it were enqueued now.
 
-        Returns the job's handle, with the id to use from now on. Raises ``JobReserved``, ``JobHeld``, ``JobNotFound``.
+        Returns the job's handle, whose id may be new. Raises ``JobReserved``, ``JobHeld``, ``JobNotFound``.
         """
         backend, seconds = self._app.backend, check_delay(delay, at)
         backend.check_terms(delay=seconds)
         return JobHandle(backend, self.name, backend.reschedule(self.name, check_id(job_id), seconds))
 
     def kick(self, limit: int = 1) -> int:
-        """Make up to *limit* buried jobs ready, the longest buried first. Returns the number of these jobs."""
+        """Make up to *limit* buried jobs ready, and return their number. The job that was buried first is made ready
+        first."""
         return self._app.backend.kick(self.name, check_count(limit, "limit"))
 
     def kick_job(self, job_id: str) -> None:
@@ -279,7 +282,8 @@ class Queue:
         self._app.backend.kick_job(self.name, check_id(job_id))
 
     def pause(self, seconds: float) -> None:
-        """Keep all consumers from reserving jobs for *seconds*. Delays and leases go on during the pause."""
+        """Pause the queue: no consumer reserves its jobs for *seconds*. Delays and leases continue to count down during
+        the pause."""
         self._app.backend.pause(self.name, check_timeout(seconds, "seconds"))
 
     def resume(self) -> None:
@@ -287,7 +291,7 @@ class Queue:
         self._app.backend.resume(self.name)
 
     def purge(self, states: Sequence[str] | str = (State.READY, State.DELAYED, State.BURIED)) -> int:
-        """Delete all jobs in these states, except reserved jobs. Returns the number of deleted jobs."""
+        """Delete all jobs in the given states, except reserved jobs. Returns the number of deleted jobs."""
         backend = self._app.backend
         asked = [state for state in check_states(states) if state is not State.HELD or backend.declared.holds]
         return backend.purge(self.name, asked) if asked else 0
@@ -295,12 +299,12 @@ class Queue:
     def history(self, *, kind: str | None = None, limit: int = 100, after: str | None = None) -> HistoryPage:
         """Return a page of the kept outcomes of jobs that are gone. The outcome that expires last comes first.
 
-        - *kind*: ``"done"`` or ``"cancelled"``: return only the jobs of this kind.
-        - *after*: a page's ``after``, to get the next page.
+        - *kind*: ``"done"`` or ``"cancelled"``, to return only outcomes of one kind.
+        - *after*: the ``after`` of the previous page.
 
         Raises ``Unsupported`` if the backend keeps no outcomes.
         """
-        from .history import HistoryPage, OutcomeInfo, check_kind  # few programs need this module
+        from .history import HistoryPage, OutcomeInfo, check_kind  # imported late, because few programs list outcomes
 
         page = self._app.backend.history(
             self.name, kind=check_kind(kind), limit=check_count(limit, "limit"), after=check_cursor(after)
@@ -308,9 +312,9 @@ class Queue:
         return HistoryPage([OutcomeInfo.of(outcome) for outcome in page.outcomes], page.after)
 
     def forget(self, ids: Iterable[str]) -> int:
-        """Delete the kept outcomes of these jobs. Returns the number of deleted outcomes.
+        """Delete the kept outcomes of the jobs with the given ids. Returns the number of deleted outcomes.
 
-        Jobs are not deleted: see ``delete`` and ``App.failed``. Raises ``Unsupported``.
+        ``forget`` deletes no jobs. To delete jobs, see ``delete`` and ``App.failed``. Raises ``Unsupported``.
         """
         if isinstance(ids, str | bytes):
             raise OptionInvalid(f"ids must be a list of ids, got {shown(ids)}")
@@ -378,7 +382,7 @@ class Queue:
         return await self._run(self.forget, ids)
 
     def close(self) -> None:
-        """Close the connections on which threads reserve jobs. The next call opens new connections."""
+        """Close the connections on which threads reserve jobs. The queue's next call opens new connections."""
         for consumer in list(self._consumers):
             consumer.close()
 
@@ -411,13 +415,13 @@ class Queue:
     def _reserver(self) -> AsyncReserver:
         from .async_reserve import AsyncReserver
 
-        backend = self._app.backend  # not within the lock, because the call may open it
+        backend = self._app.backend  # outside of the lock, because reading app.backend may open the backend
         with _reserver_lock:
             reserver = self._async_reserver
             if reserver is not None and reserver.generation != forks.generation:
                 reserver.keep_from_collector()
                 reserver = None
-            if reserver is None or reserver.backend is not backend:  # App.connect and App.using change it
+            if reserver is None or reserver.backend is not backend:  # App.connect and App.using change the backend
                 self._app.keep_queue(self)
                 reserver = self._async_reserver = AsyncReserver(backend, self._new_consumer)
         return reserver
@@ -436,9 +440,10 @@ class Queue:
 
 
 class SharedConsumer:
-    """The consumer of one thread. A lock lets any other thread settle the jobs that this thread has reserved.
+    """The consumer of one thread. A lock allows other threads to settle the jobs that the consumer's thread has
+    reserved.
 
-    The consumer is closed as soon as its thread and its jobs no longer refer to it.
+    The consumer is closed when its thread and its jobs no longer refer to the consumer.
     """
 
     def __init__(self, backend: Backend, queues: Sequence[str]) -> None:
@@ -453,12 +458,12 @@ class SharedConsumer:
         weakref.finalize(self, self._consumer.close).atexit = False
 
     def is_of(self, backend: Backend) -> bool:
-        """Whether this process has made the consumer, and for this backend. ``App.connect`` and ``App.using`` change
-        the backend of an app."""
+        """Whether this process has made the consumer for *backend*. ``App.connect`` and ``App.using`` change the
+        backend of an app."""
         return self.backend is backend and self.generation == forks.generation
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        """Like ``Consumer.reserve``. Other threads may settle jobs while this method waits."""
+        """Like ``Consumer.reserve``. Other threads may settle jobs while ``reserve`` waits."""
         give_up_at = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -472,7 +477,7 @@ class SharedConsumer:
                 time.sleep(_YIELD_EVERY)
 
     def _opened(self, leases: list[Lease]) -> list[Lease]:
-        """Bury the jobs whose payloads are refused, and return the others."""
+        """Bury the jobs whose payloads are refused, and return all other jobs."""
         reasons = [refusal_of(lease.body) for lease in leases]
         refused = [
             Bury(lease, check_reason(reason))
@@ -484,7 +489,7 @@ class SharedConsumer:
         return [lease for lease, reason in zip(leases, reasons, strict=True) if reason is None]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        """Settle jobs as ``Consumer.settle`` does, from any thread."""
+        """Like ``Consumer.settle``, but any thread may call ``settle``."""
         if not self._lock.acquire(blocking=False):
             self._interrupt_and_lock()
         try:
@@ -493,13 +498,13 @@ class SharedConsumer:
             self._lock.release()
 
     def interrupt(self) -> None:
-        """Make the waiting ``reserve`` return immediately. If no ``reserve`` waits, the next one returns immediately.
-        Thread-safe."""
+        """Make the waiting ``reserve`` return immediately. If no ``reserve`` waits, the next ``reserve`` returns
+        immediately. Thread-safe."""
         self._is_interrupted = True
         self._consumer.interrupt()
 
     def close(self) -> None:
-        """Close the connection. The next call opens a new connection."""
+        """Close the connection. The consumer's next call opens a new connection."""
         self._consumer.close()
 
     def _interrupt_and_lock(self) -> None:

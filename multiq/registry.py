@@ -1,4 +1,4 @@
-"""Registers functions as tasks. The module has the registry, and the base class that an app and a registry share."""
+"""Registers functions as tasks. The module has the class of registries, and the base class of apps and registries."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ErrorClasses: TypeAlias = "type[BaseException] | Sequence[type[BaseException]]"
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of ``@app.task(...)``, as ``App.task`` lists them."""
+    """The options of ``@app.task(...)``. ``App.task`` describes the options."""
 
     name: str
     queue: str
@@ -73,7 +73,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 class Registrar:
-    """The base class of ``App`` and ``Tasks``. Functions are registered with it as tasks, and tasks are scheduled."""
+    """The base class of ``App`` and ``Tasks``, which registers functions as tasks, and schedules tasks."""
 
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
@@ -84,38 +84,41 @@ class Registrar:
     ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", ...)``. A registry has
-        ``@tasks.task``.
+        """Register a function as a task, by the decorator ``@app.task`` or ``@app.task(queue="mail", ...)``. A registry
+        ``tasks`` has the decorator ``@tasks.task``.
 
         Options:
 
-        - *name*: the task's name. Default: the function's own. A registry puts its prefix in front of it.
-        - *queue*: the queue of its jobs. Default: ``"default"``.
-        - *priority*: 0 goes first, 4294967295 last. Default: 1024.
+        - *name*: the task's name. Default: the function's name. A registry puts its prefix in front of the task's name.
+        - *queue*: the queue of the task's jobs. Default: ``"default"``.
+        - *priority*: a number from 0 (first) to 4294967295 (last). Default: 1024.
         - *ttr*: how long a lease lasts, in seconds. The worker renews the lease while the task runs. Default: 60.
-        - *timeout*: how long the task may run, in seconds. At the end of this time, the task gets a ``SoftTimeout``.
-          Default: no limit.
-        - *max_attempts*: attempts before a job is buried. 0: no limit. Default: 5, or no limit with *retry_for*.
+        - *timeout*: how long the task may run, in seconds. When the timeout is over, ``SoftTimeout`` is raised in the
+          task. Default: no limit.
+        - *max_attempts*: the number of attempts after which a job is buried. 0: no limit. Default: 5, or no limit with
+          *retry_for*.
         - *max_crashes*: a job is buried when this number of its attempts have ended by a crash, a kill or a lost lease.
           0: no limit. Default: 3.
         - *retry_for*: how long after its enqueue, in seconds, a failed job may still be retried. Default: no limit.
-        - *retry_on*: exception classes. A job that raises any other error is buried. Default: every error is retried.
+        - *retry_on*: the exception classes that are retried. A job that raises an error of another class is buried.
+          Default: every error is retried.
         - *bury_on*: exception classes that bury a job without a retry. The most specific class of *retry_on* and
           *bury_on* decides.
-        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started by then is dropped. This
-          also holds for the start of a retry. 0: no limit. Default: no limit.
+        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started after *expires* seconds is
+          dropped. A retry that has not started after *expires* seconds is dropped, too. 0: no limit. Default: no limit.
         - *loosen*: whether a single job may have looser limits than its task. Stricter limits are always allowed.
           Default: False.
-        - *backoff*: the wait after a failed attempt: a number of seconds, a list with the seconds for each attempt, or
-          a function that takes the attempt's number and returns seconds. Default: exponential.
+        - *backoff*: the wait after a failed attempt. A backoff is a number of seconds, or a list with the seconds for
+          each attempt. A backoff may also be a function that takes the attempt's number and returns seconds. Default:
+          exponential.
         - *keep*: seconds, or a timedelta, for which a job's outcome is kept after the job is done. ``JobHandle.result``
           needs *keep*. 0: no outcome is kept. Default: 0.
         - *unique*: a ``multiq.Unique``, which says when two jobs of the task have the same key. While a job has its
-          key, no other job with this key is added to the queue. Default: jobs are not unique.
-        - *limits*: at most four ``multiq.Limit``. A limit says how many jobs with the same key may run at the same
-          time, or may start in a period. Default: none.
-        - *middleware*: middleware for this task only. It runs within the middleware of the app. ``App.middleware``
-          describes it.
+          key, no other job with the same key is added to the queue. Default: jobs are not unique.
+        - *limits*: at most four objects ``multiq.Limit``. A limit says how many jobs with the same key may run at the
+          same time, or may start in a period. Default: none.
+        - *middleware*: middleware for this task only, which runs within the middleware of the app. ``App.middleware``
+          describes middleware.
 
         Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``. Raises ``ArgumentsInvalid`` if *function* is not a
         function.
@@ -146,29 +149,32 @@ class Registrar:
         name: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> Any:
-        """Run a task by a schedule: ``@app.schedule("0 7 * * mon-fri", zone="Europe/Berlin")`` above ``@app.task``.
+        """Run a task by a schedule. Put ``@app.schedule("0 7 * * mon-fri", zone="Europe/Berlin")`` above ``@app.task``.
 
         ``app.schedule("0 7 * * *", task.s(1), name="report")`` schedules a call with arguments. A function that is not
-        yet a task becomes one. The schedule is stored when a worker of this app starts, or with ``multiq tick``. A
-        registry has ``@tasks.schedule``. The schedule belongs to each app that includes the registry.
+        yet a task becomes a task. The schedule is stored when a worker of this app starts, or with ``multiq tick``. A
+        registry ``tasks`` has the decorator ``@tasks.schedule``. A registry's schedule belongs to each app that
+        includes the registry.
 
-        - *cron*: an expression of five fields, or of six with the seconds in front.
-        - *every*: seconds, or a timedelta, from 1 second to 366 days. Occurrences are due at the multiples of this
+        - *cron*: an expression of five fields, or of six fields, of which the first has the seconds.
+        - *every*: seconds, or a timedelta, from 1 second to 366 days. Occurrences are due at the multiples of the
           interval since 1970 in UTC.
-        - *at*: a time of day, like ``"07:00"``, or a list of them. Give one of *cron*, *every* and *at*.
+        - *at*: a time of day, like ``"07:00"``, or a list of times of day. Give one of *cron*, *every* and *at*.
         - *zone*: the time zone of *cron* and *at*, like ``"Europe/Berlin"``. Default: ``"UTC"``.
         - *name*: the schedule's name. Default: the task's name. A registry puts its prefix in front of *name*.
         - *misfire*: what happens to missed occurrences. An occurrence is missed if no scheduler has enqueued its job by
           its time. ``"once"``, the default: the latest missed occurrence runs. ``"skip"``: the missed occurrences
-          of the last *grace* seconds run. ``"all"``, or ``"all(n)"``: the latest 500, or *n*, run.
-        - *grace*: seconds after which a missed occurrence does not run. Default: 20 with ``skip``, otherwise no limit.
+          of the last *grace* seconds run. ``"all"``: the latest 500 missed occurrences run. ``"all(n)"``: the latest
+          *n* missed occurrences run.
+        - *grace*: seconds after which a missed occurrence does not run. Default: 20 with ``skip``, and no limit with
+          any other *misfire*.
         - *overlap*: what happens to an occurrence if the previous occurrence's job still waits or runs. ``"allow"``,
-          the default: the occurrence runs. ``"skip"``: the occurrence is left out. ``"follow"``: the latest such
-          occurrence runs when that job is done.
+          the default: the occurrence runs. ``"skip"``: the occurrence is left out. ``"follow"``: when the previous
+          occurrence's job is done, the latest occurrence runs.
         - *jitter*: the longest delay of an occurrence, in seconds. Each occurrence gets a different delay. Default: 0.
 
         Raises ``ScheduleInvalid``, ``ScheduleExists``, ``NameInvalid``, ``OptionInvalid``, ``ArgumentsInvalid``. A
-        registry without an app raises some of these errors only when an app includes it.
+        registry without an app raises some of the errors only when an app includes the registry.
         """
         from .schedules.defining import check_timing
 
@@ -185,12 +191,12 @@ class Registrar:
         raise NotImplementedError
 
     def _schedule(self, call: Signature, timing: Timing, name: str | None) -> None:
-        """Register a schedule. *name*: None for the name of the call's task."""
+        """Register a schedule. If *name* is None, the schedule gets the name of the call's task."""
         raise NotImplementedError
 
 
 class _Scheduled(NamedTuple):
-    """A schedule of a registry. Its definition needs the settings of an app."""
+    """A schedule of a registry. The schedule's definition needs the settings of an app."""
 
     call: Signature
     timing: Timing
@@ -214,20 +220,21 @@ class _Scheduled(NamedTuple):
 
 
 class Tasks(Registrar):
-    """A registry of tasks without an app: ``App.include`` includes it in an app. Modules with tasks import no app.
+    """A registry of tasks without an app. ``App.include`` includes a registry in an app. With a registry, a module with
+    tasks need not import an app.
 
     *prefix*: a text in front of the tasks' names. A dot separates the prefix and the name. ``prefix=__name__`` gives
     names that no other module has.
 
-    A task can be enqueued as soon as its registry is included in an app. If it is included in several apps,
-    ``task.for_app(app)`` chooses one of them. If a task is registered after its registry was included, the task is
-    included immediately. Raises ``NameInvalid``.
+    A task can be enqueued as soon as its registry is included in an app. If a registry is included in several apps,
+    ``task.for_app(app)`` chooses an app. A task that is registered after its registry was included is included
+    immediately. Raises ``NameInvalid``.
     """
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix and check_name(prefix, "task")
         self.tasks: dict[str, Task[Any, Any]] = {}
-        """The tasks. The keys are their names, which begin with the prefix."""
+        """The tasks by name. Each task's name begins with the registry's prefix."""
         self._schedules: dict[str, _Scheduled] = {}
         self.apps: list[App] = []
         """The apps in which this registry is included."""
@@ -250,8 +257,8 @@ class Tasks(Registrar):
         )
 
     def join(self, app: App, tasks: dict[str, Task[Any, Any]], schedules: dict[str, Definition]) -> None:
-        """Add copies of all tasks to an app's *tasks*, and the definitions of all schedules to its *schedules*. If this
-        raises an error, it has added nothing."""
+        """Add copies of all tasks to an app's *tasks*, and the definitions of all schedules to its *schedules*. If
+        ``join`` raises an error, it has added nothing."""
         copies = {name: task.copy_for(app) for name, task in self.tasks.items()}
         for copy in copies.values():
             check_free(tasks, copy)
@@ -307,7 +314,7 @@ class Tasks(Registrar):
             app.include(self)
 
     def _note_apps(self) -> None:
-        """If this registry is in exactly one app, set the app of the tasks."""
+        """Set the app of the tasks if this registry is in exactly one app."""
         for task in self.tasks.values():
             if len(self.apps) == 1:
                 task.app = self.apps[0]
@@ -319,7 +326,7 @@ class Tasks(Registrar):
 
 
 def check_free(tasks: dict[str, Task[Any, Any]], task: Task[..., Any]) -> None:
-    """Raise ``TaskExists`` if there is another task of this name."""
+    """Raise ``TaskExists`` if *tasks* has another task with the same name."""
     known = tasks.get(task.name)
     if known is None or known.is_like(task):
         return
@@ -331,7 +338,7 @@ def check_free(tasks: dict[str, Task[Any, Any]], task: Task[..., Any]) -> None:
 
 
 def check_schedule_free(schedules: dict[str, Definition], definition: Definition) -> None:
-    """Raise ``ScheduleExists`` if there is another schedule of this name."""
+    """Raise ``ScheduleExists`` if *schedules* has another schedule with the same name."""
     known = schedules.get(definition.name)
     if known is not None and not known.is_like(definition):
         raise ScheduleExists(_schedule_exists(known.name, known.task))
@@ -364,7 +371,8 @@ def make_task(
     limits: Sequence[Limit] | Limit | None = None,
     middleware: Sequence[MiddlewareLike] = (),
 ) -> Task[..., Any]:
-    """Return a task with checked options. *app*: None for the task of a registry. Raises the errors of ``App.task``."""
+    """Return a task with checked options. *app* is None for the task of a registry. Raises the errors of
+    ``App.task``."""
     _check_function(function)
     policy = RetryPolicy(
         max_attempts=None if max_attempts is None else check_count(max_attempts, "max_attempts", least=0),
@@ -374,7 +382,7 @@ def make_task(
     )
     name = _own_name(function) if name is None else name
     if unique:
-        from .unique import check_unique  # few programs have unique jobs
+        from .unique import check_unique  # imported late, because few programs have unique jobs
 
         checked = check_unique(unique)
         unique = None if checked is None else checked.check(name, inspect.signature(function))
@@ -410,7 +418,7 @@ _WORD = re.compile(r"[A-Za-z_][\w.]*")
 
 
 def _class_of(function: Callable[..., Any]) -> type[Task[..., Any]]:
-    """Return ``TypedTask`` if an annotation may need an encoding. Most programs need not import the class."""
+    """Return ``TypedTask`` if an annotation may need an encoding. Most programs never import ``TypedTask``."""
     signature = inspect.signature(function)
     annotations = [signature.return_annotation, *(p.annotation for p in signature.parameters.values())]
     others = [annotation for annotation in annotations if not _is_plain(annotation)]
@@ -426,7 +434,7 @@ def _class_of(function: Callable[..., Any]) -> type[Task[..., Any]]:
 
 
 def _is_plain(annotation: Any) -> bool:
-    """Whether an annotation is certainly of JSON's own types. An annotation that is a text is not evaluated."""
+    """Whether an annotation certainly has only JSON's own types. An annotation that is text is not evaluated."""
     if isinstance(annotation, str):
         words = {word.rpartition(".")[2] for word in _WORD.findall(annotation)}
         return words <= _PLAIN_WORDS and not {"'", '"'} & {*annotation}
@@ -459,7 +467,7 @@ _MEANT = {
     **dict.fromkeys(("headers", "connection"), "options(...) of the task"),
     **dict.fromkeys(("id", "job_id", "task_id", "idempotency_key"), "options(id=...) of the task"),
 }
-"""The name of an option in another library -> its name in multiq."""
+"""Maps the name of an option in another library to the name of multiq's option."""
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -490,7 +498,7 @@ def _check_function(function: Callable[..., Any]) -> None:
 def _check_limits(limits: Sequence[Limit] | Limit | None, function: Callable[..., Any]) -> tuple[Limit, ...]:
     if not limits:
         return ()
-    from .limits import check_limits  # most programs have no limits
+    from .limits import check_limits  # imported late, because most programs have no limits
 
     return check_limits(limits, inspect.signature(function))
 

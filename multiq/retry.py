@@ -32,8 +32,8 @@ def fixed(seconds: float) -> Backoff:
 def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter: float = 0.5) -> Backoff:
     """Return a backoff that waits ``first`` seconds after attempt 1.
 
-    Each further attempt multiplies the wait by ``base``. The wait is at most ``cap`` seconds. Then the wait is
-    shortened by a random share of at most ``jitter``. Because of this, jobs that failed together are not retried
+    Each further attempt multiplies the wait by ``base``. The wait is at most ``cap`` seconds. Each wait is shortened by
+    a random share of at most ``jitter``. Because of the random share, jobs that failed together are not retried
     together.
     """
     for name, value in (("base", base), ("cap", cap), ("first", first)):
@@ -48,7 +48,7 @@ def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter:
             growth = float(base) ** (attempt - 1)
         except OverflowError:
             growth = _HUGE
-        return min(cap, first * growth) * (1 - jitter * random.random())  # noqa: S311 - spreads load, guards nothing
+        return min(cap, first * growth) * (1 - jitter * random.random())  # noqa: S311 - not for security
 
     return wait
 
@@ -72,7 +72,7 @@ def to_backoff(value: Backoff | Sequence[float] | float) -> Backoff:
     return fixed(value)  # type: ignore[arg-type]  # checked
 
 
-_HUGE = 1e300  # the product with any allowed number of seconds is finite
+_HUGE = 1e300  # so small that its product with any allowed number of seconds is finite
 
 
 def _check(value: object, name: str) -> None:
@@ -89,10 +89,11 @@ MAX_CRASHES_DEFAULT = 3
 
 
 class ReleaseJob(Exception):
-    """Raise this in a task to retry the job after *delay*. The run counts as an attempt.
+    """Raise ``ReleaseJob`` in a task to retry the job after *delay*. The run that raises ``ReleaseJob`` counts as an
+    attempt.
 
-    *delay*: seconds or a timedelta. None: the task's backoff. An invalid *delay* raises ``OptionInvalid``, and the
-    attempt fails as with any other error.
+    *delay*: seconds or a timedelta. With None, the task's backoff decides. An invalid *delay* raises ``OptionInvalid``,
+    and the attempt fails as with any other error.
     """
 
     def __init__(self, delay: float | dt.timedelta | None = None, reason: str | None = None) -> None:
@@ -102,7 +103,7 @@ class ReleaseJob(Exception):
 
 
 class BuryJob(Exception):
-    """Raise this in a task to bury the job now, because no retry can help."""
+    """Raise ``BuryJob`` in a task to bury the job now, because no retry can help."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -110,18 +111,18 @@ class BuryJob(Exception):
 
 
 class Snooze(Exception):
-    """Raise this in a task if the job cannot run now. The job runs again after *delay*, and the run is not a failure.
+    """Raise ``Snooze`` in a task if the job cannot run now. The job runs again after *delay*, and the run is not a
+    failure.
 
-    The run is not counted as an attempt, except by a backend without the capability ``give_back``. Even without
-    ``give_back``, a snooze itself never buries the job. But a later failure buries the job if the backend's count has
-    reached ``max_attempts``.
+    Only a backend without the capability ``give_back`` counts a snoozed run as an attempt. A snooze itself never buries
+    the job. A failure after a snooze buries the job if the backend's count of attempts has reached ``max_attempts``.
 
     *delay*: seconds or a timedelta. An invalid *delay* raises ``OptionInvalid``, and the attempt fails as with any
     other error.
     """
 
     def __init__(self, delay: float | dt.timedelta, reason: str | None = None) -> None:
-        if delay is None:  # with 0 as the default, the job would run again and again without a pause
+        if delay is None:  # no default: with a default of 0, the job would run again and again without a pause
             raise OptionInvalid("delay must be a number of seconds, or a timedelta, got None")
         self.delay = check_delay(delay)
         self.reason = reason
@@ -132,10 +133,11 @@ _N = TypeVar("_N", int, float)
 
 
 class SoftTimeout(TimeoutError):
-    """Raised in a task's code when its ``timeout`` has passed. The task may clean up, and should then end.
+    """The error that is raised in a task's code when the task's ``timeout`` is over. A task that timed out may clean
+    up, and should then end.
 
-    If the task does not catch the error, the attempt fails as with any other error. If the task still runs
-    ``kill_after`` seconds later, its process is ended.
+    If the task does not catch ``SoftTimeout``, the attempt fails as with any other error. If the task still runs
+    ``kill_after`` seconds after its timeout, its process is ended.
     """
 
     def __init__(self, message: str = "the task ran longer than its timeout") -> None:
@@ -143,7 +145,7 @@ class SoftTimeout(TimeoutError):
 
 
 def tighter(one: _N, other: _N) -> _N:
-    """Return the stricter of two limits. 0: no limit."""
+    """Return the stricter of two limits, where 0 means no limit."""
     return min(one, other) if one and other else one or other
 
 
@@ -151,12 +153,12 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """The limits of a job's retries. Each kick of the job raises its ``max_attempts`` and ``max_crashes`` by one."""
 
     max_attempts: int | None = None
-    """0: no limit. None: 5 if ``retry_for`` is not set, and no limit if it is set."""
+    """The largest number of attempts. 0: no limit. None means 5 attempts, or no limit if ``retry_for`` is set."""
     max_crashes: int = MAX_CRASHES_DEFAULT
-    """The job does not start again after this number of runs that ended by a crash, a kill or a lost lease. 0: no
-    limit."""
+    """The largest number of runs that ended by a crash, a kill or a lost lease. After ``max_crashes`` crashed runs, the
+    job does not start again. 0: no limit."""
     retry_for: float | None = None
-    """A job is retried within this number of seconds after its enqueue. None: no limit."""
+    """The number of seconds after a job's enqueue in which the job is retried. None: no limit."""
     backoff: Backoff = DEFAULT
 
     def bounded(self, other: RetryPolicy) -> RetryPolicy:
@@ -170,11 +172,12 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         )
 
     def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
-        """Return the reason why the job must not start. None: the job may start.
+        """Return the reason why the job must not start, or None if the job may start.
 
-        *counts_given_back*: whether the store also counts reservations that were given back before the job started. If
-        so, the number of attempts that started is unknown, and a job that has never started must not be refused. So
-        this method counts only crashed attempts. ``after_failure`` compares the store's count with the limit.
+        *counts_given_back*: whether the store also counts reservations that were given back before the job started.
+        With *counts_given_back*, the number of attempts that started is unknown. A job that has never started must not
+        be refused, so ``refuse`` counts only crashed attempts. ``after_failure`` compares the store's count with the
+        limit.
         """
         attempt = lease.crashes + 1 if counts_given_back else lease.attempt
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:
@@ -192,10 +195,10 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def after_failure(
         self, lease: Lease, reason: str, delay: float | None = None, *, longest: float | None = None
     ) -> Release | Bury:
-        """Return the verdict after a failed attempt: a release, or a bury if a limit is reached.
+        """Return the verdict after a failed attempt, which is a release, or a bury if a limit is reached.
 
-        *delay*: the delay in seconds. None: the backoff decides. *longest*: the longest delay in seconds. None: a
-        century.
+        *delay*: the delay in seconds, or None if the backoff decides. *longest*: the longest delay in seconds, or None
+        for a century.
         """
         limit = self.attempts()
         if limit and lease.attempt >= limit + lease.kicks:
@@ -210,7 +213,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return Release(lease, wait, reason=check_reason(reason))
 
     def attempts(self) -> int:
-        """Return the largest number of attempts. 0: no limit."""
+        """Return the largest number of attempts, or 0 for no limit."""
         if self.max_attempts is not None:
             return self.max_attempts
         return 0 if self.retry_for is not None else MAX_ATTEMPTS_DEFAULT
@@ -220,15 +223,15 @@ class ErrorRules(msgspec.Struct, frozen=True):
     """The rules that decide which errors of a task bury its job without a retry."""
 
     retry_on: tuple[type[BaseException], ...] | None = None
-    """Errors that are retried. Any other error buries the job. None: every error is retried."""
+    """Errors that are retried. Any other error buries the job. None means that every error is retried."""
     bury_on: tuple[type[BaseException], ...] = ()
 
     def buries(self, error: BaseException) -> bool:
         """Whether the error buries the job.
 
         If the error is an instance of several classes in ``retry_on`` and ``bury_on``, the most specific class decides.
-        Several classes may be equally specific, because none of them is a subclass of another. In this case the error
-        buries the job if one of these classes is in ``bury_on``.
+        Classes are equally specific if no class is a subclass of another class. Among equally specific classes, a class
+        in ``bury_on`` decides.
         """
         kinds = type(error).__mro__
         named = [kind for kind in kinds if kind in self.bury_on or kind in (self.retry_on or ())]
@@ -239,7 +242,7 @@ class ErrorRules(msgspec.Struct, frozen=True):
 
 
 def to_error_rules(retry_on: object, bury_on: object) -> ErrorRules | None:
-    """Return the rules for a task's *retry_on* and *bury_on*. None: neither is given. Raises ``OptionInvalid``."""
+    """Return the rules for a task's *retry_on* and *bury_on*, or None if both are None. Raises ``OptionInvalid``."""
     if retry_on is None and bury_on is None:
         return None
     retried = None if retry_on is None else _error_classes(retry_on, "retry_on")

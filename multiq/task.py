@@ -68,7 +68,7 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     unique: Unique | None = None
     limits: tuple[Limit, ...] = ()
     has_terms: bool = False
-    """Whether the task has *unique* or *limits*. If it has neither, an enqueue needs no further check."""
+    """Whether the task has *unique* or *limits*. Without *unique* and *limits*, an enqueue needs no further check."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "has_terms", self.unique is not None or bool(self.limits))
@@ -79,8 +79,8 @@ class Task(Generic[P, R]):
     a worker runs."""
 
     app: App
-    """The app of the task. A task of a registry has this attribute only if the registry is included in exactly one
-    app."""
+    """The app of the task. A task of a registry has the attribute ``app`` only if the registry is included in exactly
+    one app."""
 
     def __init__(
         self,
@@ -98,10 +98,10 @@ class Task(Generic[P, R]):
     ) -> None:
         """Construct a task from checked options. ``App.task`` lists the options.
 
-        - *app*: None for a task of a registry.
-        - *options*: the defaults of each job: queue, priority, ttr, keep.
-        - *policy*: made from *max_attempts*, *max_crashes*, *retry_for* and *backoff*.
-        - *error_rules*: made from *retry_on* and *bury_on*.
+        - *app*: the app of the task, or None for a task of a registry.
+        - *options*: the default options of each job, such as the queue and the priority.
+        - *policy*: the values of *max_attempts*, *max_crashes*, *retry_for* and *backoff*.
+        - *error_rules*: the values of *retry_on* and *bury_on*.
         - *chain*: the task's own middleware.
         """
         if app is not None:
@@ -126,11 +126,11 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """Add a job that calls the function with these arguments.
+        """Add a job that calls the task's function with the given arguments.
 
         Errors:
 
-        - ``ArgumentsInvalid``: the function does not take these arguments.
+        - ``ArgumentsInvalid``: the function does not take the given arguments.
         - ``PayloadInvalid``: an argument is not JSON. The message has the path of the wrong value.
         - ``PayloadTooLarge``, ``BackendError``.
         - ``EnqueueUncertain``: it is unknown whether the job was added.
@@ -145,23 +145,23 @@ class Task(Generic[P, R]):
     ) -> list[JobHandle]:
         """Enqueue many calls in one round trip.
 
-        Each call is a tuple of positional arguments or a dict of named arguments. *ids* are ids of your own, one for
-        each call.
+        Each call is a tuple of positional arguments or a dict of named arguments. *ids* has your own id for each call.
         """
         return self._send([_call(call) for call in calls], self.default, ids)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time share a round trip.
+        """``enqueue`` without blocking the event loop. Enqueues that wait at the same time are sent in one round trip.
 
-        If the coroutine is cancelled before the job is sent, nothing is enqueued. If the job was sent already, its
-        enqueue goes on. A note of the ``CancelledError`` says whether the job was sent.
+        If the coroutine is cancelled before the job is sent, nothing is enqueued. If the job was sent before the
+        cancellation, the enqueue continues. A note of the ``CancelledError`` says whether the job was sent.
         """
         return await self._asend_one(args, kwargs, self.default)
 
     async def aenqueue_many(
         self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
     ) -> list[JobHandle]:
-        """``enqueue_many`` without blocking the event loop. If cancelled, it behaves like ``aenqueue``."""
+        """``enqueue_many`` without blocking the event loop. A cancelled ``aenqueue_many`` behaves like a cancelled
+        ``aenqueue``."""
         return await self._asend([_call(call) for call in calls], self.default, ids)
 
     def options(
@@ -173,7 +173,7 @@ class Task(Generic[P, R]):
         at: dt.datetime | None = None,
         ttr: float | None = None,
         connection: Any = None,
-        id: str | None = None,  # noqa: A002 - as the job calls it
+        id: str | None = None,  # noqa: A002 - a job's attribute has the same name
         max_attempts: int | None = None,
         max_crashes: int | None = None,
         retry_for: float | None = None,
@@ -184,26 +184,28 @@ class Task(Generic[P, R]):
         unique: Unique | Literal[False] | None = None,
         limits: Sequence[Limit] | Limit | None = None,
     ) -> TaskCall[P]:
-        """This task with other options: ``task.options(delay=30).enqueue(...)``.
+        """Return this task with other options, for calls like ``task.options(delay=30).enqueue(...)``.
 
-        Default of each option: the task's value.
+        The default of each option is the task's value.
 
-        - *queue*: the queue.
-        - *priority*: 0 goes first, 4294967295 last.
+        - *queue*: the queue of the job.
+        - *priority*: a number from 0 (first) to 4294967295 (last).
         - *delay*: seconds, or a timedelta, before the job may start.
         - *at*: the time, with a time zone, before which the job does not start. Give *at* or *delay*, not both.
         - *ttr*: seconds that a lease lasts without a touch.
-        - *connection*: your own database connection. The job is part of the connection's transaction, and exists if you
-          commit.
-        - *id*: an id of your own, one word of ASCII. While the queue has a job with this id, nothing is added.
-        - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as for ``App.task``. Values looser than the task's are
-          allowed only if the task was registered with ``loosen=True``.
-        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started by then is dropped. 0: no
-          limit.
-        - *headers*: strings by name that are stored with the job. ``JobContext.headers`` returns them.
+        - *connection*: your own database connection. The job is part of the connection's transaction, and exists only
+          after a commit.
+        - *id*: an id of your own, which is one word of ASCII. If the queue already has a job with the same id, nothing
+          is added.
+        - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as in ``App.task``. Looser values than the task's
+          values are allowed only if the task was registered with ``loosen=True``.
+        - *expires*: seconds, or a timedelta, after the enqueue. A job that has not started after *expires* seconds is
+          dropped. 0: no limit.
+        - *headers*: a dict of strings that is stored with the job. ``JobContext.headers`` returns the headers.
         - *keep*: seconds, or a timedelta, for which the outcome is kept after the job is done. 0: no outcome is kept.
-        - *unique*: a ``multiq.Unique``. While another job has the same key, nothing is added. False: not unique.
-        - *limits*: the job's limits, instead of the task's. An empty list: the job has none.
+        - *unique*: a ``multiq.Unique``. While another job has the same key, nothing is added. With False, the job is
+          not unique.
+        - *limits*: the job's limits, instead of the task's limits. With an empty list, the job has no limits.
 
         Raises ``OptionInvalid``, ``NameInvalid``.
         """
@@ -238,13 +240,13 @@ class Task(Generic[P, R]):
         return call
 
     def _checked_unique(self, unique: Unique | Literal[False]) -> Unique | None:
-        from .unique import check_unique  # few programs have unique jobs
+        from .unique import check_unique  # imported late, because few programs have unique jobs
 
         checked = check_unique(unique)
         return None if checked is None else checked.check(self.name, self.signature)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise ``ArgumentsInvalid`` unless the function takes these arguments."""
+        """Raise ``ArgumentsInvalid`` if the function does not take the given arguments."""
         if not kwargs and self._fewest <= len(args) <= self._most:
             return
         try:
@@ -266,18 +268,19 @@ class Task(Generic[P, R]):
         """Decode the arguments of a flow's job, after the results of earlier jobs were inserted. Raises
         ``ArgumentsInvalid``.
 
-        JSON's own types need no decoding. ``TypedTask`` decodes the other types.
+        JSON's own types need no decoding. ``TypedTask`` decodes all other types.
         """
 
     @property
     def returns(self) -> Codec | None:
-        """The codec that encodes the results. None: the annotation of the return value is one of JSON's own types."""
+        """The codec that encodes the results. None means that the annotation of the return value is one of JSON's own
+        types."""
         return None
 
     def policy_of(self, envelope: Envelope) -> RetryPolicy:
         """Return the retry policy of one job.
 
-        A value in the job's envelope replaces the task's value if it is stricter. If the task was registered with
+        A stricter value in the job's envelope replaces the task's value. If the task was registered with
         ``loosen=True``, each value in the envelope replaces the task's value.
         """
         if envelope.max_attempts is None and envelope.max_crashes is None and envelope.retry_for is None:
@@ -292,13 +295,13 @@ class Task(Generic[P, R]):
         return asked if self.loosen else own.bounded(asked)
 
     def timeout_of(self, envelope: Envelope) -> float | None:
-        """Return the seconds that one job may run. 0 or None: no limit."""
+        """Return the seconds that one job may run. 0 and None mean that there is no limit."""
         if envelope.timeout is None:
             return self.timeout
         return envelope.timeout if self.loosen else tighter(self.timeout or 0.0, envelope.timeout)
 
     def for_app(self, app: App) -> Task[P, R]:
-        """Return the copy of this task that belongs to *app*: ``task.for_app(app).enqueue(...)``.
+        """Return the copy of this task that belongs to *app*, for calls like ``task.for_app(app).enqueue(...)``.
 
         Raises ``TaskNotIncluded`` if the app does not have this task.
         """
@@ -313,11 +316,11 @@ class Task(Generic[P, R]):
         task.app, task.registry = app, None
         return task
 
-    if not TYPE_CHECKING:  # with this method, a type checker would assume that every attribute exists
+    if not TYPE_CHECKING:  # hidden, because with this method, a type checker would assume that every attribute exists
 
         def __getattr__(self, name: str) -> App:
-            """Return the app of a registry's task if the attribute ``app`` is not set. Other tasks always have an
-            app."""
+            """Return the app of a registry's task if the attribute ``app`` is not set. Tasks without a registry always
+            have an app."""
             if name == "app" and self.registry is not None:
                 return self.registry.app_of(self)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -346,13 +349,15 @@ class Task(Generic[P, R]):
         return check_limits(limits, self.signature)
 
     def gates(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> tuple[Gate, ...]:
-        """Return a gate for each limit of the call that has ``scope="queue"``. Raises ``ArgumentsInvalid``."""
+        """Return the limit's name and key (a gate) for each limit of the call that has ``scope="queue"``. Raises
+        ``ArgumentsInvalid``."""
         from .limits import gates_of, of_queue
 
         return gates_of(of_queue(options.limits), self.signature, args, kwargs)
 
     def terms(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Terms:
-        """Return the terms of a call with checked arguments. Raises ``ArgumentsInvalid``, ``PayloadInvalid``."""
+        """Return the unique key and the limits (terms) of a call with checked arguments. Raises ``ArgumentsInvalid``,
+        ``PayloadInvalid``."""
         unique = None if options.unique is None else self._unique_key(options.unique, args, kwargs)
         gates = self.gates(args, kwargs, options) if options.limits else ()
         if unique is not None and options.unique is not None and options.unique.follows:
@@ -376,7 +381,7 @@ class Task(Generic[P, R]):
             )
 
     def _refuse_looser(self, **asked: float | None) -> None:
-        """Raise ``OptionInvalid`` for limits that are looser than the task's."""
+        """Raise ``OptionInvalid`` for limits that are looser than the task's limits."""
         own = {
             "max_attempts": self.policy.attempts(),
             "max_crashes": self.policy.max_crashes,
@@ -469,7 +474,7 @@ class Task(Generic[P, R]):
             from .outgoing import asend
 
             return (await asend(self, [(args, kwargs)], options, is_one=True))[0]
-        body = self._encode(args, kwargs, options, self.app.settings.max_body)  # first of all, as in _asend
+        body = self._encode(args, kwargs, options, self.app.settings.max_body)  # encoded first, as in _asend
         backend = await aopen(self.app, options.queue)
         if options.keep:
             self._check_outcomes()
@@ -487,15 +492,15 @@ class Task(Generic[P, R]):
     def s(self, /, *args: Any, **kwargs: Any) -> Signature:
         """Return a call of this task as a part of a chain, group, batch or flow. The call is not enqueued.
 
-        In a chain the first argument may be missing. The job then gets the result of the previous step as its first
-        argument.
+        In a chain, the first argument may be missing. A missing first argument is the result of the chain's previous
+        job.
         """
         return _signature(self, args, kwargs, self.default)
 
     def encode(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, flow: FlowPart | None = None
     ) -> bytes:
-        """Return the body of a job. The job may belong to a flow. Raises the errors of ``enqueue`` about arguments."""
+        """Return the body of a job, which may belong to a flow. Raises the errors of ``enqueue`` about arguments."""
         max_body = self.app.settings.max_body
         body = self._encode(args, kwargs, options, max_body, flow)
         if not options.limits or not any(limit.scope == "app" for limit in options.limits):
@@ -523,7 +528,7 @@ class Task(Generic[P, R]):
         envelope = Envelope(
             ENVELOPE_VERSION,
             self.name,
-            [*args],  # a list: an empty list is left out of the JSON, an empty tuple is not
+            [*args],  # a list, because the JSON leaves out an empty list, and does not leave out an empty tuple
             kwargs,  # type: ignore[arg-type]  # encoded at once
             options.max_attempts,
             options.max_crashes,
@@ -535,14 +540,15 @@ class Task(Generic[P, R]):
         if flow is not None:
             envelope.multiq, envelope.flow = FLOW_VERSION, flow
         if options.keep:
-            if self.app.has_backend:  # if not, an aenqueue opens the backend, and checks the capability then
+            # without a backend, aenqueue opens the backend later, and then checks the capability
+            if self.app.has_backend:
                 self._check_outcomes()
             envelope.keep = options.keep
         return encode_envelope(envelope, max_body)
 
 
 class TaskCall(Generic[P]):
-    """A task with other options: ``task.options(delay=30).enqueue(...)``."""
+    """A task with other options, which ``task.options(delay=30)`` returns."""
 
     __slots__ = ("_options", "_task")
 
@@ -552,7 +558,7 @@ class TaskCall(Generic[P]):
 
     @property
     def chosen(self) -> CallOptions:
-        """The options, with their defaults."""
+        """All options. An option that was not given has its default."""
         return self._options
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
@@ -608,8 +614,8 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
-    """Return whether a call of *function* must be awaited. This includes an object whose ``__call__`` is a coroutine
-    function."""
+    """Return whether a call of *function* must be awaited. *function* may be an object whose ``__call__`` is a
+    coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

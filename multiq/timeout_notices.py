@@ -1,8 +1,8 @@
-"""Interrupts a job whose timeout ends during a call of multiq, or that is cancelled during the call. The error is
+"""Interrupts a job that times out, or is cancelled, during a call of multiq. The timeout's or cancellation's error is
 raised when the call returns.
 
-If the error were raised inside a driver, it could leave a connection in the middle of a request or a reply. So the
-worker notes the thread in ``pending``, and the call checks for the notice at its end.
+An error that is raised inside a driver could leave a connection in the middle of a request or a reply. To protect the
+connection, the worker adds the thread to ``pending``, and each call of multiq checks ``pending`` at its end.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Notice:
         self.is_notified = False
 
 
-#: the identity of a thread with a pending notice -> a function that makes the error to raise. The dict is almost always
-#: empty, so the check is cheap
+#: Maps the identity of a thread with a pending notice to a function that makes the error to raise. The dict is almost
+#: always empty, so checking the dict takes little time.
 pending: dict[int, Callable[[], Exception]] = {}
 
 
 def raise_if_pending() -> None:
-    """If this thread has a pending notice, raise the error of the notice. Called at the end of a user's call of
-    multiq."""
+    """If this thread has a pending notice, raise the error of the notice. Each call of multiq calls
+    ``raise_if_pending`` at its end."""
     error = pending.pop(threading.get_ident(), None)
     if error is not None:
         raise error()

@@ -1,4 +1,5 @@
-"""Tasks with annotations that decide how arguments and results are encoded. Other tasks do not use this module."""
+"""Tasks with annotations that decide how arguments and results are encoded. Tasks whose annotations are plain JSON
+types do not use this module."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ H = TypeVar("H", JobHandle, list[JobHandle])
 
 
 class TypedTask(Task[P, R]):
-    """A task with annotations other than those of plain JSON types.
+    """A task with annotations that are not plain JSON types.
 
-    The annotations are read at the first use, because they may name classes that are defined after the function.
+    The annotations are read at the first use, because an annotation may name a class that is defined after the
+    function.
     """
 
     @cached_property
@@ -63,7 +65,8 @@ class TypedTask(Task[P, R]):
         types = self.types
         if types.has_arguments:
             self.check_arguments(args, kwargs)
-            results = () if flow is None else {given.where for given in flow.inputs}  # they are None until the job runs
+            # arguments that are None until the job runs
+            results = () if flow is None else {given.where for given in flow.inputs}
             try:
                 args, kwargs = types.convert(Codec.encode, args, kwargs, results)
             except Mismatch as exc:
@@ -116,8 +119,7 @@ class TypedTask(Task[P, R]):
             raise
 
     def _typed(self, send: Callable[[], H]) -> H:
-        """Call *send*. Return the handles that *send* returned, changed so that they decode results by the
-        annotation."""
+        """Call *send*. Return the handles from *send*, changed so that the handles decode results by the annotation."""
         try:
             return self._decoding(send())
         except EnqueueUncertain as error:

@@ -1,4 +1,4 @@
-"""Unique jobs: the option of a task or a call, and the key that the backend gets."""
+"""Unique jobs. The module has the option *unique* of a task or a call, and makes the key that the backend gets."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 
 OnConflict: TypeAlias = Literal["keep", "replace", "follow", "error"]
 
-# the first bytes of every hashed text; with another number, all new keys would differ from the stored keys
+# The first bytes of every hashed text. With another number in ``_PURPOSE``, all new keys would differ from the stored
+# keys.
 _PURPOSE = b"multiq unique 1\0"
 _encoder = msgspec.json.Encoder(order="sorted")
 
 
 class Unique(msgspec.Struct, frozen=True, kw_only=True):
-    """Makes jobs unique. While one job of a queue has a key, no other job with this key is added to the queue.
+    """Makes jobs unique. While one job of a queue has a key, no other job with the same key is added to the queue.
 
-    - *by*: names of the task's parameters. Jobs of the task have the same key if these arguments are equal. None: all
-      arguments. An empty list: no parameters, so all jobs of the task have the same key.
-    - *until*: how long a job has its key. ``"gone"``: until it is done or deleted. ``"buried"``: until it is done,
-      deleted or buried. ``"reserved"``: until its first start. Default: ``"gone"``.
-    - *on_conflict*: what an enqueue does if another job has the key. ``"keep"``: it returns the handle of that job, and
-      ``JobHandle.was_new`` is False. ``"replace"``: like ``"keep"``, but if that job waits, it takes the new arguments,
-      options and due time. A running or failed job does not change. ``"follow"``: one job with the key runs, and at
-      most one waits. The waiting job takes the new arguments, as with ``"replace"``. ``"error"``: it raises
-      ``JobExists``. Default: ``"keep"``.
-    - *hold*: seconds, or a timedelta. The key stays taken for at least this time after the enqueue, even if the job is
+    - *by*: names of the task's parameters. Jobs of the task have the same key if the arguments named in *by* are equal.
+      With None, all arguments must be equal. With an empty list, all jobs of the task have the same key.
+    - *until*: how long a job has its key. ``"gone"``: until the job is done or deleted. ``"buried"``: until the job is
+      done, deleted or buried. ``"reserved"``: until the job's first start. Default: ``"gone"``.
+    - *on_conflict*: what an enqueue does if another job has the key. ``"keep"``: the enqueue returns the handle of the
+      other job, and ``JobHandle.was_new`` is False. ``"replace"``: like ``"keep"``, but a waiting job gets the new
+      arguments, options and due time. A running or failed job does not change. ``"follow"``: one job with the key runs,
+      and at most one job with the key waits. The waiting job gets the new arguments, as with ``"replace"``.
+      ``"error"``: the enqueue raises ``JobExists``. Default: ``"keep"``.
+    - *hold*: seconds, or a timedelta. The key stays taken for at least *hold* after the enqueue, even if the job is
       done earlier.
-    - *max_wait*: seconds, or a timedelta. A replaced job becomes due within this time after its first
-      enqueue, however often it is replaced.
+    - *max_wait*: seconds, or a timedelta. A job that is replaced again and again becomes due within *max_wait* after
+      its first enqueue.
 
     Raises ``OptionInvalid``.
     """
@@ -74,7 +75,8 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def follows(self) -> bool:
-        """Whether a job waits while another job with the same key runs. This needs the capability ``limits``."""
+        """Whether a job waits while another job with the same key runs. Waiting for another job with the same key needs
+        the capability ``limits``."""
         return self.on_conflict == "follow"
 
     def check(self, task: str, signature: inspect.Signature) -> Unique:
@@ -94,7 +96,7 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
     ) -> UniqueKey:
         """Return the key of a call with checked arguments. *encode* converts the arguments to JSON.
 
-        For an argument that is left out, its default is used. So ``f(1)`` and ``f(1, b=0)`` may have the same key.
+        An argument that is left out has its default. For example, ``f(1)`` and ``f(1, b=0)`` may have the same key.
         Raises ``PayloadInvalid`` for an argument or a default that is not JSON.
         """
         bound = signature.bind(*args, **kwargs)
@@ -115,7 +117,7 @@ class Unique(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_unique(unique: Unique | Literal[False] | None) -> Unique | None:
-    """Return the option *unique* of a task or a call. False: the job is not unique. Raises ``OptionInvalid``."""
+    """Check the option *unique* of a task or a call. For False, return None. Raises ``OptionInvalid``."""
     if unique is None or unique is False:
         return None
     if not isinstance(unique, Unique):

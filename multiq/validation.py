@@ -1,4 +1,4 @@
-"""Checks callers' arguments: names, delays, points in time, priorities, ttrs, ids, counts.
+"""Checks the arguments of callers, such as names, delays, priorities and ids.
 
 Names of queues and tasks need no escaping in a beanstalkd command, a Redis hash tag, an SQL value, a URL or a shell.
 """
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 COUNT_MAX = 2**31 - 1
 REASON_MAX = 2000  # characters
-_ID_MAX = 200  # characters; a UUID has 36, and MySQL's column has room for 254 bytes
+_ID_MAX = 200  # characters: a UUID has 36 characters, and MySQL's column has room for 254 bytes
 
 NAME_RULE = "1 to 128 letters, digits, '_', '.' or '-' (ASCII), beginning with a letter, digit or '_'"
 
 APP_SCOPE = "@app"
-"""Used as a queue's name for the limits with ``scope="app"``. No queue can have this name."""
+"""The name that stands for a queue in limits with ``scope="app"``. No queue can have the name ``@app``."""
 
 KEPT_QUEUES = frozenset(
     {"multiq.down", "multiq.restart", *(f"multiq.roll-call.{number}" for number in range(1, 5))}
@@ -34,13 +34,13 @@ KEPT_QUEUES = frozenset(
 workers."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
-_known: set[str] = set()  # legal names, cached because every enqueue checks a name
+_known: set[str] = set()  # valid names, which are cached because every enqueue checks a name
 _KNOWN_AT_MOST = 10_000
 
 
 def check_name(name: object, kind: str = "queue") -> str:
-    """Return *name* if it is a valid name. If not, raise ``NameInvalid``. *kind*: the kind of thing that has the
-    name."""
+    """Return *name* if it is a valid name. If *name* is not valid, raise ``NameInvalid``. *kind*: the kind of thing
+    that has the name, such as a queue."""
     if type(name) is str:
         if name in _known:
             return name
@@ -55,7 +55,7 @@ def check_name(name: object, kind: str = "queue") -> str:
 
 
 def check_queue(name: object) -> str:
-    """Return *name* if it is a valid name of a queue for jobs. If not, raise ``NameInvalid``."""
+    """Return *name* if it is a valid name of a queue for jobs. If *name* is not valid, raise ``NameInvalid``."""
     queue = check_name(name)
     if queue in KEPT_QUEUES:
         raise NameInvalid(f"a queue for jobs must have another name: multiq keeps {queue!r} for itself")
@@ -63,8 +63,8 @@ def check_queue(name: object) -> str:
 
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
-    """Return *delay* in seconds, or the seconds until *at*, a datetime with a time zone. If *at* is in the past, return
-    0."""
+    """Return *delay* in seconds, or the seconds until *at*, which is a datetime with a time zone. If *at* is in the
+    past, return 0."""
     if at is not None:
         if delay is not None:
             raise OptionInvalid("delay and at must not both be given: a job has one due time")
@@ -78,7 +78,8 @@ def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = Non
 
 
 def check_priority(priority: int) -> int:
-    """Return *priority*, a whole number from 0 (first) to 2**32 - 1 (last), else raise ``OptionInvalid``."""
+    """Return *priority*. Raises ``OptionInvalid`` if *priority* is not a whole number from 0 (first) to 2**32 - 1
+    (last)."""
     number = priority if type(priority) is int else _whole(priority)
     if number is None or not 0 <= number <= PRIORITY_MAX:
         raise OptionInvalid(
@@ -88,7 +89,7 @@ def check_priority(priority: int) -> int:
 
 
 def check_ttr(ttr: float) -> float:
-    """Return *ttr*, a number of seconds of at least 1, else raise ``OptionInvalid``."""
+    """Return *ttr*. Raises ``OptionInvalid`` if *ttr* is not a number of seconds of at least 1."""
     seconds = _number(ttr, "ttr")
     if not TTR_MIN <= seconds <= DELAY_MAX:
         raise OptionInvalid(f"ttr must be {TTR_MIN:g} second or more, got {shown(ttr)}")
@@ -96,7 +97,7 @@ def check_ttr(ttr: float) -> float:
 
 
 def check_timeout(timeout: float, name: str = "timeout") -> float:
-    """Return *timeout*, a number of seconds of at least 0, else raise ``OptionInvalid``."""
+    """Return *timeout*. Raises ``OptionInvalid`` if *timeout* is not a number of seconds of at least 0."""
     seconds = _number(timeout, name)
     if seconds > DELAY_MAX:
         raise OptionInvalid(f"{name} must be at most {DELAY_MAX:.0f} seconds (a century), got {shown(timeout)}")
@@ -106,7 +107,7 @@ def check_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def check_keep(keep: float | dt.timedelta | None) -> float:
-    """Return *keep* in seconds. None: 0, which means that no outcome is kept."""
+    """Return *keep* in seconds. None becomes 0, which means that no outcome is kept."""
     if keep is None:
         return 0.0
     seconds = keep.total_seconds() if isinstance(keep, dt.timedelta) else _number(keep, "keep")
@@ -116,12 +117,12 @@ def check_keep(keep: float | dt.timedelta | None) -> float:
 
 
 def check_expires(expires: float | dt.timedelta) -> float:
-    """Return *expires* in seconds, from 0 (no limit). Raises ``OptionInvalid``."""
+    """Return *expires* in seconds, where 0 means no limit. Raises ``OptionInvalid``."""
     return check_timeout(expires.total_seconds() if isinstance(expires, dt.timedelta) else expires, "expires")
 
 
 def check_count(count: int, name: str, *, least: int = 1) -> int:
-    """Return *count*, a whole number from *least* to ``COUNT_MAX``, else raise ``OptionInvalid``."""
+    """Return *count*. Raises ``OptionInvalid`` if *count* is not a whole number from *least* to ``COUNT_MAX``."""
     number = _whole(count)
     if number is None or not least <= number <= COUNT_MAX:
         raise OptionInvalid(f"{name} must be a whole number from {least} to {COUNT_MAX}, got {shown(count)}")
@@ -129,14 +130,15 @@ def check_count(count: int, name: str, *, least: int = 1) -> int:
 
 
 def check_id(job_id: str) -> str:
-    """Return *job_id* if it can be the id of a job. Else raise ``OptionInvalid``."""
+    """Return *job_id*. Raises ``OptionInvalid`` if *job_id* cannot be the id of a job."""
     if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
         raise OptionInvalid(f"a job's id must be the text that enqueue returned (handle.id), got {shown(job_id)}")
     return job_id
 
 
 def check_new_id(job_id: str, name: str = "id") -> str:
-    """Return the id that a caller chose for a new job: one word of printable ASCII. Else raise ``OptionInvalid``."""
+    """Return the id that a caller chose for a new job. Raises ``OptionInvalid`` if the id is not one word of printable
+    ASCII."""
     if not isinstance(job_id, str):
         raise OptionInvalid(
             f"{name}={shown(job_id)} must be text, got {type(job_id).__name__}: pass str(...) of it, or leave it out, "
@@ -176,7 +178,7 @@ def check_reason(reason: str | None) -> str | None:
     """Cut the reason that a store keeps with a job to ``REASON_MAX`` characters."""
     if reason is None:
         return None
-    # a broken exception text may have an unpaired surrogate, which UTF-8 cannot encode
+    # the text of an exception may have an unpaired surrogate, which UTF-8 cannot encode
     text = str(reason).encode("utf-8", "replace").decode()
     return text if len(text) <= REASON_MAX else text[: REASON_MAX - 3] + "..."
 
@@ -198,7 +200,7 @@ def _number(value: Any, name: str) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             seconds = float(value)
-        except OverflowError:  # the int is larger than every float
+        except OverflowError:  # the int is larger than the largest float
             seconds = math.inf
         if math.isfinite(seconds):
             return seconds
@@ -206,7 +208,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _whole(value: Any) -> int | None:
-    """Return *value* as a plain int, also from an IntEnum. None: *value* is not a whole number."""
+    """Return *value* as a plain int, or None if *value* is not a whole number. An IntEnum is converted to an int."""
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 

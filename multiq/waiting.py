@@ -1,19 +1,16 @@
 """Reads the statuses and results of jobs, and waits for results by polling.
 
-=====================  =====================================================================  =======================
-guarantee              how                                                                    cost
-=====================  =====================================================================  =======================
-no false "unknown"     a poll reads the job first and its outcome second, because an ack      a second call if the job
-                       deletes the job and stores the outcome in one step                     is gone
-no outcome of an       an outcome is returned only if the store no longer has the job: until  a third call once for
-earlier job            then it can be the outcome of an earlier job with the same id          each result
-few calls              one thread polls for all waiting handles of a backend, with one call   a result is noticed up
-                       for each queue. The pauses of a handle grow from 5 ms to 250 ms.       to 250 ms late
-                       Handles that are due at nearly the same time are looked for together
-=====================  =====================================================================  =======================
+- No false "unknown": a poll reads the job first and its outcome second, because an ack deletes the job and stores the
+  outcome in one step. For a job that is gone, a poll makes a second call.
+- No outcome of an earlier job: an outcome is returned only if the store no longer has the job. While the store has the
+  job, an outcome may belong to an earlier job with the same id. The check whether the store has the job costs one more
+  call for each result.
+- Few calls: one thread polls for all waiting handles of a backend, with one call for each queue. Handles that are due
+  at nearly the same time are polled together. The pauses of a handle grow from 5 ms to 250 ms, so a result is noticed
+  up to 250 ms late.
 
-When the pauses of a handle have grown to 250 ms, only every fourth poll reads the job itself. So a failed job is
-noticed up to a second late.
+When the pauses of a handle have grown to 250 ms, only every fourth poll reads the job itself. As a result, a failed job
+is noticed up to a second late.
 """
 
 from __future__ import annotations
@@ -54,22 +51,23 @@ STATUS: dict[State, JobStatus] = {
     State.BURIED: "failed",
     State.HELD: "held",
 }
-"""The state of a job in the queue -> its status."""
+"""Maps the state of a job in the queue to the job's status."""
 
 _FIRST_PAUSE = 0.005  # seconds between two polls for one handle
 _LONGEST_PAUSE = 0.25
-_EARLY = 0.25  # share of a handle's pause by which its next poll may be early, to join another handle's poll
-_PEEK_EVERY = 4  # when the pause is the longest, one of this number of polls reads the job itself
+# the share of a handle's pause by which its next poll may be early, so that it joins another handle's poll
+_EARLY = 0.25
+_PEEK_EVERY = 4  # during the longest pauses, only one in four polls reads the job itself
 _IDS_PER_CALL = 500
 
 _lock = threading.Lock()
-"""Guards ``_pollers`` and the lists of waits of all pollers. A thread holds it only for a moment."""
+"""Guards ``_pollers`` and the lists of waits of all pollers. A thread holds this lock only for a moment."""
 
 _pollers: dict[Backend, _Poller] = {}
 """The polling threads of this process."""
 
 forks.hold(_lock)
-forks.register(in_child=_pollers.clear)  # a child has none of the parent's threads
+forks.register(in_child=_pollers.clear)  # a forked child has none of the parent's threads
 
 
 class Pending(NamedTuple):
@@ -105,10 +103,10 @@ def look(backend: Backend, queue: str, job_id: str) -> Done | Pending:
 
 
 def wait(backend: Backend, queue: str, job_id: str, left: float | None, timeout: float | None) -> Future[Any]:
-    """Return a future of a job's result, which fails with the errors of ``JobHandle.result``.
+    """Return a future of a job's result. The future fails with the errors of ``JobHandle.result``.
 
-    *left*: the seconds until the future fails with ``ResultTimeout``. *timeout*: the seconds that the message of this
-    error shows. None: wait for ever. Cancelling the future ends the wait.
+    *left*: the seconds until the future fails with ``ResultTimeout``. *timeout*: the seconds that the message of
+    ``ResultTimeout`` shows. If *left* is None, the wait has no limit. Cancelling the future ends the wait.
     """
     now = time.monotonic()
     waiting = _Wait(queue, job_id, timeout, float("inf") if left is None else now + left, now)
@@ -125,7 +123,7 @@ def wait(backend: Backend, queue: str, job_id: str, left: float | None, timeout:
 
 
 class _Wait:
-    """One wait for a result. Only the poller's thread changes it."""
+    """One wait for a result. Only the poller's thread changes a ``_Wait``."""
 
     __slots__ = (
         "deadline",
@@ -169,7 +167,7 @@ class _Wait:
     def finish(self, value: Any) -> None:
         try:
             self.future.set_result(value)
-        except InvalidStateError:  # the waiter has cancelled the future
+        except InvalidStateError:  # the caller has cancelled the future
             return
 
     def fail(self, error: BaseException) -> None:
@@ -180,7 +178,7 @@ class _Wait:
 
 
 class _Poller:
-    """The thread that polls for all waits on one backend. It ends when there are no more waits."""
+    """The thread that polls for all waits on one backend. The thread ends when no waits are left."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -196,13 +194,13 @@ class _Poller:
         try:
             while self._turn():
                 pass
-        except BaseException as exc:  # without this, the waits would never end
+        except BaseException as exc:  # if the error were not passed to the waits, the waits would never end
             for waiting in self._end():
                 waiting.fail(exc)
             raise
 
     def _turn(self) -> bool:
-        """Poll for the waits whose next poll is due. Returns False if there are no more waits."""
+        """Poll for the waits whose next poll is due. Returns False if no waits are left."""
         self.woken.clear()
         now = time.monotonic()
         with _lock:
@@ -257,7 +255,7 @@ class _Poller:
             waiting.go_on(now)
 
     def _note_record(self, waiting: _Wait, record: JobRecord) -> bool:
-        """Return whether the wait goes on."""
+        """Return whether the wait continues."""
         try:
             waiting.status = _judge_record(record, is_first=not waiting.is_checked).status
         except MultiqError as exc:
@@ -279,7 +277,7 @@ class _Poller:
         return left
 
     def _leave(self) -> None:
-        if _pollers.get(self._backend) is self:  # false in a forked child, which clears _pollers
+        if _pollers.get(self._backend) is self:  # false in a forked child, whose _pollers is empty
             del _pollers[self._backend]
 
 
@@ -291,7 +289,7 @@ def _peek(backend: Backend, queue: str, job_id: str) -> JobRecord | None:
 
 
 def _judge_record(record: JobRecord, *, is_first: bool) -> Pending:
-    """Return the status of a job that may still be done. Raises ``JobFailed``, ``OutcomeUnknown``.
+    """Return the status of a job that may still become done. Raises ``JobFailed``, ``OutcomeUnknown``.
 
     *is_first*: also read the job's envelope, to check that the job's outcome will be kept.
     """
@@ -308,7 +306,7 @@ def _judge_record(record: JobRecord, *, is_first: bool) -> Pending:
 
 
 def _traceback(detail: bytes | None) -> str | None:
-    """Return the traceback in a buried job's detail. If the detail is not JSON, return all of it."""
+    """Return the traceback that is stored in a buried job's detail. A detail that is not JSON is returned as text."""
     if not detail:
         return None
     value = decode_json(detail)

@@ -1,5 +1,5 @@
-"""The command line, ``multiq``. Each command is in a module of the same name. The module is imported when the command
-is called.
+"""The command line, ``multiq``. Each command is in a module of the same name. A command's module is imported when the
+command is called.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from multiq import __version__
 from .group import LazyGroup
 from .options import connection_option, traceback_option, verbose_option
 
-#: The commands that ``multiq --help`` lists, by section, in this order. A command's module has the command's name.
+#: The commands by section, in the order in which ``multiq --help`` lists them. A command's module has the command's
+#: name.
 SECTIONS = {
     "Run": ("worker", "enqueue", "scheduler", "tick", "outbox"),
     "Inspect": (
@@ -49,7 +50,7 @@ SECTIONS = {
 def cli() -> None:
     """Job queues behind one API.
 
-    Without -c, the connection is MULTIQ_URL, then the one in multiq.toml or pyproject.toml, then
+    Without -c, multiq uses the connection in MULTIQ_URL, multiq.toml or pyproject.toml. The default connection is
     sqlite:///multiq.db.
     """
 

@@ -1,4 +1,5 @@
-"""Makes the app for a command: the app of ``shop.tasks:app``, or an app without tasks on the chosen connection."""
+"""Makes the app for a command. The app is imported, like ``shop.tasks:app``, or is an app without tasks on the chosen
+connection."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class AppNotFound(MultiqError, ValueError):
-    """There is no app at ``module:attribute``."""
+    """No app was found at ``module:attribute``."""
 
 
 class JobNowhere(JobNotFound):
@@ -32,15 +33,15 @@ class JobNowhere(JobNotFound):
 
 
 def open_app(*, create: bool = False) -> App:
-    """An app without tasks on the chosen connection.
+    """Return an app without tasks on the chosen connection.
 
-    *create*: whether to create a missing file or missing tables. Commands that write to the store create these. The
-    other commands report an error, because they were probably called in the wrong folder.
+    *create*: whether to create a missing file or missing tables. Commands that write to the store set *create*. A
+    command that only reads reports an error instead, because it was probably called in the wrong folder.
 
     Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
     """
     settings = current_settings()
-    if settings.include:  # some commands need the tasks, and import these modules
+    if settings.include:  # some commands need the tasks, and import the modules of include
         _search_here()
     app = App(chosen_connection(), settings=settings, create=create)
     _ = app.backend  # reports a wrong URL before any other error
@@ -48,17 +49,16 @@ def open_app(*, create: bool = False) -> App:
 
 
 WITHOUT_APP = "the tasks of the setting include"
-"""Used instead of an app's path. It means an app on the chosen connection, with the tasks of the setting
-``include``."""
+"""Replaces an app's path, and means an app on the chosen connection with the tasks of the setting ``include``."""
 
 
 def load_app(path: str) -> App:
-    """Import the app that *path* (``module:attribute``) names. Python searches the current folder for the module first,
-    and the folder of the settings file last.
+    """Import the app that *path* (``module:attribute``) names. Python searches for the module in the current folder
+    first, and in the folder of the settings file last.
 
     With ``-c``, the app uses the given connection instead of its own connection.
 
-    Raises ``AppNotFound``. An error of multiq that the import raises is passed on.
+    Raises ``AppNotFound``. Errors of multiq that the import raises are not caught.
     """
     _search_here()
     if path == WITHOUT_APP:
@@ -67,8 +67,9 @@ def load_app(path: str) -> App:
 
 
 def find_default_app() -> str | None:
-    """The app that ``give_app`` was called with. Without such an app: the app that the settings name, or
-    ``WITHOUT_APP`` if the settings name only modules with tasks. None if the settings name no tasks.
+    """Return the path of the app that ``give_app`` was called with. Without ``give_app``, return the path of the app
+    that the settings name. If the settings name only modules with tasks, return ``WITHOUT_APP``. If the settings name
+    no tasks, return None.
 
     Raises ``SettingsInvalid``.
     """
@@ -80,7 +81,7 @@ def find_default_app() -> str | None:
 
 
 def default_app() -> str:
-    """Like ``find_default_app``. Raises ``click.UsageError`` if there is no such app."""
+    """Like ``find_default_app``, but raises ``click.UsageError`` instead of returning None."""
     path = find_default_app()
     if path is None:
         raise click.UsageError(
@@ -92,7 +93,7 @@ def default_app() -> str:
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
     """Find the queue that holds a job. If *queue* is given, return *queue*. Without *queue*, search all queues.
 
-    Raises ``JobNotFound``, or ``OptionInvalid`` if several queues have a job with this id.
+    Raises ``JobNotFound`` if no queue has the job. Raises ``OptionInvalid`` if several queues have a job with this id.
     """
     from multiq.control.flags import visible_queues
 

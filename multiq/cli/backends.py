@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from multiq.settings.url import Option
 
 
-_STORE = "+store"  # ends the name of a backend with a store beside it
+_STORE = "+store"  # the end of the name of a backend that has a store beside it
 
 # --- backends --------------------------------------------------------------------------------------------
 
 
 class Installed(NamedTuple):
-    """An installed driver. ``declared`` is None if the driver cannot be imported, and ``error`` is the reason."""
+    """An installed driver. If the driver cannot be imported, ``declared`` is None, and ``error`` is the reason."""
 
     name: str
     declared: Capabilities | None
@@ -41,11 +41,11 @@ class Installed(NamedTuple):
 @json_option
 @traceback_option
 def backends(names: tuple[str, ...], markdown: bool, as_json: bool) -> None:
-    """Show the installed backends, and what each can do. With NAMES: show only these backends, and the options of their
-    URLs.
+    """Show the installed backends, and what each backend can do. With NAMES, show only the named backends, and the
+    options of their URLs.
 
-    A missing capability is "not done" (multiq has not built it yet), "cannot today" (no released version of the store
-    can do it) or "never" (it contradicts how the store works).
+    A missing capability has one of three reasons. "not done": multiq has not built the capability yet. "cannot today":
+    no released version of the store has the capability. "never": the capability contradicts how the store works.
     """
     from multiq.backend.registry import installed
 
@@ -79,8 +79,8 @@ def backends_markdown(found: Sequence[Installed]) -> str:
 
 
 def _all_names(installed: Sequence[str]) -> list[str]:
-    """Return the names of all drivers. A driver that can have a store beside it is listed twice, with and without a
-    store."""
+    """Return the names of all drivers. A driver that can have a store beside it is listed twice: with a store and
+    without a store."""
     from multiq.backend.paired.needs import can_have_store
 
     names = []

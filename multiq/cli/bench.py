@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiq.bench.workloads import Workload
 
 _REPEATS_QUICK, _REPEATS = 2, 5
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder in memory: writing run logs there does not load the disk
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder in memory, so that writing run logs does not load the disk
 
 
 @click.command(short_help="Measure the speed of backends, and check every job.")
@@ -53,7 +53,7 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder in memory: writing run lo
 @click.option("--anyway", is_flag=True, help="Compare even if options or machines differ.")
 @click.option("--list", "only_list", is_flag=True, help="Show the workloads, and end.")
 @traceback_option
-def bench(  # noqa: PLR0917 - click passes them all by name
+def bench(  # noqa: PLR0917 - click passes all parameters by name
     given: tuple[str, ...],
     profile: Profile,
     is_quick: bool,
@@ -72,9 +72,10 @@ def bench(  # noqa: PLR0917 - click passes them all by name
       multiq bench redis beanstalk mysql sqlite --quick
       multiq bench redis://localhost sqlite:///jobs.db --html report.html
 
-    For a NAME, the bench starts a server of its own from the installed program, and ends it afterwards. For a URL, the
-    bench uses your server, in queues of its own, and removes them afterwards. Exits with 6 if a job was lost, doubled,
-    early, out of order or left over. The command needs an extra: pip install 'multiq[bench]'.
+    For a NAME, the bench starts a server of its own from the installed program, and ends this server afterwards. For a
+    URL, the bench uses your server. The bench works in queues of its own, and removes these queues afterwards. Exits
+    with 6 if a job was lost, doubled, early, out of order or left over. The command needs an extra: pip install
+    'multiq[bench]'.
     """
     from multiq.bench import need_extra
 
@@ -103,7 +104,7 @@ def bench(  # noqa: PLR0917 - click passes them all by name
         if old is not None:
             margin = compare.THRESHOLD if threshold is None else threshold
             comparison = compare.compare(old, done, threshold=margin, anyway=anyway)
-    finally:  # prints the figures even if they cannot be compared
+    finally:  # prints the figures even if the comparison fails
         _write(done, comparison, json_file, html_file)
     if done.violations:
         return BROKEN
@@ -183,7 +184,8 @@ def _minutes(seconds: float) -> str:
 
 
 def _write(done: Report, comparison: Comparison | None, json_file: str | None, html_file: Path | None) -> None:
-    """Write the report in each requested form. The tables are printed, too, unless the JSON goes to standard output."""
+    """Write the report in each requested form. The tables are also printed, except if the JSON is written to standard
+    output."""
     from multiq.bench import report
     from multiq.bench import table as tables
 

@@ -1,4 +1,4 @@
-"""``multiq cancel`` deletes one job that has not started, or has the worker of a running job cancel it."""
+"""``multiq cancel`` deletes one job that has not started, or asks the worker of a running job to cancel the job."""
 
 from __future__ import annotations
 

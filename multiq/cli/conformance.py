@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiq.conformance import Report, Row
 
 _STYLES = {"kept": "green", "kept in part": "yellow", "refused": "yellow", "broken": "bold red", "not tried": "dim"}
-_FAILURE_LINES = 6  # lines shown of each failure
+_FAILURE_LINES = 6  # the largest number of lines that are shown of each failure
 
 
 @click.command(short_help="Test a backend against the contract.")
@@ -40,19 +40,20 @@ _FAILURE_LINES = 6  # lines shown of each failure
 @click.option("--markdown", is_flag=True, help="Print the report as Markdown.")
 @json_option
 @traceback_option
-def conformance(  # noqa: PLR0917 - click passes them by name
+def conformance(  # noqa: PLR0917 - click passes all parameters by name
     target: str, select: tuple[str, ...], walks: int | None, harness: str | None, markdown: bool, as_json: bool
 ) -> int:
-    """Run the conformance suite against a backend, and print which promises it keeps, refuses or breaks.
+    """Run the conformance suite against a backend, and print which promises the backend keeps, refuses or breaks.
 
     \b
       multiq conformance redis://localhost
       multiq conformance sqlite:///jobs.db -k lease -k 7.1
 
-    The suite works in real time, in queues of its own that it empties afterwards. The suite touches no other queue.
-    Exits with 6 if a promise is broken, or if no test tried a capability that the backend claims. Some tests need a
-    method of a harness, for example a test in which the server hangs. Without a harness, these tests are printed as not
-    tried, which is not a failure. The command needs an extra: pip install 'multiq[conformance]'.
+    The suite works in real time. The suite uses only queues of its own, and empties these queues afterwards. Exits with
+    6 if a promise is broken, or if no test tried a capability that the backend claims. Some tests need a method of a
+    harness, for example a test in which the server hangs. Without a harness, a test that needs a harness is printed as
+    not tried. A test that was not tried is not a failure. The command needs an extra: pip install
+    'multiq[conformance]'.
     """
     from multiq.conformance import run
     from multiq.conformance.harness import load_harness

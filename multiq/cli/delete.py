@@ -16,7 +16,7 @@ from .output import say
 @followers_option
 @common_options
 def delete(job_id: str, queue: str | None, followers: Literal["go", "stop"] | None, as_json: bool) -> None:
-    """Delete one job that is not running: it never starts.
+    """Delete one job that is not running. The deleted job never starts.
 
     If other jobs of a flow wait for this job, --followers must say what happens to the waiting jobs.
     """

@@ -58,7 +58,7 @@ def _schedules(app: App) -> Finding:
     versions = library_versions()
     try:
         others = sorted(others_zones(app.backend))
-    except MultiqError:  # there can be no schedules, or another finding tells why they cannot be read
+    except MultiqError:  # the backend has no schedules, or another finding says why the schedules cannot be read
         others = []
     if not others:
         return Finding("ok", "schedules", versions)

@@ -59,8 +59,8 @@ def enqueue(
       multiq enqueue -q raw --body '{"any": "json"}' --delay 5m
       pg_dump shop | multiq enqueue -q dumps --bytes -
 
-    Without APP, the task belongs to the app, or to the modules, that the settings name. A task's arguments are checked
-    against its function before anything is sent.
+    Without APP, the task is looked for in the app or in the modules that the settings name. A task's arguments are
+    checked against its function before anything is sent.
     """
     from .apps import find_default_app
 
@@ -95,7 +95,7 @@ def enqueue(
 
 @contextlib.contextmanager
 def _saying_how_to_repeat() -> Iterator[None]:
-    """Add to an ``EnqueueUncertain`` error the command that safely repeats the enqueue."""
+    """Add a note to an ``EnqueueUncertain`` error, with the command that safely repeats the enqueue."""
     try:
         yield
     except EnqueueUncertain as error:

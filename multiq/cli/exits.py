@@ -26,21 +26,22 @@ FAILED = 1
 USAGE = 2
 """The command cannot be tried. An option, argument, URL or setting is wrong, or a package is missing."""
 NOT_FOUND = 3
-"""No such job, no such failed job, no outcome of the job, or no such task in the app."""
+"""The job, the failed job, the job's outcome or the app's task does not exist."""
 RESERVED = 4
-"""The job is running, waits for other jobs, other jobs wait for it, or another job has taken its unique key."""
+"""The job is running, waits for other jobs, is waited for by other jobs, or has a unique key that another job has
+taken."""
 UNSUPPORTED = 5
-"""The backend does not have this capability."""
+"""The backend lacks a capability that the command needs."""
 BROKEN = 6
 """``multiq conformance``, ``multiq bench`` or ``multiq soak`` found a broken promise."""
 UNSURE = 7
-"""The outcome is unknown. Either an enqueue was sent and its reply was lost, or ``multiq bench --compare`` found no
-figure that is certainly worse, and cannot judge some figures.
+"""The outcome is unknown. For an enqueue: the enqueue was sent, and its reply was lost. For ``multiq bench --compare``:
+no figure is certainly worse, and some figures cannot be judged.
 """
 STOPPED = 130
-"""Stopped by Ctrl-C, by a second signal, or by the answer "no"."""
+"""The command was stopped by Ctrl-C, by a second signal, or by the answer "no"."""
 
-#: Error classes and their exit codes. The first class that matches decides.
+#: Error classes and their exit codes. The first class that matches the error decides the code.
 _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.JobNotFound, NOT_FOUND),
     (errors.JobNotFailed, NOT_FOUND),
@@ -60,7 +61,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 _UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
-_LINES = 16  # the largest number of lines of a message; the message and the prompt must fit on one screen
+_LINES = 16  # the largest number of lines of a message, so that the message and the prompt fit on one screen
 _COLUMNS = 600  # the largest number of characters in a line of a message
 
 
@@ -75,7 +76,8 @@ def exit_code(error: Exception) -> int:
 
 
 def report(error: Exception, arguments: Sequence[str]) -> int:
-    """Print an error on standard error, as text, or as a line of JSON with ``--json``. Returns the exit code."""
+    """Print an error on standard error, and return the exit code. The error is printed as text, or with ``--json`` as a
+    line of JSON."""
     with contextlib.suppress(OSError):  # if standard error cannot be written to, the exit code is the only result
         _tell(error, arguments)
     return exit_code(error)
@@ -102,7 +104,7 @@ def _tell(error: Exception, arguments: Sequence[str]) -> None:
 
 
 def _kind(error: Exception) -> str:
-    """The name of the error's public class. Scripts can rely on this name."""
+    """Return the name of the error's public class, on which scripts can rely."""
     if isinstance(error, click.ClickException):
         return "UsageError"
     if isinstance(error, click.Abort):

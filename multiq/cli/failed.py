@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
     from .options import F
 
-_NARROW = 130  # columns: a narrower terminal has no room for an id, a queue, a reason and a body in one line
+_NARROW = 130  # columns: a narrower terminal has no room for a job's id, queue, reason and body in one line
 
 
 def _filter_options(function: F) -> F:
-    """The options that choose failed jobs, named as the parameters of ``FailedJobs.list``."""
+    """The options that choose failed jobs. The options have the names of the parameters of ``FailedJobs.list``."""
     for option in (
         click.option(
             "--older", "older_than", type=Duration(), metavar="TIME", help="Only jobs that failed longer ago than this."
@@ -94,7 +94,7 @@ def failed() -> None:
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many jobs.")
 @common_options
 def list_failed(limit: int, as_json: bool, **filters: Any) -> None:
-    """List failed jobs, queue by queue, the longest buried first."""
+    """List failed jobs, queue by queue. In each queue, the job that was buried first comes first."""
     from .apps import open_app
 
     unlisted: str | None = None
@@ -103,7 +103,7 @@ def list_failed(limit: int, as_json: bool, **filters: Any) -> None:
         listing = app.failed.list(**filters, limit=limit + 1)
         try:
             for job in listing:
-                found.append(job)  # noqa: PERF402 - what was shown before the error counts
+                found.append(job)  # noqa: PERF402 - the jobs that were read before an error are kept
         except Unsupported as exc:
             if exc.capability != "lists_jobs":
                 raise
@@ -146,10 +146,10 @@ def show_failed(job_id: str, queue: str | None, as_json: bool) -> None:
 @_bulk_options
 @common_options
 def retry_failed(ids: tuple[str, ...], **options: Any) -> None:
-    """Make failed jobs ready again, each with one more attempt: the jobs with these IDs, or all that match the filters.
+    """Make failed jobs ready again, each with one more attempt. Choose the jobs by IDs, or by filters.
 
-    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question stays as it
-    is.
+    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question is left
+    unchanged.
     """
     _change(_RETRY, ids, choice={}, **options)
 
@@ -160,10 +160,10 @@ def retry_failed(ids: tuple[str, ...], **options: Any) -> None:
 @_bulk_options
 @common_options
 def forget_failed(ids: tuple[str, ...], followers: Followers | None, **options: Any) -> None:
-    """Delete failed jobs: the jobs with these IDs, or all that match the filters.
+    """Delete failed jobs. Choose the jobs by IDs, or by filters.
 
-    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question stays as it
-    is. Without --followers, a job for which other jobs of a flow wait is not deleted.
+    Without IDs, the command first shows the number of jobs, and asks. A job that changes after the question is left
+    unchanged. Without --followers, a job for which other jobs of a flow wait is not deleted.
     """
     _change(_FORGET, ids, choice={"followers": followers or "refuse"}, **options)
 
@@ -173,10 +173,10 @@ def forget_failed(ids: tuple[str, ...], followers: Followers | None, **options: 
 @_bulk_options
 @common_options
 def prune_failed(followers: Followers | None, **options: Any) -> None:
-    """Delete the jobs that failed longer ago than --older. multiq never deletes failed jobs by itself.
+    """Delete the jobs that failed longer ago than --older. Without a command, multiq never deletes failed jobs.
 
     The command first shows the number of jobs, and asks. A job whose time of failure is not stored is not deleted.
-    Without --followers, a job for which other jobs of a flow wait is not deleted either.
+    Without --followers, a job for which other jobs of a flow wait is not deleted.
     """
     if options["older_than"] is None:
         raise click.UsageError("give the age of the jobs to delete: --older 30d")
@@ -187,7 +187,7 @@ class _Verb(NamedTuple):
     """A change of failed jobs, and the words that describe the change."""
 
     name: str
-    """The method of ``FailedJobs``."""
+    """The name of the method of ``FailedJobs`` that makes the change."""
     question: str
     participle: str
 
@@ -242,9 +242,10 @@ class _Found(NamedTuple):
     """Failed jobs to change."""
 
     dry: FailedChange
-    """The result of a dry run: the numbers of jobs, with no job changed."""
+    """The result of a dry run, which counts the jobs and changes no job."""
     queues: dict[str, int]
-    """The number of jobs by queue, for the question. Empty: the numbers are not known, or the user is not asked."""
+    """The number of jobs by queue, for the question. The dict is empty if the numbers are not known, or if the user is
+    not asked."""
     act: Callable[[], FailedChange]
     """Changes these jobs."""
 
@@ -262,10 +263,10 @@ def _find_by_id(app: App, verb: _Verb, ids: Sequence[str], choice: dict[str, Any
 
 
 def _find(app: App, verb: _Verb, choice: dict[str, Any], filters: dict[str, Any]) -> _Found:
-    """Find jobs by filters. Only these jobs are changed later, even if more jobs fail while the user reads the
-    question.
+    """Find jobs by filters. Only the jobs that were found are changed later, even if more jobs fail while the user
+    reads the question.
 
-    Without ``lists_jobs``, the jobs are read again for the change.
+    If the backend has no ``lists_jobs``, the jobs are read again for the change.
     """
     import msgspec
 
@@ -317,7 +318,7 @@ def _table(found: Sequence[JobInfo]) -> Table:
 
 
 def _lines(found: Sequence[JobInfo], room: int) -> Text:
-    """The jobs for a narrow terminal. The reason and the body are on separate lines."""
+    """Format the jobs for a narrow terminal, with the reason and the body on separate lines."""
     from rich.text import Text
 
     lines = Text()
@@ -335,6 +336,7 @@ def _head(job: JobInfo) -> list[str]:
 
 
 def failed_ago(job: JobInfo) -> str:
-    """The time since a job failed: this host's clock now, minus the worker's clock at the failure."""
+    """Return the time since a job failed: the current time of this host's clock, minus the time of the worker's clock
+    at the failure."""
     failure = job.failure
     return UNKNOWN if failure is None else f"{duration(max(0.0, time.time() - failure.at))} ago"

@@ -50,7 +50,7 @@ def flows(ctx: click.Context) -> None:
 @click.option("--state", type=click.Choice(_STATES), help="Only flows in this state.")
 @common_options
 def list_(limit: int, state: str | None, as_json: bool) -> None:
-    """List the flows that are open, or that have ended and are still kept. The oldest comes first."""
+    """List the flows that are open, or that have ended and are still kept. The oldest flow comes first."""
     from .apps import open_app
 
     with open_app() as app:
@@ -116,7 +116,7 @@ def show_(flow_id: str, limit: int, as_json: bool) -> None:
 @click.option("--grace", type=Duration(), metavar="TIME", help="With --running: time to end by itself. Default: 5s.")
 @common_options
 def cancel(flow_id: str, running: bool, grace: float | None, as_json: bool) -> None:
-    """Delete the jobs of a flow that have not started. Without --running, its running jobs continue."""
+    """Delete the jobs of a flow that have not started. Without --running, the flow's running jobs continue."""
     from .apps import open_app
 
     with open_app() as app:
@@ -131,7 +131,7 @@ def cancel(flow_id: str, running: bool, grace: float | None, as_json: bool) -> N
 @click.argument("flow_id", type=JobId(), metavar="ID")
 @common_options
 def forget(flow_id: str, as_json: bool) -> None:
-    """Delete the record of a flow that has ended, or whose record cannot be read. Its jobs do not change."""
+    """Delete the record of a flow that has ended, or whose record cannot be read. The flow's jobs do not change."""
     from .apps import open_app
 
     with open_app() as app:
@@ -149,8 +149,8 @@ def forget(flow_id: str, as_json: bool) -> None:
 def sweep(older_than: float, dry_run: bool, as_json: bool) -> None:
     """Finish or drop the flows whose producer died before it had enqueued all jobs.
 
-    A flow of which a job can still run is not changed. If all jobs of a batch were enqueued, the batch is finished. Any
-    other such flow is cancelled.
+    A flow is not changed if one of its jobs can still run. A batch whose jobs were all enqueued is finished. Any other
+    flow whose producer died is cancelled.
     """
     from .apps import open_app
 

@@ -1,6 +1,6 @@
 """Keeps the app that a framework's command, like ``flask multiq``, has given to multiq's command line.
 
-Users of such a command need not name the app.
+Users of a framework's command need not name the app.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from multiq.settings.model import Settings
 
 given_apps: dict[str, App] = {}
-"""The app that ``give_app`` was called with. The key is its path. Empty if no app is given."""
+"""The app that ``give_app`` was called with, by its path. The dict is empty if no app is given."""
 
 
 @contextlib.contextmanager
 def give_app(app: App, path: str) -> Iterator[None]:
     """Let the commands work with *app* while the block lasts. A command that names another app works with that app.
 
-    The commands of frameworks, like ``flask multiq``, call this. *path*: the text that stands for the app. It begins
-    with a module and a colon.
+    The commands of frameworks, like ``flask multiq``, call ``give_app``. *path*: the text that stands for the app. The
+    path begins with a module and a colon.
     """
     given_apps[path] = app
     try:
@@ -35,12 +35,12 @@ def give_app(app: App, path: str) -> Iterator[None]:
 
 
 def given_app() -> str | None:
-    """Return the path of the app that ``give_app`` was called with. None: it was not called."""
+    """Return the path of the app that ``give_app`` was called with. Return None if ``give_app`` was not called."""
     return next(iter(given_apps), None)
 
 
 def current_settings() -> Settings:
-    """Return the settings of the app that ``give_app`` was called with. Without such an app, return the settings of
+    """Return the settings of the app that ``give_app`` was called with. Without ``give_app``, return the settings of
     ``load_settings``.
 
     Raises ``SettingsInvalid``.

@@ -1,5 +1,5 @@
-"""The group of all commands. It imports a command's module when the command is called, and turns errors into exit
-codes.
+"""The group of all commands. The group imports a command's module when the command is called, and turns errors into
+exit codes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STOP = (
     "Ctrl-C or SIGTERM ends a worker; multiq down has all workers take no more jobs, multiq pause QUEUE those of one"
 )
 
-#: Names of other tools' commands, each with a hint that names multiq's command for the same purpose.
+#: The names of other tools' commands. Each name has a hint, which names multiq's command for the same purpose.
 _HINTS = {
     **dict.fromkeys(("failures", "dead", "buried", "errors", "failed-jobs"), _FIND),
     **dict.fromkeys(("retry", "requeue", "retry-failed"), _KICK),
@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         self._sections = sections
         self._names = [name for section in sections.values() for name in section]
 
-    def main(  # type: ignore[override]  # click's overloads say whether main returns: this one never returns
+    def main(  # type: ignore[override]  # click's method main may return, and this method never returns
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run a command, and exit with the command's code. An error is printed as one message."""

@@ -31,7 +31,8 @@ _LARGEST = 1 << 20  # bytes
 @json_option
 @traceback_option
 def health(path: Path, max_age: float, as_json: bool) -> int:
-    """End with 0 if the worker that writes PATH (multiq worker --health-file PATH) is healthy, and with 1 if not."""
+    """End with 0 if the worker that writes PATH (multiq worker --health-file PATH) is healthy. End with 1 if the worker
+    is not healthy."""
     document, age = _read(path)
     is_well = age is not None and age <= max_age
     say(as_json, safe(_sentence(path, document, age, is_well=is_well)), well=is_well, age=age, report=document)
@@ -41,7 +42,8 @@ def health(path: Path, max_age: float, as_json: bool) -> int:
 def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
     """Return the file's content, and the seconds since the worker was last healthy.
 
-    If no worker writes the file, return None for both. If the worker was never healthy, return None for the seconds.
+    If no worker writes the file, return None for the content and for the seconds. If the worker was never healthy,
+    return None for the seconds.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # O_NONBLOCK: do not wait for a pipe

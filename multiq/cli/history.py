@@ -17,7 +17,8 @@ from .output import Column, note, print_json, show, table
 if TYPE_CHECKING:
     from multiq.history import OutcomeInfo
 
-_FLOW_MIN = 50 * 365 * 86400.0  # seconds: workers delete an outcome that is kept this long after its flow's end
+# seconds: if an outcome is kept longer than 50 years, workers delete the outcome after its flow's end
+_FLOW_MIN = 50 * 365 * 86400.0
 
 
 @click.command(short_help="List the kept outcomes of jobs that are gone.")
@@ -31,7 +32,8 @@ _FLOW_MIN = 50 * 365 * 86400.0  # seconds: workers delete an outcome that is kep
 def history(queue: str | None, kind: str | None, limit: int, after: str | None, as_json: bool) -> None:
     """List the kept outcomes of a queue, or of all known queues. The outcome that expires last comes first.
 
-    Only jobs with `keep` leave an outcome. A queue that holds no job may be unknown, so name such a queue.
+    Only jobs with `keep` leave an outcome. A queue that holds no job may be unknown. Name QUEUE to list the outcomes of
+    an unknown queue.
     """
     from .apps import known_queues, open_app
 
@@ -70,7 +72,8 @@ def history(queue: str | None, kind: str | None, limit: int, after: str | None, 
 
 
 def outcome_document(outcome: OutcomeInfo) -> dict[str, Any]:
-    """An outcome as ``--json`` prints it. If the outcome is not a JSON object, ``outcome_base64`` has its bytes."""
+    """Return an outcome in the form that ``--json`` prints. If the outcome is not a JSON object, ``outcome_base64`` has
+    its bytes."""
     document = outcome.document
     return {
         **{name: getattr(outcome, name) for name in outcome.__struct_fields__ if name != "body"},

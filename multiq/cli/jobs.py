@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from multiq.job import JobInfo
 
 
-_PAGE = 1000  # jobs per call, for a longer listing
-_NARROW = 110  # columns: a narrower terminal has no room for an id, the counters, a reason and a body in one line
+_PAGE = 1000  # the number of jobs that each call reads for a long listing
+_NARROW = 110  # columns: a narrower terminal has no room for a job's id, counters, reason and body in one line
 _STATES = [state.value for state in STORED_STATES]
 
 
@@ -39,10 +39,10 @@ _STATES = [state.value for state in STORED_STATES]
 @click.option("--after", metavar="CURSOR", help="Show the next page: the cursor that the previous page printed.")
 @common_options
 def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
-    """List the jobs of a queue: all jobs, or only the ready, delayed, reserved, buried or held ones.
+    """List all jobs of a queue, or only the ready, delayed, reserved, buried or held jobs.
 
-    Ready jobs are listed in the order in which they would be reserved, buried jobs in the order in which they would be
-    kicked. Delayed and reserved jobs are in the order of their due times, held jobs in the order of their age.
+    Ready jobs are listed in the order in which they would be reserved. Buried jobs are listed in the order in which
+    they would be kicked. Delayed and reserved jobs are listed by their due times. Held jobs are listed by their age.
     """
     from .apps import open_app
 
@@ -83,7 +83,7 @@ def _note_more(queue: str, cursors: dict[str, str]) -> None:
 
 
 def _connection_again() -> str:
-    """Return the option ``-c`` as it was given, for another command. A URL with a password is left out."""
+    """Return the option ``-c`` for another command, unchanged. A URL with a password is left out."""
     from multiq.settings.url import redact
 
     given = chosen_connection()
@@ -124,7 +124,7 @@ def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str 
 def _collect(
     app: App, queue: str, states: Sequence[str], limit: int, after: str | None
 ) -> tuple[list[JobInfo], dict[str, str], dict[str, str]]:
-    """Collect the jobs of these states.
+    """Collect the jobs of *states*.
 
     Returns the jobs, a cursor for each state that has more jobs, and the reason for each state that cannot be listed.
     """
@@ -146,9 +146,10 @@ def _collect(
 
 
 def job_document(job: JobInfo) -> dict[str, Any]:
-    """A job as ``--json`` prints it. A body that is JSON is in ``body``, any other body is in ``body_base64``.
+    """Return a job in the form that ``--json`` prints. A body that is JSON is in ``body``. Any other body is in
+    ``body_base64``.
 
-    The detail that a worker stores with a buried job is decoded, in ``failure``.
+    ``failure`` has the decoded detail that a worker stores with a buried job.
     """
     value = job.value
     is_bytes = isinstance(value, bytes)
@@ -192,8 +193,7 @@ def _row(job: JobInfo, state: str | None) -> list[str]:
 
 
 def _jobs_list(found: Sequence[JobInfo], state: str | None, room: int) -> Text:
-    """The jobs for a narrow terminal. On such a terminal, an id fills a line. So the reason and the body are on
-    separate lines."""
+    """Format the jobs for a narrow terminal, with the reason and the body on separate lines."""
     from rich.text import Text
 
     titles = ["ID", *(["STATE"] if state is None else []), "PRI", "TRY", "DUE"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from multiq.app import App
 
 
-_SLICE = 1000  # jobs kicked by one call
+_SLICE = 1000  # the number of jobs that one call kicks
 
 
 @click.command(short_help="Make buried jobs ready again.")
@@ -25,7 +25,8 @@ _SLICE = 1000  # jobs kicked by one call
 @click.option("-q", "--queue", "job_queue", type=QueueName(), metavar="QUEUE", help="With --id: the job's queue.")
 @common_options
 def kick(queue: str | None, number: float | None, job_id: str | None, job_queue: str | None, as_json: bool) -> None:
-    """Make buried jobs of a queue ready, the longest buried first: one job, N jobs, or all. Or kick one job by its id.
+    """Make buried jobs of a queue ready: one job, N jobs, or all jobs. The job that was buried first is kicked first.
+    With --id, kick one job by its id.
 
     A kicked job gets one more attempt.
 
@@ -54,8 +55,8 @@ def kick(queue: str | None, number: float | None, job_id: str | None, job_queue:
 
 
 def _kick(app: App, queue: str, number: float) -> int:
-    """Kick *number* jobs, but not more jobs than are buried now. Without this limit, ``all`` might never end: jobs that
-    fail again immediately would be kicked again.
+    """Kick *number* jobs, but not more jobs than are buried now. Without this limit, ``all`` might never end, because a
+    job that fails again immediately would be kicked again.
     """
     buried = app.backend.stats(queue).buried if app.backend.declared.exact_counts else None
     left = number if buried is None else min(number, buried)

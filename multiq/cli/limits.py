@@ -50,7 +50,7 @@ class _Bound(click.ParamType[Any]):
 @traceback_option
 @click.pass_context
 def limits(ctx: click.Context) -> None:
-    """List, change and remove limits: how many jobs with the same key run at a time, or start in a period.
+    """List, change and remove limits. A limit says how many jobs with the same key run at a time, or start in a period.
 
     \b
       multiq limits list
@@ -72,8 +72,8 @@ def list_(queue: str | None, keys: bool, app_path: str | None, as_json: bool) ->
 
     RUNNING is the number of leases of a limit. PARKED is the number of ready jobs that wait in the limit's lines. KEYS
     is the number of keys that have a lease or a parked job. A pinned limit was changed with `multiq limits set`. The
-    limits of the whole app are listed as queue @app. A limit that is kept by permits parks no jobs: the jobs that it
-    refuses are delayed.
+    limits of the whole app are listed as queue @app. A limit that is kept by permits parks no jobs, because refused
+    jobs are delayed.
     """
     from .apps import load_app, open_app
 
@@ -109,11 +109,11 @@ def list_(queue: str | None, keys: bool, app_path: str | None, as_json: bool) ->
 @click.option("--fair/--no-fair", default=None, help="Whether the keys take turns.")
 @common_options
 def set_(queue: str, name: str, as_json: bool, **given: Any) -> None:
-    """Change a limit of QUEUE, or make a new one. Options that are not given keep their values. QUEUE @app: a limit of
-    the whole app.
+    """Change a limit of QUEUE, or make a new limit. Options that are not given keep their values. If QUEUE is @app, the
+    limit applies to the whole app.
 
-    The change takes effect immediately, for all workers. Running jobs continue. The limit is then pinned: the numbers
-    in the code do not replace these numbers, until `multiq limits remove`.
+    The change takes effect immediately, for all workers. Running jobs continue. A changed limit is pinned: the numbers
+    in the code do not replace its numbers until `multiq limits remove`.
     """
     from .apps import open_app
 
@@ -130,9 +130,9 @@ def set_(queue: str, name: str, as_json: bool, **given: Any) -> None:
 @click.argument("name", metavar="LIMIT")
 @common_options
 def remove(queue: str, name: str, as_json: bool) -> None:
-    """Remove a limit of QUEUE. The limit then no longer applies to the queue's jobs.
+    """Remove a limit of QUEUE. A removed limit no longer applies to the queue's jobs.
 
-    A worker or producer whose code has the limit stores it again when it starts.
+    If the code of a worker or producer still has the limit, the limit is stored again when the program starts.
     """
     from .apps import open_app
 

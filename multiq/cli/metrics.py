@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHORTEST = 0.1  # seconds
 _LONGEST = 60.0
-_REPLY_SECONDS = 1.5  # seconds in addition to the timeout, for the request and the reply
+_REPLY_SECONDS = 1.5  # seconds for the request and the reply, in addition to the timeout
 
 
 @click.command(short_help="Show the queues' metrics, or serve them to Prometheus.")
@@ -46,7 +46,7 @@ _REPLY_SECONDS = 1.5  # seconds in addition to the timeout, for the request and 
 @verbose_option
 @traceback_option
 def metrics(queues: tuple[str, ...], http: str | None, timeout: float, max_queues: int) -> int:
-    """Print the numbers of all queues, or of the named ones, as Prometheus reads them.
+    """Print the numbers of all queues, or of the named queues, in the format of Prometheus.
 
     \b
       multiq metrics > /var/lib/node_exporter/multiq.prom

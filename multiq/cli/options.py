@@ -32,8 +32,8 @@ _ID_LENGTH = 256
 
 
 def chosen_connection() -> str | None:
-    """The connection that ``-c`` names, before or after the command. None: there is no ``-c``."""
-    context = click.get_current_context(silent=True)  # None: called by a program's tests
+    """Return the connection that ``-c`` names, before or after the command. Without ``-c``, return None."""
+    context = click.get_current_context(silent=True)  # None in the tests of a program
     connection: str | None = None if context is None else context.meta.get(_CONNECTION)
     return connection
 
@@ -104,7 +104,8 @@ class JobCount(_Type):
 
 
 class ProcessCount(_Type):
-    """A whole number, or a range like ``1:8``, which stays text. The worker checks both forms."""
+    """A whole number, or a range like ``1:8``. A range is returned as text. The worker checks the number or the
+    range."""
 
     name = "number"
 
@@ -119,7 +120,7 @@ class ProcessCount(_Type):
 
 
 class JobId(_Type):
-    """A job's id as any backend assigns it. Text that a backend could read as several words is rejected."""
+    """A job's id from any backend. Text that a backend could read as several words is rejected."""
 
     name = "id"
 
@@ -175,8 +176,8 @@ def _keep_connection(ctx: click.Context, _param: click.Parameter, value: str | N
 
 
 def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Shell completion: the queues whose names begin with *incomplete*. Returns none if the backend cannot list its
-    queues.
+    """Return the queues whose names begin with *incomplete*, for shell completion. The list is empty if the backend
+    cannot list its queues.
     """
     from multiq.app import App
     from multiq.control.flags import visible_queues
@@ -187,7 +188,7 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
     try:
         with App(ctx.meta.get(_CONNECTION), settings=current_settings(), create=False) as app:
             names = visible_queues(app.backend)
-    except Exception:  # noqa: BLE001 - nothing may be printed while the user types a line
+    except Exception:  # noqa: BLE001 - no error may be printed while the user types a line
         return []
     return [CompletionItem(before + comma + name) for name in names if name.startswith(incomplete)]
 
@@ -205,7 +206,7 @@ def _complete_connection(_ctx: click.Context, _param: click.Parameter, incomplet
 
 
 def connection_option(function: F) -> F:
-    """``-c``: a connection's name or a URL, before or after the command. If both are given, the option after the
+    """``-c``: a connection's name or a URL, before or after the command. If ``-c`` is given twice, the option after the
     command is used.
     """
     return click.option(
@@ -220,7 +221,7 @@ def connection_option(function: F) -> F:
 
 
 def traceback_option(function: F) -> F:
-    """``--traceback``. ``exits.report`` searches the arguments for this option, because the parsing itself may have
+    """``--traceback``. ``exits.report`` searches the arguments for ``--traceback``, because the parsing itself may have
     failed.
     """
     return click.option(

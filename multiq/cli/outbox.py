@@ -28,7 +28,7 @@ _app = click.argument("app_path", metavar="[APP]", required=False)
 def outbox(ctx: click.Context) -> None:
     """List and enqueue the jobs that wait in outboxes, which are tables of an application's own database.
 
-    Every worker of the app enqueues these jobs, too.
+    Every worker of the app enqueues the waiting jobs, too.
 
     \b
       multiq outbox list shop.tasks:app
@@ -43,7 +43,7 @@ def outbox(ctx: click.Context) -> None:
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="How many jobs.")
 @common_options
 def list_(app_path: str | None, limit: int, as_json: bool) -> None:
-    """List the jobs that wait in the outboxes of APP (like shop.tasks:app), the oldest of each outbox first."""
+    """List the jobs that wait in the outboxes of APP (like shop.tasks:app). The oldest job of each outbox is first."""
     from .apps import default_app, load_app
 
     with load_app(app_path or default_app()) as app:
@@ -75,7 +75,8 @@ def list_(app_path: str | None, limit: int, as_json: bool) -> None:
 def relay(app_path: str | None, as_json: bool) -> int:
     """Enqueue the jobs that wait in the outboxes of APP (like shop.tasks:app), and end.
 
-    The command leaves out jobs that another process is enqueueing now, and jobs that were put off after an error.
+    The command leaves out jobs that another process is enqueueing now, and jobs that wait for their next attempt after
+    an error.
     """
     from .apps import default_app, load_app
 

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-_PIPE_WIDTH = 4096  # columns: text that goes to a file or a program is neither cut nor wrapped
+_PIPE_WIDTH = 4096  # columns: text for a file or for another program is neither cut nor wrapped
 
 
 def take_standard_streams() -> None:
-    """Open closed standard streams on ``os.devnull``. If they stayed closed, a connection or a file could get a
+    """Open closed standard streams on ``os.devnull``. If a stream stayed closed, a connection or a file could get the
     stream's descriptor.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - open as long as the process
     if sys.stderr is None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="backslashreplace")  # in a locale like de_DE.ISO-8859-1
+        sys.stdout.reconfigure(errors="backslashreplace")  # with a locale like de_DE.ISO-8859-1
 
 
 def need_stdin(what: str) -> None:
-    """Raise ``UsageError`` if standard input is closed, so that a closed input is not read as an empty one."""
+    """Raise ``UsageError`` if standard input is closed, so that a closed input is not read as empty input."""
     if sys.stdin is None:
         raise click.UsageError(f"standard input is closed: {what}")
 
@@ -51,7 +51,8 @@ class Column(NamedTuple):
     folds: bool = False
     """Whether the text is continued on more lines when the terminal is narrow."""
     fills: bool = False
-    """Whether the column takes all free width. The other columns then keep their position when the text changes."""
+    """Whether the column takes all free width. If one column takes all free width, other columns keep their position
+    when the text changes."""
     style: str = ""
 
 
@@ -71,8 +72,8 @@ def say(as_json: bool, sentence: str, **document: Any) -> None:
 
 
 def _escape(character: str) -> str:
-    """Return the character, or its JSON escape if a terminal would interpret the character, or if standard output has
-    an encoding without the character."""
+    """Return the character or its JSON escape. A character is escaped if a terminal would interpret it, or if the
+    encoding of standard output lacks it."""
     if (character.isprintable() and _can_be_written(character)) or character == "\n":
         return character
     return json.dumps(character)[1:-1]
@@ -96,7 +97,8 @@ def note(message: str) -> None:
 
 
 def console() -> Console:
-    """Standard output for the library rich. Colours are used only on a terminal and without NO_COLOR. Markup is off."""
+    """Return standard output as a console of the library rich. Colours are used only on a terminal and without
+    NO_COLOR. Markup is off."""
     from rich.console import Console
 
     plain = not sys.stdout.isatty()
@@ -104,8 +106,8 @@ def console() -> Console:
 
 
 def width() -> int | None:
-    """The width of the terminal on standard output, in columns. None: standard output is not a terminal, and no text is
-    cut.
+    """Return the width of the terminal on standard output, in columns. Return None if standard output is not a
+    terminal, so that no text is cut.
     """
     return console().width if sys.stdout.isatty() else None
 
@@ -122,7 +124,8 @@ def show(*renderables: RenderableType) -> None:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, footer: Sequence[str] = ()) -> Table:
-    """A table without lines. Only columns with ``gives_way`` or ``folds`` become narrower than their text."""
+    """Return a table without border lines. Only columns with ``gives_way`` or ``folds`` become narrower than their
+    text."""
     from rich import box
     from rich.table import Table
 
@@ -156,11 +159,11 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, fo
 
 
 def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: list[int]) -> Iterator[str]:
-    """The lines of a part of a long table. They look as ``show`` prints a table into a pipe, but are made many times
-    faster.
+    """Return the lines of a part of a long table. The lines look like the output of ``show`` to a pipe, but are made
+    many times faster.
 
-    *widths*: the width of each column. Pass the widths of the titles first, and the same list for each further part.
-    This function increases the widths to fit *rows*.
+    *widths*: the width of each column. For the first part, pass the widths of the titles. For each further part, pass
+    the same list. ``lines_of`` increases the widths to fit *rows*.
     """
     for at in range(len(columns)):
         widths[at] = max([widths[at], *(len(row[at]) for row in rows)])

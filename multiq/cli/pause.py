@@ -15,7 +15,7 @@ from .output import say
 @click.argument("length", type=Duration(), metavar="TIME")
 @common_options
 def pause(queue: str, length: float, as_json: bool) -> None:
-    """Stop workers from taking a queue's jobs for TIME (90, 10m, 2h). After that the queue resumes by itself.
+    """Stop workers from taking a queue's jobs for TIME (90, 10m, 2h). After TIME, the queue resumes without a command.
 
     Running jobs continue, and delays continue to count down.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from multiq.job import JobInfo
 
 
-_BODY_LINES = 24  # the largest number of lines of a body that are shown
+_BODY_LINES = 24  # the largest number of lines that are shown of a body
 _BODY_CHARACTERS = 4000
 
 
@@ -102,7 +102,7 @@ def _attempts(job: JobInfo) -> str:
 
 
 def _body(job: JobInfo) -> str:
-    """The body, cut to ``_BODY_LINES`` lines. A JSON body is indented."""
+    """Return the body, cut to ``_BODY_LINES`` lines. A JSON body is indented."""
     import msgspec
 
     value = job.value

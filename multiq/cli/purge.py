@@ -1,4 +1,4 @@
-"""``multiq purge`` deletes all jobs of a queue, or those in some states."""
+"""``multiq purge`` deletes the jobs of a queue that are in the named states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PURGEABLE = (*_PURGED, State.HELD)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @common_options
 def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Delete all jobs of a queue that are in the named STATES. Default: ready, delayed and buried.
+    """Delete all jobs of a queue that are in the named STATES. The default states are ready, delayed and buried.
 
     Running jobs are never deleted. Held jobs, which wait for other jobs of their flow, are deleted only if you name the
     state "held". If a held job is deleted, the rest of its flow never runs. The command first shows the number of jobs,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @queue_option
 @common_options
 def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: str | None, as_json: bool) -> None:
-    """Make a job that is not running due earlier or later, as if it were enqueued now.
+    """Change when a job is due, as if the job were enqueued now. The job must not be running.
 
     \b
       multiq reschedule 019b7c2e-... --delay 10m

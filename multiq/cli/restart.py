@@ -1,4 +1,4 @@
-"""``multiq restart`` tells all workers of a connection to end, so that they are started again."""
+"""``multiq restart`` tells all workers of a connection to end, so that the workers are started again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .output import say
 def restart(as_json: bool) -> None:
     """Tell each worker of the connection to finish the jobs that it runs, and then to exit with 0.
 
-    Workers notice the command within some seconds. Their service manager (systemd, supervisord, Kubernetes) starts them
-    again, with the current code.
+    Workers notice the command within some seconds. The workers' service manager (systemd, supervisord, Kubernetes)
+    starts the workers again, with the current code.
     """
     from multiq.control.flags import Control
 

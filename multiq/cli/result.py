@@ -27,7 +27,7 @@ _WHY_NONE = "it was not kept, has expired, or the job was never there"
 class NoOutcome(JobNotFound):
     """Neither the job nor its outcome is known, or the job is not done yet."""
 
-    sentence = "{queue}"  # this names the job by queue and id
+    sentence = "{queue}"  # JobNowhere names only the job's id, and NoOutcome names the queue and the id
 
 
 @click.command(short_help="Print what a job has returned.")
@@ -43,7 +43,8 @@ class NoOutcome(JobNotFound):
 def result(job_id: str, queue: str | None, as_json: bool) -> int:
     """Print the value that a job with `keep` has returned, as JSON. ID may also be the job's `ref` (QUEUE~ID).
 
-    Exit codes: 0 the job is done; 1 the job failed, or was cancelled; 3 the job is not done yet, or no outcome is kept.
+    Exits with 0 if the job is done. Exits with 1 if the job failed or was cancelled. Exits with 3 if the job is not
+    done yet, or if no outcome is kept.
     """
     from multiq.history import OutcomeInfo
     from multiq.job import read_ref
@@ -79,8 +80,9 @@ def result(job_id: str, queue: str | None, as_json: bool) -> int:
 def _look(app: App, queue: str, job_id: str) -> JobInfo | OutcomeInfo | None:
     """Return the job, or its kept outcome if the job is gone.
 
-    If there are both a job and an outcome, the outcome belongs to an earlier job with the same id. An ack deletes the
-    job and keeps its outcome atomically. So if a job ends between the two reads, the second read finds its outcome.
+    If both a job and an outcome exist, the outcome belongs to an earlier job with the same id. The job is read first,
+    because an ack deletes the job and keeps its outcome in one step. If the job ends between the two reads, the second
+    read finds the outcome.
     """
     from multiq.history import OutcomeInfo
 

@@ -22,11 +22,12 @@ _POLL = 0.25  # seconds
 @verbose_option
 @traceback_option
 def scheduler(app_path: str | None) -> None:
-    """Make the jobs of all schedules until SIGTERM or Ctrl-C. Workers make these jobs, too, unless they have
-    --no-schedule.
+    """Make the jobs of all schedules until SIGTERM or Ctrl-C. Workers make the jobs of schedules, too. A worker with
+    --no-schedule makes no jobs of schedules.
 
-    The command first stores the schedules in the code of APP (like shop.tasks:app). Without APP, it stores those of the
-    app or the modules that the settings name. Any number of schedulers may run: each occurrence is made once.
+    The command first stores the schedules in the code of APP (like shop.tasks:app). Without APP, the command stores the
+    schedules of the app, or of the modules, that the settings name. Any number of schedulers may run: each occurrence
+    is made once.
     """
     from multiq.logging import setup_logging
     from multiq.schedules import Scheduler
@@ -37,7 +38,7 @@ def scheduler(app_path: str | None) -> None:
     ended = threading.Event()
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        if ended.is_set():  # the import of the app, or a call of the store, takes long
+        if ended.is_set():  # the import of the app, or a call of the store, may take long
             raise KeyboardInterrupt
         ended.set()
 

@@ -44,7 +44,7 @@ def schedules(ctx: click.Context) -> None:
 @_app
 @common_options
 def list_(app_path: str | None, as_json: bool) -> None:
-    """List all schedules of the connection, with the next time at which each is due."""
+    """List all schedules of the connection, with the next time at which each schedule is due."""
     with _opened(app_path) as app:
         found = list(app.schedules.list())
     if as_json:
@@ -69,7 +69,7 @@ def list_(app_path: str | None, as_json: bool) -> None:
 @_app
 @common_options
 def show_(name: str, app_path: str | None, as_json: bool) -> None:
-    """Show one schedule: its options, its last job, and the next five times at which it is due."""
+    """Show a schedule's options, its last job, and the next five times at which the schedule is due."""
     from multiq.schedules.timetable import zones_version
 
     with _opened(app_path) as app:
@@ -135,7 +135,7 @@ def add(
 ) -> None:
     """Store a new schedule of TASK of APP (like shop.tasks:app). Workers notice the schedule within about 20 seconds.
 
-    Without APP, the app is the one that the settings name. The arguments are checked against the task's function.
+    Without APP, the command uses the app that the settings name. The arguments are checked against the task's function.
     """
     from .apps import default_app, load_app
 
@@ -178,7 +178,7 @@ def pause(name: str, as_json: bool) -> None:
 @_name
 @common_options
 def resume(name: str, as_json: bool) -> None:
-    """Make jobs of a paused schedule again. Due times during the pause are left out."""
+    """Make jobs of a paused schedule again. For due times during the pause, no jobs are made."""
     _change(name, as_json, "resumed", lambda app: app.schedules.resume(name))
 
 
@@ -200,9 +200,10 @@ def remove(name: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Remove the listed schedules.")
 @common_options
 def prune(app_path: str | None, yes: bool, as_json: bool) -> int:
-    """List the schedules that code has made and that the code of APP does not have any more. --yes removes them.
+    """List the schedules that code has made, but that the code of APP no longer has. With --yes, remove the listed
+    schedules.
 
-    Exits with 1 if there are such schedules and --yes is not given.
+    Without --yes, exits with 1 if the list is not empty.
     """
     from .apps import default_app
 

@@ -33,7 +33,8 @@ def schema(ctx: click.Context) -> None:
     """Check, create or upgrade the tables of a backend that keeps jobs in your database.
 
     A new multiq with older tables refuses to work until "up" has run. An old multiq continues to work with newer
-    tables, unless a migration says otherwise. So run "up" first, and then replace the programs one by one.
+    tables, except after a migration that says the opposite. To upgrade multiq, run "up" first, and then replace the
+    programs one by one.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -43,7 +44,8 @@ def schema(ctx: click.Context) -> None:
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def up(target: str | None, as_json: bool) -> int:
-    """Run the missing migrations. Workers may run meanwhile. If no migration is missing, the command does nothing."""
+    """Run the missing migrations. Workers may run during the migrations. If no migration is missing, the command does
+    nothing."""
     with _app(target) as app:
         place = _place(app)
         names = app.backend.schema().up()
@@ -63,7 +65,8 @@ def up(target: str | None, as_json: bool) -> int:
 )
 @common_options
 def show_sql(target: str | None, since: int, as_json: bool) -> int:
-    """Print the SQL that "up" would run on tables of VERSION (0: none yet), for the database's own client.
+    """Print the SQL that "up" would run on tables of VERSION, for the database's own client. VERSION 0 means that there
+    are no tables yet.
 
     Needs no server.
     """
@@ -80,7 +83,8 @@ def show_sql(target: str | None, since: int, as_json: bool) -> int:
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def check(target: str | None, as_json: bool) -> int:
-    """Check whether this multiq can use the tables. Changes nothing. Exits with 1 if it cannot."""
+    """Check whether this multiq can use the tables. Changes nothing. Exits with 1 if this multiq cannot use the
+    tables."""
     with _app(target) as app:
         place = _place(app)
         found = app.backend.schema().check()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiq.soak.report import Outcome
     from multiq.soak.staging import Harm
 
-_OVERHEAD = 25.0  # seconds that a soak takes in addition to its load, roughly
+_OVERHEAD = 25.0  # roughly the seconds that a soak takes in addition to its load
 
 
 @click.command(short_help="Run jobs under faults, and check what happened to each.")
@@ -60,7 +60,7 @@ _OVERHEAD = 25.0  # seconds that a soak takes in addition to its load, roughly
 )
 @json_option
 @traceback_option
-def soak(  # noqa: PLR0917 - click passes them by name
+def soak(  # noqa: PLR0917 - click passes all parameters by name
     targets: tuple[str, ...],
     seconds: float,
     seed: int | None,
@@ -78,11 +78,11 @@ def soak(  # noqa: PLR0917 - click passes them by name
       multiq soak redis://staging:6379
       multiq soak mysql://multiq@staging/jobs --seconds 300 --seed 7
 
-    The soak kills and stops processes that it has started, and cuts, freezes and slows down its own connections. It
-    injects faults into the server only with --freeze-pid, --restart-command or --flush-scripts. With these options, a
-    soak tests only one store. A soak works in queues of its own, and removes them at the end, even after Ctrl-C. Exits
-    with 6 if a job was lost or was run again for no reason, or if another promise was broken. The command needs an
-    extra: pip install 'multiq[soak]'.
+    The soak kills and stops processes that it has started, and cuts, freezes and slows down its own connections. The
+    soak injects faults into the server only with --freeze-pid, --restart-command or --flush-scripts. With faults in the
+    server, a soak tests only one store. A soak works in queues of its own, and removes these queues at the end, even
+    after Ctrl-C. Exits with 6 if a job was lost or was run again for no reason, or if another promise was broken. The
+    command needs an extra: pip install 'multiq[soak]'.
     """
     from multiq.soak import need_extra
 
@@ -116,7 +116,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
     return OK if all(verdict.is_clean for _, verdict in done) else BROKEN
 
 
-def _run(  # noqa: PLR0917 - all options of a soak
+def _run(  # noqa: PLR0917 - one parameter for each option of a soak
     url: str,
     folder: Path | None,
     seconds: float,
@@ -174,7 +174,7 @@ def _ended_by_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        if not is_ending:  # otherwise both signals stay ignored: a SIGTERM would change the exit code 130 to -15
+        if not is_ending:  # the signals stay ignored, because a SIGTERM would change the exit code 130 to -15
             for number, handler in zip(numbers, before, strict=True):
                 signal.signal(number, handler)
 

@@ -31,7 +31,8 @@ def stats(queues: tuple[str, ...], as_json: bool) -> None:
     """Count the jobs of each queue: ready, delayed, reserved and buried.
 
     A delayed job past its due time counts as ready. The column HELD counts jobs that wait for other jobs of their flow.
-    This column is shown only if there are such jobs. A question mark stands for a number that the backend cannot know.
+    The column HELD is shown only if there are held jobs. A question mark stands for a number that the backend cannot
+    know.
     """
     from multiq.control.flags import visible_queues
     from multiq.settings.url import redact

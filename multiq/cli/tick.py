@@ -1,4 +1,4 @@
-"""``multiq tick``: looks at the schedules once, for a crontab."""
+"""``multiq tick``: makes the next jobs of schedules once, for a crontab."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .output import say
 @click.option("--ahead", type=Duration(), default=90.0, show_default=True, metavar="TIME", help="At most 4m.")
 @common_options
 def tick(app_path: str | None, ahead: float, as_json: bool) -> None:
-    """Make the jobs that schedules have due within --ahead, and end. For a crontab:
+    """Make the schedules' jobs of the next 90 seconds (--ahead), and end. For a crontab:
 
     \b
       * * * * * multiq tick shop.tasks:app
 
-    The command first stores the schedules in the code of APP. Without APP, it stores those of the app or the modules
-    that the settings name.
+    The command first stores the schedules in the code of APP. Without APP, the command stores the schedules of the app,
+    or of the modules, that the settings name.
     """
     from multiq.schedules import Scheduler
     from multiq.schedules.record import AHEAD_MOST

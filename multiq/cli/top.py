@@ -33,20 +33,21 @@ if TYPE_CHECKING:
 _COUNTS = ("ready", "delayed", "reserved", "buried")
 _SHORT = ("ready", "del", "res", "bur")
 _GAP = 2  # spaces between two columns of a table
-_NAME_ROOM = 20  # columns that a queue's name gets before changes and long titles are shown
+# the least columns for a queue's name; with fewer columns, the changes and the long titles are left out
+_NAME_ROOM = 20
 _FRAME = 6  # lines around the rows of the queues, such as the title, the table's header and the footer
 _WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line, a header and a rule for each of two tables
 _LEAST = 0.1  # the least number of seconds between refreshes
 
 
 class Look(NamedTuple):
-    """The counts of the queues, and the workers, at one moment."""
+    """The counts of the queues, and the answers of the workers, at one moment."""
 
     at: float
     """The time by ``time.monotonic()``."""
     queues: Mapping[str, QueueStats]
     workers: Sequence[WorkerNow] | None = None
-    """The workers that have answered. None: the workers were not asked."""
+    """The workers that have answered. None means that the workers were not asked."""
 
 
 @click.command(short_help="Watch the queues and the workers.")
@@ -68,10 +69,11 @@ class Look(NamedTuple):
 )
 @common_options
 def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -> None:
-    """Watch the queues, with their counts and the changes since the last refresh, and the workers and their jobs.
+    """Watch the queues and the workers. The display shows each queue's counts, the changes since the last refresh, and
+    the workers' jobs.
 
-    If ten jobs were added and ten were done between two refreshes, the change is zero. q or Ctrl-C ends the display.
-    Without a terminal the counts are printed once; with --json, a line is printed for each refresh.
+    If ten jobs were added and ten jobs were done between two refreshes, the change is zero. Press q or Ctrl-C to end
+    the display. Without a terminal, the counts are printed once. With --json, a line is printed for each refresh.
     """
     from .apps import open_app
 
@@ -106,10 +108,12 @@ def look(app: App, workers: Workers | None = None) -> Look:
 def frame(
     now: Look, before: Look | None, *, place: str, rows: int | None, width: int | None = None, trouble: str = ""
 ) -> RenderableType:
-    """One screen: the queues, the busiest first, with the change of their counts, then the workers.
+    """Return one screen. The queues come first, the busiest queue at the top, with the change of their counts. The
+    workers follow.
 
-    *rows*: the number of rows of the screen. None: no limit. *width*: if these columns leave too little room for the
-    queues' names, the changes are left out. If the room is still too small, the titles are shortened.
+    *rows*: the number of rows on the screen. None: no limit. *width*: the screen's width in columns. If the queues'
+    names have too little room, the changes are left out. If the queues' names still have too little room without the
+    changes, the titles are shortened.
     """
     from rich.console import Group
     from rich.text import Text
@@ -143,7 +147,7 @@ def _busy_first(stats: QueueStats) -> tuple[int, int, int, str]:
 
 
 def _room_for_queues(now: Look, rows: int) -> int:
-    """The number of rows for the queues: half of the screen, or more if the workers need less than the other half."""
+    """Return the number of rows for the queues: half of the screen, or more if the workers need less than half."""
     if now.workers is None:
         return max(1, rows)
     others = _WORKERS_FRAME + len(now.workers) + sum(len(worker.jobs) for worker in now.workers) if now.workers else 2
@@ -151,7 +155,7 @@ def _room_for_queues(now: Look, rows: int) -> int:
 
 
 def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[RenderableType]:
-    """The workers that fit, and their jobs. The job that has run longest is first."""
+    """Return the workers that fit on the screen, and their jobs. The job that has run longest is first."""
     from rich.text import Text
 
     if not workers:
@@ -164,7 +168,7 @@ def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[Render
 
 
 def _fitting_table(before: Look | None, shown: list[QueueStats], width: int | None) -> Table:
-    """The table with the most details that leaves room for ``_NAME_ROOM`` characters of each queue's name."""
+    """Return the most detailed table that still has room for ``_NAME_ROOM`` characters of each queue's name."""
     name = min(_NAME_ROOM, max(len(safe(stats.queue)) for stats in shown))
     is_paused = any(stats.paused_for is not None for stats in shown)
     for old, titles in ((before, _COUNTS), (None, _COUNTS), (None, _SHORT)):
@@ -199,7 +203,7 @@ def _cells(stats: QueueStats, old: QueueStats | None, *, with_change: bool) -> I
         number = getattr(stats, name)
         yield count(number)
         if with_change:
-            # A queue that is not in the previous counts had no jobs then.
+            # A queue that is not in the previous counts had no jobs at the previous refresh.
             yield _change(number, getattr(old, name) if old is not None else 0)
 
 
@@ -219,7 +223,8 @@ def _place(app: App) -> str:
 
 
 def _watch(app: App, workers: Workers | None, interval: float) -> None:
-    """Draw until q or Ctrl-C. If the backend does not answer, show the error and try again at the next refresh."""
+    """Draw the display until q or Ctrl-C is pressed. If the backend does not answer, show the error and try again at
+    the next refresh."""
     from rich.live import Live
 
     out = console()
@@ -237,7 +242,8 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
                 return
             try:
                 now, before, trouble = look(app, workers), now, ""
-            except (BackendUnavailable, EnqueueUncertain) as exc:  # EnqueueUncertain: workers are asked through a job
+            # EnqueueUncertain: a viewer asks the workers by enqueueing a job
+            except (BackendUnavailable, EnqueueUncertain) as exc:
                 trouble = safe(f"no answer, these are the last counts: {exc}")
 
 
@@ -274,8 +280,8 @@ class _Screen:
 
 @contextmanager
 def _keys() -> Iterator[Any]:
-    """Read keys without Enter during the block. Yields a function that waits some seconds, and returns the keys that
-    were pressed. A key like an arrow is several characters."""
+    """Read keys during the ``with`` block, without waiting for Enter. The ``with`` block gets a function that waits
+    some seconds, and returns the keys that were pressed. A key such as an arrow sends several characters."""
     if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return
@@ -293,12 +299,12 @@ def _keys() -> Iterator[Any]:
 
 def _key(seconds: float) -> str:
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    # not sys.stdin.read: it keeps further keys in a buffer, of which select knows nothing
+    # not sys.stdin.read, which keeps further keys in a buffer that select does not see
     try:
         keys = os.read(sys.stdin.fileno(), 1024) if ready else b""
     except OSError:
         keys = b""
-    return keys.decode(errors="replace") or ("q" if ready else "")  # without a key, the terminal is gone
+    return keys.decode(errors="replace") or ("q" if ready else "")  # readable without a key: the terminal is gone
 
 
 def _sleep(seconds: float) -> str:

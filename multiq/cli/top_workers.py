@@ -1,6 +1,6 @@
-"""The workers of a connection, as ``multiq top`` shows them.
+"""Reads the workers of a connection for ``multiq top``.
 
-A worker's answer has the ids of its running jobs. The task names of these jobs are read from the store.
+A worker's answer has the ids of its running jobs. The task names of the running jobs are read from the store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STEP = 0.1  # seconds between two reads of the answers, before the first table 
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A running job, as ``multiq top`` shows it."""
+    """A running job in the output of ``multiq top``."""
 
     process: str
     """The worker process, as ``host:pid``."""
@@ -40,12 +40,12 @@ class Running(msgspec.Struct, frozen=True):
     id: str
     seconds: float
     task: str | None
-    """The name of the job's task. None: the job is done, has no task, or was not read from the store."""
+    """The name of the job's task. None means that the job is done, has no task, or was not read from the store."""
     attempt: int | None
 
 
 class WorkerNow(msgspec.Struct, frozen=True):
-    """A worker, as ``multiq top`` shows it."""
+    """A worker in the output of ``multiq top``."""
 
     worker: str
     state: str
@@ -55,12 +55,13 @@ class WorkerNow(msgspec.Struct, frozen=True):
     at_a_time: int
     running: int
     jobs: list[Running]
-    """The running jobs, the longest first. A worker with very many jobs reports only some of them."""
+    """The running jobs. The job that has run longest is first. A worker with very many jobs reports only some of its
+    jobs."""
 
 
 class Workers:
-    """The workers that answer during the ``with`` block. Raises ``Unsupported`` if the backend lacks a capability that
-    is needed to ask the workers.
+    """Collects the answers of workers during a ``with`` block. Raises ``Unsupported`` if the backend lacks a capability
+    that is needed to ask the workers.
     """
 
     def __init__(self, app: App) -> None:
@@ -71,7 +72,8 @@ class Workers:
             raise missing
         self._app = app
         self._viewer = Viewer(app.backend)
-        self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}  # a job's run -> task, attempt
+        # maps a job's run to its task and attempt
+        self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}
         self._asked = 0
 
     def __enter__(self) -> Self:
@@ -82,7 +84,7 @@ class Workers:
         try:
             self._viewer.close()
         except MultiqError:
-            return  # the workers will remove the viewer's queue
+            return  # the workers will clear the viewer's queue
 
     def wait(self) -> list[WorkerNow]:
         """Wait ``FIRST_ANSWERS`` seconds. Returns all workers that have answered."""
@@ -139,7 +141,7 @@ def workers_table(workers: Sequence[WorkerNow]) -> Table:
 
 
 def jobs_table(workers: Sequence[WorkerNow], rows: int | None) -> Table:
-    """The table of running jobs, the longest first, at most *rows* of them. None: all jobs."""
+    """Return a table of at most *rows* running jobs. The job that has run longest is first. None: all jobs."""
     jobs = sorted((job for worker in workers for job in worker.jobs), key=lambda job: -job.seconds)
     columns = [
         Column("PROCESS", gives_way=True),
@@ -157,7 +159,7 @@ def count_jobs(workers: Sequence[WorkerNow]) -> int:
 
 
 def headline(workers: Sequence[WorkerNow]) -> str:
-    """A title like ``2 workers run 3 jobs``."""
+    """Return a title like ``2 workers run 3 jobs``."""
     verb = "runs" if len(workers) == 1 else "run"
     return f"{many(len(workers), 'worker')} {verb} {many(count_jobs(workers), 'job')}"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.cli")
 
-_MOST_TOLD = 10  # the most tasks that the warning about tasks of unserved queues names
+_MOST_TOLD = 10  # the most tasks that are named in the warning about unserved queues
 
 
 @click.command(short_help="Run an app's jobs.")
@@ -90,12 +90,12 @@ def worker(*, check: bool, **options: Any) -> int:
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    Without -q the worker serves all queues of the app's tasks. An option that is not given has its value in the
-    settings, or the default in parentheses.
+    Without -q, the worker serves all queues of the app's tasks. The value of an option that is not given comes from the
+    settings. Without a setting, the default in parentheses is used.
 
     On the first SIGTERM or Ctrl-C, the worker finishes its running jobs, and gives its other reserved jobs back to
-    their queues. On the second signal, it gives all jobs back and ends immediately. SIGUSR2 pauses, SIGCONT resumes,
-    SIGHUP reloads the code, SIGQUIT shows the running jobs.
+    their queues. On the second signal, the worker gives all jobs back and ends immediately. SIGUSR2 pauses the worker.
+    SIGCONT resumes the worker. SIGHUP reloads the code. SIGQUIT shows the running jobs.
     """
     if check:
         return _work(check=True, **options)
@@ -199,7 +199,7 @@ def _work(
 
 
 def _processes_begun() -> list[BaseProcess]:
-    """The running processes that this process has started with ``multiprocessing``."""
+    """Return the running processes that this process has started with ``multiprocessing``."""
     module = sys.modules.get("multiprocessing.process")
     return [] if module is None else module.active_children()
 
@@ -207,14 +207,13 @@ def _processes_begun() -> list[BaseProcess]:
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
     """End this process without waiting for the non-daemon threads and processes that jobs have started.
 
-    A process that a job has started continues to run, as it does when a supervisor's child ends. If jobs have left no
-    threads or processes behind, this function returns. Python then waits at its exit for the threads and processes that
-    the app has started.
+    A process that a job has started continues to run. If no threads or processes of jobs are left, ``_leave`` returns.
+    When ``_leave`` has returned, Python waits at its exit for the threads and processes that the app has started.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork
 
-    # At its exit, Python waits for the threads of these pools, even if the threads are daemons.
+    # At its exit, Python waits for the threads of executor pools, even for daemon threads.
     pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
@@ -227,7 +226,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
             "1 process" if len(processes) == 1 else f"{len(processes)} processes",
         )
         for process in _processes_begun():
-            if process.daemon:  # Python terminates daemon processes at its exit, too
+            if process.daemon:  # at its exit, Python terminates daemon processes, too
                 process.terminate()
         logging.shutdown()
         fork.flush_streams()
@@ -237,7 +236,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
 class _End:
     """A signal handler that ends this process.
 
-    This handler is installed before the worker's own handlers, and again after the worker's end.
+    The handler is installed before the worker's own handlers, and again when the worker has ended.
     """
 
     code = 0
@@ -245,8 +244,8 @@ class _End:
     def __call__(self, number: int, _frame: object) -> None:
         from multiq.worker.processes import reload
 
-        # The handler calls os._exit, because code that is being imported might catch an exception. Normally there are
-        # no children to end. During a reload the previous children still run, so the signal is only recorded.
+        # The handler calls os._exit, because code that is being imported might catch an exception. Normally, no child
+        # process exists. During a reload, the previous child processes still run, so the signal is only recorded.
         if not reload.note_signal(number):
             os._exit(self.code)
 
@@ -261,7 +260,8 @@ def _stopping_while_it_starts() -> Iterator[_End]:
         yield end
         return
     taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    # The worker handles these signals when it runs. Without a handler, they would end the process now.
+    # The worker installs its own handlers for SIGHUP, SIGUSR2 and SIGQUIT when it runs. Without a handler, the signals
+    # would end the process during the start.
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
         taken[number] = fork.take_signal(number, reload.note_signal)
     try:
@@ -281,7 +281,7 @@ def _load(path: str) -> App:
 
 
 def _processes(app: App, given: int | str | None) -> int | str:
-    """The number of processes. The default is 1, or 0 if only this process can see the backend's jobs."""
+    """Return the number of processes. The default is 1, or 0 if only this process can see the backend's jobs."""
     if given is None:
         given = app.settings.worker.processes
     if given is None:
@@ -290,7 +290,8 @@ def _processes(app: App, given: int | str | None) -> int | str:
 
 
 def _names(words: Sequence[str]) -> list[str] | None:
-    """The queues of ``-q``, separated by commas or given in several options. None: the settings name the queues."""
+    """Return the queues of ``-q``, which are separated by commas or given in several options. Without ``-q``, return
+    None."""
     return [name.strip() for word in words for name in word.split(",")] or None
 
 

@@ -3,9 +3,9 @@
 A control flag is a job in a reserved queue, delayed by 100 years. The flag is set while the job exists. Each time that
 a flag is set, a new job with a new id is added. No worker reserves from a reserved queue.
 
-Flags are jobs because the driver interface can only store jobs.
+Flags are stored as jobs, because every driver can store jobs.
 
-Control flags need several capabilities. If a backend lacks one of these capabilities, setting a flag raises
+Control flags need several capabilities. If a backend lacks a capability that control flags need, setting a flag raises
 ``Unsupported``, and every flag reads as not set.
 """
 
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 DOWN = "multiq.down"
 RESTART = "multiq.restart"
 PRESENCE_QUEUES = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
-"""One queue for each process that lists the workers (a viewer, see ``presence``)."""
+"""The queues for viewers. A viewer is a process that lists the workers (see ``presence``), and uses one of the queues
+for viewers."""
 CONTROL_QUEUES = frozenset({DOWN, RESTART, *PRESENCE_QUEUES})
-"""The queues that listings leave out."""
+"""The reserved queues, which are left out of lists of queues."""
 
 
 _NEEDS = ("inspection", "management", "pausing", "purging", "exact_counts")
 
 
 def missing_for_control(backend: Backend) -> Unsupported | None:
-    """Return the error if *backend* cannot have control flags and presence. None: the backend can have both."""
+    """Return the error if *backend* cannot have control flags and presence. Return None if the backend can have control
+    flags and presence."""
     declared = backend.declared
     for power in _NEEDS:
         if not declared.claim(power):
@@ -44,16 +46,16 @@ def missing_for_control(backend: Backend) -> Unsupported | None:
 
 
 def visible_queues(backend: Backend) -> list[str]:
-    """Return the names of all queues except the reserved ones (``CONTROL_QUEUES``)."""
+    """Return the names of all queues except the reserved queues (``CONTROL_QUEUES``)."""
     return [name for name in backend.queues() if name not in CONTROL_QUEUES]
 
 
 def schedules_mark() -> Enqueue:
     """Return the step that marks the connection as a connection with schedules.
 
-    The mark is a held job in the restart queue, because workers already read the counts of this queue. So a worker
-    without schedules needs no additional call to find out that there are none. The mark is never removed, because a
-    worker could remove it while another process stores a schedule.
+    The mark is a held job in the restart queue, because workers already read the counts of the restart queue. Because
+    of the mark, a worker without schedules needs no additional call to find out that there are no schedules. The mark
+    is never removed, because another process could store a schedule during the removal.
     """
     return Enqueue(RESTART, NewJob(b"", "schedules", terms=Terms(awaits=1)))
 
@@ -62,9 +64,10 @@ class ControlState(NamedTuple):
     """The control flags of a connection, except ``is_down``."""
 
     last_restart: str | None
-    """The id of the latest request to restart. None if there was no request."""
+    """The id of the latest request to restart, or None if there was no request."""
     restart_age: float
-    """Seconds since the latest request, by the backend's clock. 0 if there was no request or the age is not known."""
+    """Seconds since the latest request to restart, by the backend's clock. The value is 0 if there was no request or
+    the age is not known."""
     is_presence_asked: bool
     """Whether a viewer (``multiq top``) asks for the list of workers."""
     has_schedules: bool
@@ -72,7 +75,7 @@ class ControlState(NamedTuple):
 
 
 class DownState(NamedTuple):
-    """The information in the counts of the queue of ``multiq down``."""
+    """The flags that are stored in the queue of ``multiq down``."""
 
     is_down: bool
     are_cancels_asked: bool
@@ -126,8 +129,8 @@ class Control:
     def ask_presence(self, seconds: float) -> None:
         """Ask all workers to check for viewers (``presence``) during the next *seconds* seconds.
 
-        The flag is a pause of the restart queue. A pause ends by itself, and workers already read the counts of this
-        queue.
+        The flag is a pause of the restart queue. A pause ends without a call, and workers already read the counts of
+        the restart queue.
         """
         self.check()
         self._backend.pause(RESTART, seconds)
@@ -135,7 +138,7 @@ class Control:
     def ask_cancels(self, seconds: float) -> None:
         """Ask all workers to look for requests to cancel jobs (``multiq.cancellation``) during the next *seconds*.
 
-        The flag is a pause of the queue of ``multiq down``. Workers already read the counts of this queue.
+        The flag is a pause of the queue of ``multiq down``, because workers already read this queue's counts.
         """
         self.check()
         self._backend.pause(DOWN, seconds)
@@ -152,8 +155,10 @@ class Control:
         return DownState(is_down=bool(stats.delayed), are_cancels_asked=stats.paused_for is not None)
 
     def read(self) -> ControlState:
-        """Read the flags, except ``is_down``. Makes one call to the backend, or two if a restart was requested."""
-        stats = self._backend.stats(RESTART)  # called on every backend: it also shows that the backend answers
+        """Read the flags, except ``is_down``. Makes one call to the backend, or two calls if a restart was
+        requested."""
+        # called on every backend, because this call also shows that the backend answers
+        stats = self._backend.stats(RESTART)
         if self._missing is not None:
             return ControlState(None, 0.0, is_presence_asked=False, has_schedules=False)
         requests = self._backend.jobs(RESTART, State.DELAYED, limit=1).jobs if stats.delayed else []

@@ -1,13 +1,14 @@
-"""Presence: the list of a connection's workers, on every host, and of their running jobs.
+"""Presence is the list of a connection's workers, on every host, and of the workers' running jobs.
 
 A viewer (``multiq top``) asks the workers through the backend. Without a viewer, nothing is stored.
 
 1. The viewer takes one of a few reserved queues. The viewer adds a request, which is a job delayed by 15 seconds, and
    renews the request every 5 seconds.
 2. While the queue has a delayed job, each worker adds its answer to the queue once a second.
-3. When the viewer has ended, its last request becomes due. The workers then stop answering, and clear the queue.
+3. When the viewer has ended, its last request becomes due. When the request is due, the workers stop answering, and
+clear the queue.
 
-Only the server's clock decides when a request is due. Workers learn from a flag (``Control``) that there is a viewer.
+Only the server's clock decides when a request is due. A flag (``Control``) tells the workers that there is a viewer.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 FIRST_ANSWERS = 6.5
 """Seconds until every worker that can answer has answered. Workers check for viewers every five seconds."""
 
-_CALL_SECONDS = 15.0  # seconds until a request is due, unless it is renewed
+_CALL_SECONDS = 15.0  # seconds until a request is due if the viewer does not renew it
 _RENEW_EVERY = 5.0  # seconds
-_FORGET_AFTER = 10.0  # seconds without an answer until a worker is removed from the list
+_FORGET_AFTER = 10.0  # seconds without an answer, after which a worker is removed from the list
 _BATCH = 100  # answers
 
 
@@ -47,12 +48,13 @@ class Process(msgspec.Struct, frozen=True):
     held: int
     """The number of jobs that the process holds, including running jobs."""
     runs: list[Run]
-    """The longest run comes first. If there are very many runs, only the first ones are listed."""
+    """The running jobs. The job that has run longest comes first. If very many jobs run, only the first jobs are
+    listed."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
-    """The worker's name: ``host:pid``, with the pid of its supervisor."""
+    """The worker's name: ``host:pid``, where ``pid`` is the process id of the worker's supervisor."""
     state: str
     """``working``, ``paused``, ``down`` (``multiq down``) or ``draining``."""
     up_for: float
@@ -66,20 +68,21 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooManyViewers(MultiqError):
-    """The reserved queues for viewers are all in use."""
+    """All reserved queues for viewers are in use."""
 
 
 class Viewer:
-    """A viewer of the workers. Call ``start`` first and ``close`` last. Each method may raise ``BackendError``."""
+    """Reads the list of the workers. Call ``start`` first and ``close`` last. Each method may raise
+    ``BackendError``."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._control = Control(backend)
-        self._answers: dict[str, tuple[Answer, float]] = {}  # worker -> (last answer, time of its arrival)
+        self._answers: dict[str, tuple[Answer, float]] = {}  # by worker, the last answer and the time of its arrival
         self._renew_at = 0.0
 
     def start(self) -> None:
-        """Take a queue and add the first request. Raises ``TooManyViewers``."""
+        """Take a queue for viewers, and add the first request. Raises ``TooManyViewers``."""
         for queue in random.sample(PRESENCE_QUEUES, len(PRESENCE_QUEUES)):
             if self._backend.stats(queue).delayed:
                 continue
@@ -88,13 +91,13 @@ class Viewer:
             if self._backend.stats(queue).delayed == 1:
                 self._consumer = self._backend.consumer((queue,))
                 return
-            self._backend.delete(queue, job_id)  # another viewer took the queue at the same moment
+            self._backend.delete(queue, job_id)  # another viewer has taken the queue at the same moment
         raise TooManyViewers(
             f"the workers of this connection have {len(PRESENCE_QUEUES)} viewers already: try again when one has ended"
         )
 
     def read(self) -> list[Answer]:
-        """Return the last answer of each worker, sorted by worker. Also renews the request when needed."""
+        """Return the last answer of each worker, sorted by worker. Also renews the viewer's request when needed."""
         if time.monotonic() >= self._renew_at:
             self._renew()
         while leases := self._consumer.reserve(_BATCH, 0):
@@ -116,10 +119,10 @@ class Viewer:
 
     def _note(self, body: bytes) -> None:
         if not body:
-            return  # not an answer, but an earlier request that is due now
+            return  # an earlier request that is due now, and not an answer
         try:
             answer = msgspec.json.decode(body, type=Answer)
-        except msgspec.DecodeError:  # from another version of multiq, or not an answer
+        except msgspec.DecodeError:  # the body is not an answer, or is from another version of multiq
             return
         self._answers[answer.worker] = answer, time.monotonic()
 
@@ -153,7 +156,8 @@ class Responder:
             stats = self._backend.stats(queue)
             if stats.delayed:
                 viewers.append(queue)
-            elif stats.ready or stats.reserved:  # a reserved answer becomes ready again if its viewer was killed
+            # if a viewer was killed, the answers that it had reserved become ready again
+            elif stats.ready or stats.reserved:
                 self._backend.purge(queue, [State.READY])
                 to_clear.add(queue)
         self._viewers, self._to_clear = viewers, to_clear

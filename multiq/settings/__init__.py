@@ -1,4 +1,4 @@
-"""Settings: the options, the sources of their values, and the URLs of backends."""
+"""The settings, the sources of their values, and the URLs of backends."""
 
 from __future__ import annotations
 

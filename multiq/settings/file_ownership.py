@@ -1,4 +1,4 @@
-"""Checks whether multiq may trust a file: only the current user and root may be able to change it."""
+"""Checks whether multiq may trust a file. Only the current user and root may be able to change a trusted file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
     """Return the reason not to trust a file, or None if the file is safe.
 
     *link* is the ``lstat`` of the file's path, which may be a symbolic link. *file* is the ``fstat`` of the opened
-    file. A group may write the file if it is the owner's private group, which some systems create for each user.
+    file. The owner's private group, which some systems create for each user, may write the file.
     """
     if not hasattr(os, "geteuid"):  # Windows has no POSIX owners
         return None

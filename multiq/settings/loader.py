@@ -1,15 +1,16 @@
-"""Loads the settings from a configuration file and from environment variables. The variables take precedence.
+"""Loads the settings from a configuration file and from environment variables. A variable takes precedence over the
+file.
 
-multiq searches the current folder, and then the folders above it. multiq uses the first file that it finds:
-``multiq.toml``, or a ``pyproject.toml`` with a ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another file instead.
-All mistakes are reported together, each with its file and key.
+A configuration file is ``multiq.toml``, or a ``pyproject.toml`` with a ``[tool.multiq]`` table. multiq searches the
+current folder, and then the parent folders, and uses the first configuration file. If ``MULTIQ_CONFIG`` names a file,
+multiq uses only the named file. All mistakes are reported together. Each mistake is reported with its file and key.
 
-Unless ``MULTIQ_CONFIG`` names the file, it must belong to the user or to root, and other users must not be able to
-write the file. URLs in the file may refer to secrets in environment variables and in other files. Another user who can
-write the file could make multiq send these secrets to any host.
+A file that ``MULTIQ_CONFIG`` does not name must belong to the user or to root. Other users must not be able to write
+the file. URLs in the file may refer to secrets in environment variables and in other files. A user who can write the
+file could cause multiq to send the secrets to any host.
 
-Unknown variables that begin with ``MULTIQ_`` are ignored, because Kubernetes sets such variables for a service named
-``multiq`` (``MULTIQ_PORT``).
+Unknown variables that begin with ``MULTIQ_`` are ignored. Kubernetes sets variables like ``MULTIQ_PORT`` for a service
+named ``multiq``.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def load_settings(
     table: dict[str, Any] | None = None,
     source: Path | str | None = None,
 ) -> Settings:
-    """Return the settings for *folder* (default: the current folder) and *environment* (default: ``os.environ``).
+    """Return the settings for *folder* and *environment*. The defaults are the current folder and ``os.environ``.
 
-    - *table*: replaces the content of the file. None: the file's content is used, if there is a file.
+    - *table*: settings that replace the content of the file. With None, the file's content is used, if a file exists.
     - *source*: the name of *table* in messages.
 
     Raises ``SettingsInvalid`` with all problems.
@@ -90,7 +91,8 @@ def describe_sources() -> str:
 
 
 def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the path of the configuration file, or None. *folder* defaults to the current folder."""
+    """Return the path of the configuration file, or None if there is no file. *folder* defaults to the current
+    folder."""
     named = environment.get("MULTIQ_CONFIG")
     if named:
         return Path(named)
@@ -103,7 +105,7 @@ def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | Non
 
 
 def _places(folder: Path | None) -> tuple[Path, ...]:
-    """Return the folder and the folders above it. Empty if the current folder was deleted."""
+    """Return the folder and its parent folders. The result is empty if the current folder was deleted."""
     try:
         place = Path.cwd() if folder is None else folder.absolute()
     except OSError:
@@ -119,13 +121,13 @@ def _is_file(path: Path) -> bool:
 
 
 def _configures_multiq(project: Path) -> bool:
-    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. For a file that is not TOML: False."""
+    """Return whether a ``pyproject.toml`` has a table ``[tool.multiq]``. For a file that is not TOML, return False."""
     if not _is_file(project):
         return False
     try:
         text, reason = _content(project, is_named=False)
-        # An untrusted file is only searched for the table's header. It is not parsed, because a hostile file could take
-        # minutes, for example with a key of 20,000 parts.
+        # An untrusted file is only searched for the table's header. An untrusted file is not parsed, because parsing a
+        # hostile file could take minutes, for example with a key of 20,000 parts.
         if reason is not None:
             return _OUR_TABLE.search(text) is not None
         tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
@@ -157,11 +159,11 @@ def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any
 
 
 def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
-    """Return a file's content, and the reason why the file must not be used. The reason is None if the file may be
-    used.
+    """Return a file's content, and the reason why the file must not be used. If the file may be used, the reason is
+    None.
 
-    The owner and the mode are checked after the file is opened. If they were checked before, another user could replace
-    the file between the check and the opening.
+    The owner and the mode are checked after the file is opened. If the check came first, another user could replace the
+    file between the check and the opening.
     """
     # With O_NONBLOCK, ``open`` does not block if another user has replaced the file by a pipe.
     flags = 0 if is_named else getattr(os, "O_NONBLOCK", 0)
@@ -227,7 +229,8 @@ def _connection(name: str, value: Any, where: str, env: Mapping[str, str], probl
 def _expand(template: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
     """Replace each ``${NAME}`` in a URL by the value of the environment variable NAME.
 
-    In the user name and the password, the value is percent-encoded. Elsewhere, the value is inserted unchanged.
+    In the user name and the password, the value is percent-encoded. In other parts of the URL, the value is inserted
+    unchanged.
     """
     scheme, colon, rest = template.partition("://")
     authority = _AUTHORITY_END.split(rest, maxsplit=1)[0] if colon else ""

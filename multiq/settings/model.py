@@ -1,4 +1,4 @@
-"""The settings with their defaults and rules. ``loader`` reads their values."""
+"""The settings with their defaults and rules. The module ``loader`` reads the settings' values."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ def _modules(value: Any) -> tuple[str, ...]:
 
 
 def _number(text: str) -> Any:
-    """Return the number in *text*. If *text* is not a number, return it unchanged: the setting's check rejects it."""
+    """Return the number in *text*. Text that is not a number is returned unchanged, and the setting's check rejects the
+    text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -125,7 +126,8 @@ def _number(text: str) -> Any:
 
 
 def _truth(text: str) -> Any:
-    """Return True or False for *text*. If it is neither, return it unchanged: the setting's check rejects it."""
+    """Return True or False for *text*. Text that is neither is returned unchanged, and the setting's check rejects the
+    text."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
 
 
@@ -135,7 +137,7 @@ def _list(text: str) -> list[str]:
 
 def _keys(value: Any) -> Any:
     if isinstance(value, list | tuple) and not value:
-        return ()  # most programs have no keys, and need not import this module
+        return ()  # imported late, because most programs have no keys
     from multiq.payloads.keys import read_keys
 
     return read_keys(value)
@@ -174,13 +176,13 @@ KEYS: dict[str, Key] = {
 
 
 SECRET_KEYS = ("payload.sign", "payload.encrypt")
-"""The settings whose values no message may show."""
+"""The settings whose values must not appear in messages."""
 
 
 def check_setting(key: str, value: Any) -> Any:
-    """Return *value* in its normal form.
+    """Check *value*, and return its normal form.
 
-    Raises ``ValueError``. The message of the error has the rule and the value, with passwords masked.
+    Raises ``ValueError``. The error's message has the rule and the value, with passwords masked.
     """
     try:
         return KEYS[key].check(value)
@@ -209,40 +211,41 @@ def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of workers. The command line and the constructor of ``Worker`` override them."""
+    """Settings of workers. Options of the command line and of the class ``Worker`` override the settings of workers."""
 
     queues: tuple[str, ...] | dict[str, int] | None = None
-    """The names in order of urgency, or a mapping of names to weights. None: the queues of the app's tasks."""
+    """The queues' names in order of urgency, or a mapping of names to weights. None means the queues of the app's
+    tasks."""
     policy: str | None = None
     """``strict``: while an earlier queue has a due job, no job of a later queue is taken. ``weighted`` takes jobs by
     the weights of the queues. ``round-robin`` takes the same number of jobs from each queue.
 
-    None: ``strict`` if queues are named, else ``round-robin``.
+    None means ``strict`` if queues are named, and ``round-robin`` if no queues are named.
     """
     processes: int | str | None = None
-    """The number of worker processes under a supervisor. 0: no supervisor, jobs run in this process. ``MIN:MAX``, like
-    ``1:8``: the worker scales between these numbers.
+    """The number of worker processes under a supervisor. With 0, there is no supervisor, and jobs run in the worker's
+    only process. With ``MIN:MAX``, like ``1:8``, the worker scales between the two numbers.
 
-    None: 1 on the command line, and 0 for a ``Worker`` that a program creates.
+    None means 1 on the command line, and 0 for a ``Worker`` that a program creates.
     """
     scale_up_after: float = 1.0
     """Seconds for which jobs wait before a worker that scales starts more processes."""
     scale_down_after: float = 30.0
-    """Seconds for which a worker that scales keeps processes that it does not need."""
+    """Seconds for which a worker that scales keeps unneeded processes."""
     threads: int = 1
     concurrency: int = 0
-    """The largest number of coroutine jobs that run at the same time. 0: jobs run on threads."""
+    """The largest number of coroutine jobs that run at the same time. With 0, jobs run on threads."""
     prefetch: int = 100
-    """The largest number of jobs that a process reserves in addition to its running jobs. It does this only while jobs
-    are short."""
+    """The largest number of jobs that a process reserves in addition to its running jobs. A process reserves additional
+    jobs only while jobs are short."""
     grace: float = 25.0
     """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills a container after 30 seconds."""
     kill_after: float = 2.0
-    """Seconds that a job gets after its ``timeout`` before its process is ended."""
+    """Seconds from a job's ``timeout`` until the job's process is ended."""
     health_file: str | None = None
     """The file to which a worker writes its status every few seconds. Needs a supervisor."""
     http: str | None = None
-    """The address of a worker's pages for probes and Prometheus: ``HOST:PORT`` or ``:PORT``. Needs a supervisor."""
+    """The address ``HOST:PORT`` or ``:PORT`` of a worker's pages for probes and Prometheus. Needs a supervisor."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")
@@ -269,9 +272,10 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each finished job is logged at level info instead of debug. Writing a log line takes as long as running a
     short job."""
     slow_job: float = 10.0
-    """A job that takes more than this many seconds is logged as a warning. 0: never."""
+    """The number of seconds after which a job is logged as slow, as a warning. With 0, no job is logged as slow."""
     summary: float = 60.0
-    """The longest time in seconds between two summaries of the jobs that a process has finished. 0: no summaries."""
+    """The longest time in seconds between two summaries of the jobs that a process has finished. With 0, no summaries
+    are logged."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "log.")
@@ -282,16 +286,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str = DEFAULT_URL
     store: str | None = None
-    """A URL, or a connection's name: the store that keeps outcomes and held jobs for ``url``. It is for a backend that
-    stores only jobs."""
+    """The store that keeps outcomes and held jobs for ``url``, as a URL or a connection's name. Only a backend that
+    stores only jobs needs ``store``."""
     app: str | None = None
-    """The default app of ``multiq worker``, as ``module:attribute``."""
+    """The default app of ``multiq worker``, in the form ``module:attribute``."""
     include: tuple[str, ...] = ()
-    """Modules with tasks, like ``shop.mail``. Every app imports them when its tasks are first needed."""
+    """Modules with tasks, like ``shop.mail``. Every app imports the modules in ``include`` when the app's tasks are
+    first needed."""
     connections: dict[str, str] = {}
     max_body: int = MAX_BODY_DEFAULT
     max_result: int = MAX_RESULT_DEFAULT
-    """The largest size, in bytes, of the JSON value that is kept with a job's outcome. A larger value is left out."""
+    """The largest size, in bytes, of the JSON value that is kept with a job's outcome. A value that is larger is left
+    out of the outcome."""
     worker: WorkerSettings = WorkerSettings()
     payload: PayloadSettings = PayloadSettings()
     log: LogSettings = LogSettings()
@@ -300,7 +306,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_fields(self, "")
 
     def __repr__(self) -> str:
-        """The settings as text, with the passwords in URLs masked."""
+        """Return the settings as text, with the passwords in URLs masked."""
         connections = {name: redact(url) for name, url in self.connections.items()}
         return (
             f"Settings(url={redact(self.url)!r}, store={None if self.store is None else redact(self.store)!r}, "
@@ -309,7 +315,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Without this method, ``rich`` would show the passwords in URLs."""
+        """Mask the passwords in URLs, which ``rich`` would show without this method."""
         return [
             ("url", redact(self.url)),
             ("store", None if self.store is None else redact(self.store)),

@@ -12,13 +12,13 @@ from multiq.errors import UrlInvalid
 
 
 def password_of_file(path: str) -> str:
-    """Return the content of a file, without line ends at the end of the file. Raises ``UrlInvalid``."""
+    """Return the content of a file without the line ends after the last line. Raises ``UrlInvalid``."""
     refused = f"the password cannot be read from password_file={path}"
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as exc:  # ValueError means that the path is not valid
         raise UrlInvalid(f"{refused}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
-    text = data.decode(errors="replace")  # a UnicodeDecodeError would contain the password
+    text = data.decode(errors="replace")  # errors="replace", because a UnicodeDecodeError would contain the password
     if text.encode() != data:
         raise UrlInvalid(f"{refused}: it is not UTF-8")
     return text.rstrip("\r\n")

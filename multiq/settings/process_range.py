@@ -1,5 +1,4 @@
-"""The number of a worker's processes: a fixed number, or the smallest and the largest number of a worker that
-scales."""
+"""The number of a worker's processes. A worker that scales has a smallest and a largest number of processes."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class ProcessRange(NamedTuple):
 
 
 def read_process_range(text: str) -> ProcessRange:
-    """Read ``MIN:MAX``. Raises ``ValueError``, with the rule that is broken."""
+    """Read ``MIN:MAX``. Raises ``ValueError``. The message of the error is the broken rule."""
     found = _RANGE.fullmatch(text)
     if found is None:
         raise ValueError("must be a whole number, or MIN:MAX like 1:8")

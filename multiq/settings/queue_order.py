@@ -18,8 +18,8 @@ WEIGHT_MAX = 1000
 def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
     """Return the weight of each queue, in the given order.
 
-    *queues* is a mapping of names to weights, or names like ``"low"`` and ``"high=3"``. The default weight is 1. Raises
-    ``NameInvalid`` or ``OptionInvalid``.
+    *queues* is a mapping of names to weights, or a list of texts like ``"low"`` and ``"high=3"``. The default weight is
+    1. Raises ``NameInvalid`` or ``OptionInvalid``.
     """
     weights: dict[str, int] = {}
     for name, weight in _pairs(queues):
@@ -44,7 +44,7 @@ def check_policy(policy: str, weights: Mapping[str, int]) -> str:
 
 
 def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
-    """Return the weight of each queue. None: the worker always takes jobs of an earlier queue first."""
+    """Return the weight of each queue. None means that the worker always takes jobs of an earlier queue first."""
     if policy == "strict" or len(weights) == 1:
         return None
     return dict(weights)  # for round-robin, all weights are 1

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 MASK = "***"
 STORE = "store"
-"""The option that names a store beside the backend. Each backend that needs such a store takes this option
-(``multiq.backend.paired``)."""
+"""The option that names a store beside the backend. Each backend that needs a store beside it takes the option
+``store`` (``multiq.backend.paired``)."""
 
 _T = TypeVar("_T")
 
 _SECRET = ("pass", "pwd", "secret", "token", "auth", "credential")  # parts of the names of masked options
-_SHOWN_AT_MOST = 200  # characters of a URL in an error message
+_SHOWN_AT_MOST = 200  # the most characters of a URL in an error message
 _QUOTING = "in a password or an option, write / ? # @ : % as %2F %3F %23 %40 %3A %25"
 
 
@@ -35,7 +35,8 @@ class Option(NamedTuple):
 
 
 class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A parsed URL. ``str()`` masks the password. ``text`` is the original URL, for the driver only."""
+    """A parsed URL. ``str()`` masks the password. The attribute ``text`` is the original URL, which only the driver may
+    use."""
 
     scheme: str
     """The full scheme, such as ``redis+sentinel``. ``driver`` is the part before the plus sign."""
@@ -50,8 +51,8 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     options: dict[str, Any]
     text: str
     create: bool = True
-    """Whether the driver creates a missing file or table. False: if the file or table is missing, the driver raises
-    ``BackendError``."""
+    """Whether the driver creates a missing file or table. With False, the driver raises ``BackendError`` if the file or
+    table is missing."""
 
     @property
     def driver(self) -> str:
@@ -64,12 +65,12 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         return f"BackendUrl({str(self)!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """Without this method, ``rich`` would show the password."""
+        """Mask the password, which ``rich`` would show without this method."""
         return [("text", str(self))]
 
 
 def parse_url(text: str, options: Mapping[str, Option], *, create: bool = True) -> BackendUrl:
-    """Parse a URL, and check its query string against a driver's *options*. Missing options get their default.
+    """Parse a URL, and check its query string against a driver's *options*. A missing option gets its default.
 
     *create* is stored in the result. Raises ``UrlInvalid`` with all mistakes.
     """
@@ -106,7 +107,7 @@ def split(text: str) -> SplitResult:
 
 
 def first_host(text: str) -> tuple[str | None, int | None]:
-    """Return the first host of a URL, and the port of this host. A value is None if the URL does not have it."""
+    """Return the first host of a URL, and the port of this host. A missing host or port is None."""
     hosts = _hosts(split(text), text)
     return (hosts[0][0] or None, hosts[0][1]) if hosts else (None, None)
 
@@ -129,15 +130,15 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
 
 
 def redact(text: str) -> str:
-    """Return *text* with the password and all secret options masked.
+    """Mask the password and all secret options in *text*.
 
-    *text* may be a malformed URL. If the position of the password is unclear, more than the password is masked.
+    *text* may be a malformed URL. If the position of the password is unclear, more text than the password is masked.
     """
     head, scheme_end, rest = text.partition("://")
     if not scheme_end:
-        head, rest = "", text  # not a URL, but it may still contain a password
+        head, rest = "", text  # the text is not a URL, and may still contain a password
     place, question_mark, query = rest.partition("?")
-    if "@" in query and ":" in place:  # a password with a '?', or an option with an '@' (which should be %40)
+    if "@" in query and ":" in place:  # the password has a '?', or an option has an '@', which should be %40
         place, question_mark, query = f"{place.partition(':')[0]}:{MASK}", "", ""
     elif "@" in place:
         # The password may contain '/', '#' or '@'. Everything before the last '@' is the user name and the password.
@@ -182,7 +183,7 @@ def with_store(text: str, store: str) -> str:
 
 
 def _mask_port(place: str) -> str:
-    """Mask the port in ``host:port`` unless it is a number. The text may be ``user:password``, without a host."""
+    """Mask the port in ``host:port`` if the port is not a number. The text may be ``user:password``, without a host."""
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
     if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):
@@ -192,7 +193,7 @@ def _mask_port(place: str) -> str:
 
 def _mask_option(pair: str) -> str:
     name, equals, value = pair.partition("=")
-    if name == STORE and "%" in value:  # a URL, which may have a password
+    if name == STORE and "%" in value:  # the value is a URL, which may have a password
         return f"{name}{equals}{quote(redact(unquote(value)), safe='*')}"
     return f"{name}{equals}{MASK}" if equals and _is_secret(name) else pair
 
@@ -203,11 +204,11 @@ def _is_secret(name: str) -> bool:
 
 
 def _without_a_trace(call: Callable[[], _T]) -> _T | None:
-    """Return the result of *call*, or None if it raises ``ValueError``.
+    """Return the result of *call*, or None if *call* raises ``ValueError``.
 
     The text of the ``ValueError`` may contain a password. An error that is raised in an ``except ValueError`` block has
-    the ``ValueError`` as its ``__context__``, even with ``from None``. So callers raise their errors outside of such a
-    block.
+    the ``ValueError`` as its ``__context__``, even with ``from None``. To hide the password, callers raise their errors
+    outside of an ``except ValueError`` block.
     """
     try:
         return call()
