@@ -155,6 +155,7 @@ def test_the_other_commands_work_with_the_project_s_backend(project: Project) ->
         pytest.param(["--backend=default", "stats"], 0, "", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_manage_py_multiq_has_the_options_and_exit_codes_of_multiq(
     project: Project, arguments: list[str], code: int, told: str
 ) -> None:

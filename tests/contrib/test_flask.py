@@ -388,6 +388,7 @@ def test_flask_multiq_runs_jobs_and_looks_at_queues(tmp_path: Path) -> None:
         (["-c", "memory://", "stats"], 0, ""),
     ],
 )
+@pytest.mark.long
 def test_flask_multiq_has_the_options_and_exit_codes_of_multiq(
     tmp_path: Path, arguments: list[str], code: int, told: str
 ) -> None:

@@ -337,6 +337,7 @@ def test_the_missing_extra_is_named() -> None:
     assert told == "ExtraNotInstalled multiq.contrib.sentry needs sentry-sdk: pip install 'multiq[sentry]'\n"
 
 
+@pytest.mark.long
 def test_the_processes_of_a_worker_report_errors_and_crashes(shell: Shell) -> None:
     # given an app that sends to a file, and jobs that fail, and that kill their process
     (shell.folder / "shop" / "tasks.py").write_text(

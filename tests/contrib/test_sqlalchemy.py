@@ -768,6 +768,7 @@ def test_a_job_that_the_backend_would_refuse_is_refused_at_the_enqueue(
 
 @pytest.mark.few_rows
 @pytest.mark.parametrize("kind", ["redis", "beanstalk", "sqlite"])
+@pytest.mark.long
 def test_relays_at_the_same_time_enqueue_each_job_once(
     make: Callable[..., Shop], database: str, kind: str, tmp_path: Path
 ) -> None:
@@ -1127,6 +1128,7 @@ def test_a_stopped_relay_does_not_enqueue_rows_that_another_relay_has_taken(
 # --- the command line ---
 
 
+@pytest.mark.long
 def test_the_command_line_lists_and_relays(store: str, file: str, tmp_path: Path) -> None:
     losses = Losses(tmp_path, store, file)
     assert losses.run("committed") == -signal.SIGKILL

@@ -163,6 +163,7 @@ def test_in_the_wrong_folder_nothing_is_made_and_the_error_names_the_way_out(she
         pytest.param(["down"], id="down", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_commands_that_write_make_the_store(shell: Shell, command: list[str]) -> None:
     assert shell.run(*command, MULTIQ_URL="").code == 0
     assert (shell.folder / "multiq.db").exists()

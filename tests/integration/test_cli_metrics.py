@@ -117,6 +117,7 @@ def test_the_exporter_serves_all_queues_and_ends_with_zero(tmp_path: Path, serve
         assert process.wait(20) == 0
 
 
+@pytest.mark.long
 def test_the_exporter_says_that_a_hung_server_does_not_answer(tmp_path: Path, server: RedisServer) -> None:
     app.queue("mail").enqueue(1)
     with exporter(tmp_path, server.url, "--timeout", "300ms") as (_, port, log):

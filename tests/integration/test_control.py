@@ -65,6 +65,7 @@ def test_restart_ends_running_workers_and_no_later_ones(tmp_path: Path, url: str
         assert "restart" not in later.log
 
 
+@pytest.mark.long
 def test_a_restart_reaches_a_worker_whose_first_reads_of_the_flags_have_failed(tmp_path: Path) -> None:
     # Given a worker that started before its server did, and reads the flags only every five seconds
     shell = Shell(tmp_path)

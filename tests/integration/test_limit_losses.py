@@ -88,6 +88,7 @@ def most_at_once(held: list[Held]) -> int:
 
 
 @pytest.mark.parametrize(("consumers", "seconds"), [(8, 2.0), pytest.param(32, 60.0, marks=LONG)])
+@pytest.mark.long
 def test_workers_that_hang_past_their_leases_never_use_more_slots_than_there_are(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], consumers: int, seconds: float
 ) -> None:

@@ -92,6 +92,7 @@ def attempts(folder: Path) -> set[str]:
     return {word for word, *_ in read_diary(folder / "diary") if word.startswith("start")}
 
 
+@pytest.mark.long
 def test_two_workers_share_the_slots_of_a_limit_over_two_queues(url: str, tmp_path: Path) -> None:
     # Given jobs of one limit in two queues, and jobs without limits
     for number in range(4):
@@ -152,6 +153,7 @@ def test_the_permit_of_a_killed_worker_ends_with_the_lease(url: str, tmp_path: P
     assert started - killed > (TTR * 2 / 3 - 1.0) * 1e9
 
 
+@pytest.mark.long
 def test_a_rate_over_two_workers_is_kept(url: str, tmp_path: Path) -> None:
     began = time.monotonic_ns()
     for number in range(15):

@@ -107,6 +107,7 @@ def test_a_stop_counts_if_the_process_stood_still(
     "name", ["cut", "freeze links", "swallow", "slow down", "lose replies", "lose requests", "lose acks"]
 )
 @pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.long
 def test_a_fault_of_a_link_counts_if_something_went_through_it(
     struck: Callable[..., Any], name: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         watched.process.wait()
 
 
+@pytest.mark.long
 def test_auto_reload_takes_a_change_refuses_a_broken_one_and_takes_its_repair(watched: Watched) -> None:
     # Given a worker with auto-reload, at work
     watched.start_watching()

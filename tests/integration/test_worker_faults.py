@@ -179,6 +179,7 @@ def test_w4_a_job_over_its_time_limit_ends_whatever_it_does_and_its_neighbours_a
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.long
 def test_w4_a_coroutine_over_its_time_limit_ends_whatever_it_does(tmp_path: Path, url: str, way: str) -> None:
     late = aendless.enqueue(1, way)
     with worker(tmp_path, url, "processes=1, concurrency=3, kill_after=0.3") as process:

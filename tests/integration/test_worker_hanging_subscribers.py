@@ -82,6 +82,7 @@ def test_the_end_of_the_grace_ends_a_worker_whose_subscriber_hangs(
 
 @in_all_modes
 @pytest.mark.parametrize("names", ENDS)
+@pytest.mark.long
 def test_a_second_signal_ends_a_worker_whose_subscriber_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes: dict[str, str], names: str
 ) -> None:

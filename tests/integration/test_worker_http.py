@@ -132,6 +132,7 @@ def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServe
         assert json.loads(ask(port, "/readyz")[1])["waits_for"] == ["it is paused"]
 
 
+@pytest.mark.long
 def test_the_worker_reports_its_own_figures_while_the_backend_is_silent(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)

@@ -132,6 +132,7 @@ def test_a_job_has_threads_although_another_one_has_left_all_of_them_at_work(
     [leave_swallower, leave_thread, leave_thread_decorated, leave_generator],
     ids=lambda task: task.name,
 )
+@pytest.mark.long
 def test_the_end_does_not_wait_for_what_was_left(
     task: multiq.Task[..., Any], mode: str, tmp_path: Path, url: str
 ) -> None:
@@ -152,6 +153,7 @@ def test_the_end_does_not_wait_for_what_was_left(
 @pytest.mark.parametrize("mode", [[], ["-t", "3"], ["--concurrency", "3"]], ids=["inline", "threads", "coroutines"])
 @pytest.mark.parametrize("processes", ["0", pytest.param("1", marks=pytest.mark.long)])
 @pytest.mark.parametrize("task", [heed, hold_on, block, plod], ids=lambda task: task.name)
+@pytest.mark.long
 def test_after_the_second_signal_nothing_goes_on(
     task: multiq.Task[..., Any], processes: str, mode: list[str], tmp_path: Path, url: str
 ) -> None:

@@ -176,6 +176,7 @@ def test_a_process_that_waits_for_the_backend_is_not_called_stuck(shell: Shell) 
 
 
 @pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.long
 def test_a_worker_does_not_end_as_empty_while_the_store_of_its_pair_is_down(shell: Shell, processes: str) -> None:
     # Given a job that the store has released, and a store that does not run
     with (

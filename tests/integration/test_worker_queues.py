@@ -109,6 +109,7 @@ def test_modules_with_tasks_in_the_settings_need_no_app(shell: Shell) -> None:
     assert shell.run("worker", "--check", MULTIQ_INCLUDE="missing_module").code == 2
 
 
+@pytest.mark.long
 def test_commands_find_the_modules_of_the_settings_from_any_folder_below(shell: Shell) -> None:
     # given settings that name a module with a task and its schedule, and a folder below
     (shell.folder / "multiq.toml").write_text('include = ["notes"]\n')

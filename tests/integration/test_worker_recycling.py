@@ -34,6 +34,7 @@ def words(folder: Path, word: str) -> list[int]:
 
 @pytest.mark.parametrize("mode", SUPERVISED[1:])
 @pytest.mark.parametrize("limit", ["recycle_jobs=4", "recycle_time=1.0", "memory=1"])
+@pytest.mark.long
 def test_a_replacement_waits_for_a_job_that_is_longer_than_the_grace(
     tmp_path: Path, url: str, mode: str, limit: str
 ) -> None:
@@ -54,6 +55,7 @@ def test_a_replacement_waits_for_a_job_that_is_longer_than_the_grace(
 
 @pytest.mark.parametrize("mode", [*ALONE[1:], *SUPERVISED[1:]])
 @pytest.mark.parametrize("limit", ["max_jobs=4", "max_time=1.0"])
+@pytest.mark.long
 def test_a_worker_that_ends_by_itself_waits_for_a_job_that_is_longer_than_the_grace(
     tmp_path: Path, url: str, mode: str, limit: str
 ) -> None:
@@ -66,6 +68,7 @@ def test_a_worker_that_ends_by_itself_waits_for_a_job_that_is_longer_than_the_gr
 
 @pytest.mark.parametrize("mode", [*ALONE[1:], *SUPERVISED[1:]])
 @pytest.mark.parametrize("limit", ["max_jobs=4", "max_time=1.0"])
+@pytest.mark.long
 def test_a_signal_while_a_worker_ends_by_itself_begins_the_grace(
     tmp_path: Path, url: str, mode: str, limit: str
 ) -> None:
@@ -97,6 +100,7 @@ def test_max_jobs_counts_over_replacements(tmp_path: Path, url: str, mode: str) 
 
 
 @pytest.mark.parametrize("mode", SUPERVISED)
+@pytest.mark.long
 def test_a_process_with_too_little_memory_works_slowly_and_says_so(tmp_path: Path, url: str, mode: str) -> None:
     # Given a limit that a process exceeds before it has run a job
     with worker(tmp_path, url, f"memory=1, {mode}") as process:

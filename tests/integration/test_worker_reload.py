@@ -179,6 +179,7 @@ on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 
 @on_sqlite
+@pytest.mark.long
 def test_a_process_started_at_import_in_a_reload_ends_by_sigterm(tmp_path: Path, shop: subprocess.Popen[bytes]) -> None:
     # Given an app that starts processes when it is imported, and ends them by SIGTERM
     until(lambda: log(tmp_path).count(" working ") == 2)
@@ -197,6 +198,7 @@ def test_a_process_started_at_import_in_a_reload_ends_by_sigterm(tmp_path: Path,
     "number",
     [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGUSR2, signal.SIGHUP))],
 )
+@pytest.mark.long
 def test_a_signal_during_the_import_of_new_code_is_handled_afterwards(
     tmp_path: Path, shop: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
@@ -285,6 +287,7 @@ def test_recycling_without_a_supervisor_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["one signal", "two signals"])
+@pytest.mark.long
 def test_a_reload_to_a_worker_without_a_supervisor_ends_the_old_children(tmp_path: Path, *, is_cut: bool) -> None:
     # Given a worker whose settings have been changed since its start to need no supervisor, and a job that runs
     url = f"sqlite:///{tmp_path}/jobs.db"

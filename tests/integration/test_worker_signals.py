@@ -182,6 +182,7 @@ def start_with_nohup(folder: Path, url: str, *options: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("processes", ["1", "0"])
+@pytest.mark.long
 def test_a_worker_that_nohup_has_started_continues_when_its_terminal_closes(
     tmp_path: Path, url: str, processes: str
 ) -> None:

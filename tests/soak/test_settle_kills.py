@@ -6,6 +6,7 @@ import pytest
 from soak import settle_kills
 
 
+@pytest.mark.long
 def test_redis_log_that_ends_at_any_byte_has_all_of_a_verdict_or_nothing() -> None:
     faults, counts = settle_kills.run("redis", 0, seed=1, torn=5)
     assert faults == []

@@ -61,6 +61,7 @@ def test_a_settle_that_is_a_twentieth_slower_is_not() -> None:
     assert not found.regressed
 
 
+@pytest.mark.long
 def test_fewer_jobs_per_second_are_worse_and_more_are_better() -> None:
     halved = report(seed=2, factors={("drain", "drained"): 0.5, ("bulk", "enqueued"): 2.0})
     found = compare(report(seed=1), halved)

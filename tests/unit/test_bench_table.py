@@ -138,6 +138,7 @@ def test_worse_figures_come_first_and_the_verdict_last() -> None:
     assert found[-1].startswith("regression: of 267 figures 4 worse by more than 10%, 4 better")
 
 
+@pytest.mark.long
 def test_no_difference_is_one_sentence() -> None:
     old = report(seed=1, targets=TARGETS[:1])
     settle = replaced(old, results=[result for result in old.results if result.workload == "settle"])

@@ -63,6 +63,7 @@ def whole() -> Report:
 # --- reports ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_honest_backend_keeps_all_that_it_claims(whole: Report) -> None:
     assert whole.ok
     assert (whole.backend, whole.target, whole.is_whole) == ("memory", "MemoryHarness", True)

@@ -7,6 +7,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from multiq.conformance.forks import ended_well, fork
 from multiq.driverkit.fork import PerProcess, forks
 
@@ -89,6 +91,7 @@ def test_watched_object_is_not_kept_alive() -> None:
     assert ended_well(fork(in_child))
 
 
+@pytest.mark.long
 def test_held_lock_is_free_in_a_child_that_was_forked_while_another_thread_took_it_all_the_time() -> None:
     lock = threading.Lock()
     forks.hold(lock)

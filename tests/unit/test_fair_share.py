@@ -44,6 +44,7 @@ def taken(consumer: FairShareConsumer, limits: Iterable[int]) -> Counter[str]:
 
 @pytest.mark.parametrize("limit", [1, 7, 100])
 @pytest.mark.parametrize("weights", [{"high": 3, "low": 1}, {"a": 1, "b": 1}, {"a": 5, "b": 2, "c": 1}])
+@pytest.mark.long
 def test_each_queue_gives_its_share_of_the_jobs_whatever_the_size_of_batches(
     weights: dict[str, int], limit: int
 ) -> None:

@@ -180,6 +180,7 @@ def test_mypy_refuses(complaints: dict[str, list[str]], first_wrong_line: int, l
     assert any(text.endswith(f"[{code}]") and part in text for text in said), said
 
 
+@pytest.mark.long
 def test_mypy_says_nothing_of_the_lines_around_them(complaints: dict[str, list[str]], first_wrong_line: int) -> None:
     numbers = {int(text.split(":")[1]) for text in complaints["wrong.py"]}
     assert numbers == set(range(first_wrong_line, first_wrong_line + len(WRONG)))

@@ -201,6 +201,7 @@ def test_ack_answered_after_the_end_of_the_lease_is_refused(proxy: Proxy, backen
         assert backend.jobs(QUEUE, State.READY).jobs == []
 
 
+@pytest.mark.long
 def test_ack_is_not_sent_if_its_lease_ends_during_another_touch(
     proxy: Proxy, backend: Backend, client: BareClient
 ) -> None:

@@ -289,6 +289,7 @@ def _all_of_it(backend: MemoryBackend) -> list[object]:
 
 @pytest.mark.parametrize("kind", ["ack", "release", "bury", "touch", "give back", "carry_out"])
 @pytest.mark.parametrize("seen_first", ["jobs", "queues", "notes", "carry_out"])
+@pytest.mark.long
 def test_an_interrupt_leaves_no_half_verdict_with_steps(kind: str, seen_first: str) -> None:
     def call(backend: MemoryBackend, consumer: MemoryConsumer, lease: Lease) -> None:
         after = After(memo=b"new", keep=5.0, steps=STEPS)

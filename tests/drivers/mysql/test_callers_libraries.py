@@ -111,6 +111,7 @@ def in_one(url: sqlalchemy.URL, *, session: bool, work: Callable[[Any], object],
 
 
 @pytest.mark.parametrize("session", [False, True])
+@pytest.mark.long
 def test_sqlalchemy_over_each_driver(
     backend: MysqlBackend, url: sqlalchemy.URL, server: MysqlDatabases, jobs: Jobs, session: bool
 ) -> None:

@@ -339,6 +339,7 @@ def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(
 
 
 @every_verb
+@pytest.mark.long
 def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
     size, _ = play(stage, scene)
     for at in sorted({0, 1, size // 4, size // 2, size * 3 // 4, size - 40}):
@@ -346,6 +347,7 @@ def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(stag
 
 
 @every_verb
+@pytest.mark.long
 def test_a_reply_in_pieces_of_one_byte_says_the_same(stage: Stage, scene: Scene) -> None:
     stage.proxy.mode = Slice(1)
     play(stage, scene)

@@ -177,6 +177,7 @@ def test_the_last_arrival_deletes_the_others(backend: MysqlBackend, mysql_server
 
 
 @pytest.mark.parametrize("end", ["released", "doomed", "deleted", "kicked", "purged"])
+@pytest.mark.long
 def test_the_clean_up_deletes_the_arrivals_at_jobs_that_are_not_held_any_more(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, end: str
 ) -> None:
@@ -297,6 +298,7 @@ def _work(url: str, target: str, size: int, results: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_four_processes_whose_jobs_all_arrive_at_one_job_release_it_once(
     backend: MysqlBackend, place: Place, size: int
 ) -> None:

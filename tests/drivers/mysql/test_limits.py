@@ -171,6 +171,7 @@ def test_a_busy_server_hands_out_a_job_before_all_jobs_of_a_fair_limit_are_parke
         assert count(mysql_server, place, "lines") < 1_000
 
 
+@pytest.mark.long
 def test_all_of_many_keys_of_a_fair_limit_take_turns(backend: MysqlBackend) -> None:
     # Given more keys than a reserve looks at
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
@@ -189,6 +190,7 @@ def test_all_of_many_keys_of_a_fair_limit_take_turns(backend: MysqlBackend) -> N
     assert sorted(taken) == sorted(key.encode() for key in keys)
 
 
+@pytest.mark.long
 def test_an_urgent_job_goes_first_among_many_keys_of_a_fair_limit(backend: MysqlBackend) -> None:
     # Given more keys than a reserve looks at
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
@@ -252,6 +254,7 @@ def given_many_keys(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("changed", [Quota(slots=1), Quota(slots=1, rate=5), Quota(slots=1, fair=True), None])
+@pytest.mark.long
 def test_a_change_of_a_limit_with_many_keys_locks_a_few_hundred_gates_at_a_time(
     backend: MysqlBackend, place: Place, monkeypatch: pytest.MonkeyPatch, changed: Quota | None
 ) -> None:
@@ -293,6 +296,7 @@ OPENS = "SET due = LEAST(due"
 
 
 @pytest.mark.parametrize("transactions", [1, 2])
+@pytest.mark.long
 def test_reserves_go_on_with_a_change_of_a_limit_that_was_cut_off(
     backend: MysqlBackend, place: Place, monkeypatch: pytest.MonkeyPatch, transactions: int
 ) -> None:

@@ -290,6 +290,7 @@ def agree(backend: MysqlBackend, answers: dict[str, list[bytes]]) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.long
 def test_two_holders_at_once_leave_one_outcome(backend: MysqlBackend, size: int) -> None:
     # Given jobs whose leases end while their holder acks them, and another consumer that gets those that have ended
     ids = enqueue(backend, 600, ttr=1.0)

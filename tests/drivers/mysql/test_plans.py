@@ -231,6 +231,7 @@ def test_a_claim_locks_what_it_hands_out_and_no_more(tables: Connection[Any], my
             other.close()
 
 
+@pytest.mark.long
 def test_a_scan_that_finds_nothing_blocks_no_producer(
     mysql_server: MysqlDatabases, place: Any, backend: Any, jobs: Callable[..., Any]
 ) -> None:

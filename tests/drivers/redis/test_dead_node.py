@@ -84,6 +84,7 @@ def work(consumer: Consumer, count: int, seconds: float) -> list[Lease]:
     return done
 
 
+@pytest.mark.long
 def test_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
     by_node = of_node(cluster, QUEUES)
     dead = QUEUES[0]

@@ -125,6 +125,7 @@ def test_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> No
         assert backend.stats("never used").ready == 0
 
 
+@pytest.mark.long
 def test_worker_survives_a_server_that_is_stopped_for_a_while(
     new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:

@@ -510,6 +510,7 @@ def test_limits_on_a_cluster(redis_cluster: RedisCluster) -> None:
 
 
 @pytest.mark.parametrize("details", [b"a", b"r0::", b"b", b"x", b"g", b"t"])
+@pytest.mark.long
 def test_slot_that_an_old_worker_frees_is_free_at_the_end_of_the_lease(
     server: RedisServer, backend: Backend, consumer: Consumer, details: bytes
 ) -> None:
@@ -660,6 +661,7 @@ with open_backend(sys.argv[1]) as backend, backend.consumer(["q"]) as consumer:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_killed_processes_leak_no_slot(server: RedisServer, backend: Backend, kills: int) -> None:
     backend.limits(QUEUE, dict(LIMITS))
     for number in range(kills):

@@ -62,6 +62,7 @@ def test_old_worker_is_not_handed_a_held_job(backend: Backend, consumer: Consume
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("details", [b"r0::", b"r0::+because", b"x", b"g", b"b"])
+@pytest.mark.long
 def test_old_worker_loses_neither_doom_nor_body(
     backend: Backend, consumer: Consumer, old: OldWorker, details: bytes, size: int
 ) -> None:

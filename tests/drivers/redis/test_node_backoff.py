@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 from servers.process import until
 from servers.redis import SLOTS, RedisCluster, RedisServer
 from waits import is_quiet
@@ -19,6 +20,7 @@ def knows_all(node: RedisServer) -> bool:
     return any(last == SLOTS - 1 for _, last, *_ in node.ask("CLUSTER", "SLOTS", raw=True))
 
 
+@pytest.mark.long
 def test_idle_consumer_is_quiet_after_a_failover() -> None:
     # Given a consumer whose queues are on all nodes, one of which is dead
     with (

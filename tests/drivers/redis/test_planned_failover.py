@@ -67,6 +67,7 @@ def test_producers_and_consumers_leave_the_old_primary_before_it_is_demoted(trio
         assert consumer.settle([Ack(held)]) == [None]
 
 
+@pytest.mark.long
 def test_planned_failover_behind_a_pause_loses_nothing(trio: SentinelTrio) -> None:
     """What docs/redis.md says to do."""
     old = trio.primary

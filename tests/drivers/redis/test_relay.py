@@ -148,6 +148,7 @@ def test_process_that_dies_at_any_call_leaves_each_step_to_be_carried_out_once(
 
 
 @pytest.mark.parametrize(("first", "following"), [(at, later) for later in range(1, len(CALLS)) for at in range(later)])
+@pytest.mark.long
 def test_failover_that_loses_the_last_calls_takes_a_verdict_and_its_steps_together(
     server: RedisServer, other: Backend, monkeypatch: pytest.MonkeyPatch, first: int, following: int
 ) -> None:

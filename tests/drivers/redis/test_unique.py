@@ -444,6 +444,7 @@ with open_backend(sys.argv[1]) as backend, backend.consumer(["q"]) as consumer:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_a_killed_process_leaves_no_key_without_its_job(server: RedisServer, backend: Backend, kills: int) -> None:
     for number in range(kills):
         # Given processes that enqueue and settle jobs with keys, and are killed at some moment

@@ -187,6 +187,7 @@ def judge(folder: Path, image: dict[str, bytes], record: Record, found: Found) -
 
 
 @pytest.mark.parametrize("synchronous", ["full", pytest.param("normal", marks=pytest.mark.long)])
+@pytest.mark.long
 def test_power_failure_loses_nothing_that_the_setting_keeps(synchronous: str, tmp_path: Path) -> None:
     found = lose_power(tmp_path, trace(tmp_path, synchronous), random.Random(7))
     print(f"synchronous={synchronous}: {found}")

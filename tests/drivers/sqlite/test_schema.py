@@ -99,6 +99,7 @@ def test_foreign_tables_with_multiqs_names_are_left_unchanged(path: Path) -> Non
     sqlite.close()
 
 
+@pytest.mark.long
 def test_eight_processes_may_open_a_new_file_at_once(
     path: Path, spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str]
 ) -> None:
