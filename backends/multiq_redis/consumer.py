@@ -23,7 +23,7 @@ from .waiting import Waiter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from multiq.backend import Lease, Verdict
+    from multiq.backend import Lease, Step, Verdict
     from multiq.backend.effects import After
 
     from .client import Call
@@ -61,7 +61,7 @@ _FULL = b"2"  # the jobs have as many bytes as one reserve may hand out
 _NEVER = float("inf")
 _MIN_TIMEOUT = 0.25  # seconds: a server of a cluster has at least this time for its answer
 
-_Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
+_Key: TypeAlias = "tuple[type[Verdict], str, str, str, tuple[Step, ...]]"
 
 
 class _PartitionCall(NamedTuple):
@@ -645,8 +645,8 @@ class RedisConsumer(Consumer):
         used = set()
         for at, verdict in enumerate(exchange.verdicts):
             if (key := _key(verdict)) in self._known_answers:
-                lease = verdict.lease
-                exchange.answers[at] = LeaseLost(lease.queue, lease.id) if key in used else self._known_answers[key]
+                lease, is_refused = verdict.lease, key in used and not isinstance(verdict, Touch)
+                exchange.answers[at] = LeaseLost(lease.queue, lease.id) if is_refused else self._known_answers[key]
                 used.add(key)
 
     def _keep_results(self, exchange: _Exchange) -> None:
@@ -663,13 +663,13 @@ class RedisConsumer(Consumer):
     def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
         """Store answers until the caller passes the same verdicts again.
 
-        The answer to a touch is not stored, because a later touch of the same lease is a new request.
+        The answer to a touch without steps is not stored, because a later touch of the same lease is a new request.
+        The answer to a touch with steps is stored, because its steps must not be carried out again.
         """
         for verdict, answer in known:
-            if not isinstance(verdict, Touch):
-                self._known_answers.setdefault(
-                    _key(verdict), answer
-                )  # if a verdict is sent twice, the first answer counts
+            key = _key(verdict)
+            if not isinstance(verdict, Touch) or key[-1]:
+                self._known_answers.setdefault(key, answer)  # if a verdict is sent twice, the first answer counts
         while len(self._known_answers) > _MOST_ANSWERS:  # some verdicts are never repeated
             del self._known_answers[next(iter(self._known_answers))]
 
@@ -784,4 +784,6 @@ def _is_gated(lease: Lease) -> bool:
 
 
 def _key(verdict: Verdict) -> _Key:
-    return type(verdict), verdict.lease.queue, verdict.lease.id, verdict.lease.token
+    """Identifies a repeated verdict. A lease takes many touches, so the key of a touch has its steps."""
+    steps = verdict.after.steps if isinstance(verdict, Touch) and verdict.after is not None else ()
+    return type(verdict), verdict.lease.queue, verdict.lease.id, verdict.lease.token, steps

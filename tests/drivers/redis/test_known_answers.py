@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from proxy import CutReply, CutRequest, Proxy
 
-from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend import Ack, After, Bury, Enqueue, GiveBack, NewJob, Release, State, Touch
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, LeaseLost
 
@@ -164,3 +164,30 @@ def test_results_of_a_failed_call_stay_with_the_parent_after_a_fork(
         answers, leases = consumer.exchange([Ack(held)], 1, 0)
         assert answers == [None]
         assert [lease.id for lease in leases] == ["job"]
+
+
+def test_repeated_touch_carries_out_its_steps_once(proxy: Proxy, backend: Backend, through: Backend) -> None:
+    backend.enqueue(QUEUE, [NewJob(b"x", "job")])
+    with through.consumer([QUEUE]) as consumer, backend.consumer([OTHER]) as second:
+        (lease,) = consumer.reserve(1, 0)
+        warm_up, touch, later = (
+            Touch(lease, After(steps=(Enqueue(OTHER, NewJob(b"x", name)),))) for name in ("warm-up", "next", "later")
+        )
+        assert consumer.settle([warm_up]) == [None]  # the server knows the script now
+        assert len(second.reserve(1, 0)) == 1
+        # Given a touch whose step was carried out, but whose reply is lost, also to all repetitions
+        proxy.arm(CutReply(times=1000))
+        with pytest.raises(BackendUnavailable):
+            consumer.settle([touch])
+        proxy.disarm()
+        backend.relay([QUEUE])
+        # And the step's job has run
+        (new,) = second.reserve(1, 0)
+        assert second.settle([Ack(new)]) == [None]
+        # When the touch is repeated
+        assert consumer.settle([touch]) == [None]
+        # Then the job is not added again
+        assert second.reserve(1, 0) == []
+        # And a later touch with other steps is another request
+        assert consumer.settle([later]) == [None]
+        assert [one.id for one in second.reserve(1, 0)] == ["later"]
