@@ -56,9 +56,14 @@ def changes(pool: Pool, steps: Sequence[Put | Drop], drops: Iterable[tuple[str, 
             names[home].append(name)
         else:
             rows.append(_row(home, name, put))
-    statements = [render("drop", home=home, names=_list(some)) for home, some in names.items()]
+    chunk = min(_CHUNK, (pool.max_packet or 0) // 2)
+    statements = [
+        render("drop", home=home, names=Sql(",".join(some)))
+        for home, own in names.items()
+        for some in chunked(map(literal, own), chunk)
+    ]
     statements += [f"SET {_NOW} = {pool.now}"] if rows else []
-    statements += [_put(some) for some in chunked(rows, min(_CHUNK, (pool.max_packet or 0) // 2))]
+    statements += [_put(some) for some in chunked(rows, chunk)]
     homes = Counter(home for home, _ in last)
     return statements + [
         render("drop_expired_notes", home=home, now=pool.now, limit=_DROPPED_PER_CHANGE * count)

@@ -27,7 +27,7 @@ from .records import AGAIN, chunked, insert_statements, pack_id
 from .statements import Sql, literal, render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from multiq.backend import NewJob, Step
 
@@ -106,14 +106,23 @@ class Steps:
         self._drops = 0
         """The number of the statements in ``last`` that delete arrivals. These statements come first."""
         enqueues, self._early = _enqueues(pool, steps, before)
-        self._members = _members(steps)
-        """The members that arrive at each held job, in the order in which the jobs are locked."""
+        chunk = min(_CHUNK, (pool.max_packet or 0) // 2)
+        self._targets, self._members = _targets(steps, chunk)
+        """The held jobs at which members arrive, and the members. Each entry is a statement of ``first``. The jobs are
+        in the order in which they are locked."""
         self.enqueued = frozenset({step.queue for step in steps if isinstance(step, Enqueue)})
         """The queues of the new jobs."""
         self.released: frozenset[str] = frozenset()
         """The queues of the jobs that are not held any more."""
         self._first_of_targets = len(enqueues)
-        self.first = [*enqueues, *self._targets(), *self._arrived()]
+        self.first = [
+            *enqueues,
+            *(render("targets", queue=queue.encode(), ids=_list(ids)) for queue, ids in self._targets),
+            *(
+                render("arrived", queue=queue.encode(), id=pack_id(job_id), members=_list(members))
+                for (queue, job_id), members in self._members
+            ),
+        ]
         self.last = notes.changes(pool, [step for step in steps if isinstance(step, Put | Drop)], drops)
 
     def read(self, replies: Sequence[Reply]) -> None:
@@ -121,16 +130,15 @@ class Steps:
         if not self._members:
             return
         at = self._first_of_targets
-        targets = _by_queue(self._members)
-        for (queue, ids), reply in zip(targets.items(), replies[at:], strict=False):
+        for (queue, ids), reply in zip(self._targets, replies[at:], strict=False):
             names = {pack_id(job_id): job_id for job_id in ids}
             for seq, kept, *row in reply.rows:
                 self._held[queue, names[kept]] = _Held((seq, *row))
-        at += len(targets)
-        for (key, members), reply in zip(self._members.items(), replies[at:], strict=True):
+        at += len(self._targets)
+        for (key, members), reply in zip(self._members, replies[at:], strict=True):
             if held := self._held.get(key):
                 names = {pack_id(member): member for member in members}
-                held.arrived = {names[kept] for (kept,) in reply.rows}
+                held.arrived.update(names[kept] for (kept,) in reply.rows)
         missing = {key for key, number in self._early.items() if replies[number].affected}
         for step in self._steps:
             if isinstance(step, Enqueue):
@@ -161,17 +169,6 @@ class Steps:
         ready."""
         ready = [held.place for (name, _), held in self._held.items() if name == queue and held.is_ready]
         return min(ready, default=None)
-
-    def _targets(self) -> list[str]:
-        return [
-            render("targets", queue=queue.encode(), ids=_list(ids)) for queue, ids in _by_queue(self._members).items()
-        ]
-
-    def _arrived(self) -> list[str]:
-        return [
-            render("arrived", queue=queue.encode(), id=pack_id(job_id), members=_list(members))
-            for (queue, job_id), members in self._members.items()
-        ]
 
     def _made_moves(self) -> list[str]:
         rows: list[str] = []
@@ -268,21 +265,38 @@ def _enqueues(pool: Pool, steps: Sequence[Step], before: Sequence[str]) -> tuple
     return statements, early
 
 
-def _members(steps: Sequence[Step]) -> dict[Key, list[str]]:
-    """Return the members that arrive at each held job. The jobs are in the order in which they are locked."""
+def _targets(steps: Sequence[Step], chunk: int) -> tuple[list[tuple[str, list[str]]], list[tuple[Key, list[str]]]]:
+    """Return the held jobs of each queue at which members arrive, and the members that arrive at each job. A queue or a
+    job has several entries if its ids or its members have more than about *chunk* bytes in SQL."""
     found: defaultdict[Key, dict[str, None]] = defaultdict(dict)
     for step in steps:
         if isinstance(step, Arrive):
             found[step.queue, step.id][step.member] = None
-    order = sorted(found, key=lambda key: (key[0].encode(), pack_id(key[1])))
-    return {key: list(found[key]) for key in order}
+    by_queue: defaultdict[str, list[str]] = defaultdict(list)
+    for queue, job_id in sorted(found, key=lambda key: (key[0].encode(), pack_id(key[1]))):
+        by_queue[queue].append(job_id)
+    targets = [(queue, some) for queue, ids in by_queue.items() for some in _chunks(ids, chunk)]
+    members = [
+        ((queue, job_id), some)
+        for queue, ids in targets
+        for job_id in ids
+        for some in _chunks(found[queue, job_id], chunk)
+    ]
+    return targets, members
 
 
-def _by_queue(keys: Mapping[Key, object]) -> dict[str, list[str]]:
-    ids: defaultdict[str, list[str]] = defaultdict(list)
-    for queue, job_id in keys:
-        ids[queue].append(job_id)
-    return ids
+def _chunks(texts: Iterable[str], chunk: int) -> Iterator[list[str]]:
+    """Yield the texts of each statement."""
+    some: list[str] = []
+    size = 0
+    for text in texts:
+        size += 2 * len(pack_id(text)) + len("x'',")
+        if some and size > chunk:
+            yield some
+            some, size = [], 2 * len(pack_id(text))
+        some.append(text)
+    if some:
+        yield some
 
 
 def _list(texts: Iterable[str]) -> Sql:

@@ -35,11 +35,11 @@ from multiq_mysql.scan_window import FROM_START
 from multiq_mysql.statements import NOW, render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from servers.mysql import MysqlDatabases, Place
+    from servers.mysql import MysqlDatabases, MysqlServer, Place
 
-    from multiq.backend import Lease, Step
+    from multiq.backend import Lease, Step, Verdict
     from multiq_mysql.backend import MysqlBackend
 
 QUEUE = "mail"
@@ -278,6 +278,32 @@ def test_the_steps_of_the_largest_call_fit(backend: MysqlBackend) -> None:
     assert backend.peek(QUEUE, awaiting).awaits == MAX_STEPS - MAX_STEPS // 4
     assert backend.stats("q" * 128).ready == MAX_STEPS // 4
     assert len(backend.notes("h" * 128, limit=1000).notes) == MAX_STEPS // 4
+
+
+@pytest.mark.long
+def test_the_steps_of_a_settle_may_be_larger_than_a_packet(new_mysql: Callable[..., MysqlServer]) -> None:
+    server = new_mysql(max_allowed_packet=1 << 20)
+    with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given three verdicts whose members, ids and keys, each by themselves, are larger than a packet
+        backend.enqueue(QUEUE, [NewJob(b"x", f"job-{number}") for number in range(3)])
+        awaiting = hold(backend, 2_000)
+        verdicts: list[Verdict] = []
+        for lease in consumer.reserve(3, 0):
+            texts = [f"{lease.id}-{number}".rjust(200, "x") for number in range(400)]
+            members = [text.replace("x", "\U0001f600") for text in texts]
+            elsewhere = [Arrive(QUEUE, text, "a") for text in [*texts, *(text.replace("x", "y") for text in texts)]]
+            steps = (
+                [Arrive(QUEUE, awaiting, member) for member in members],
+                elsewhere,
+                [Drop(QUEUE, step.id) for step in elsewhere],
+            )
+            verdicts += [Touch(lease, After(steps=tuple(some))) for some in steps]
+        # When they are settled together, then all of them are carried out
+        assert consumer.settle(verdicts) == [None] * 9
+        assert backend.peek(QUEUE, awaiting).awaits == 2_000 - 3 * 400
+        # And a repetition of the arrivals changes nothing
+        assert consumer.settle(verdicts) == [None] * 9
+        assert backend.peek(QUEUE, awaiting).awaits == 2_000 - 3 * 400
 
 
 # --- several at once -------------------------------------------------------------------------------------
