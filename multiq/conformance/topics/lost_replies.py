@@ -444,35 +444,39 @@ class LostRepliesTests(Topic):
 
     @promise("11.9", "15.7", "15.3")
     @requires("holds", "inspection", "portable_leases")
-    def test_steps_are_not_carried_out_again_when_a_verdict_is_repeated_later(self) -> None:
+    @pytest.mark.parametrize("kind", [Ack, Touch])
+    def test_steps_are_not_carried_out_again_when_a_verdict_is_repeated_later(self, kind: type[Ack | Touch]) -> None:
         carried_out = 0
         for cut in self._cuts():
-            # Given an ack with steps, while the replies to the call and to its repetitions are lost
+            # Given a verdict with steps, while the replies to the call and to its repetitions are lost
             consumer = self.another_consumer(backend=cut.far)
             self.enqueue(ttr=LONG)
             (lease,) = consumer.reserve(1, 0)
             job_id, new = self.held(2), self.new()
-            ack = Ack(lease, After(steps=(Arrive(self.queue, job_id, "a"), Enqueue(self.queue, new))))
+            verdict = kind(lease, After(steps=(Arrive(self.queue, job_id, "a"), Enqueue(self.queue, new))))
             try:
                 with cut.armed(times=1000):
-                    assert consumer.settle([ack]) == [None], "the answer is LeaseLost for an ack that was carried out"
+                    assert consumer.settle([verdict]) == [None], (
+                        "the answer is LeaseLost for a verdict that was carried out"
+                    )
             except BackendUnavailable:
                 if not self._is_there(new.id):
                     continue
             else:
                 carried_out += cut.at is not None
                 continue
-            # Given an ack that was carried out. When the job that the ack enqueued is done, and the ack is repeated
+            # Given a verdict that was carried out. When the job that the verdict enqueued is done, and the verdict is
+            # repeated
             carried_out += 1
             other = self.another_consumer()
             self.settle(Ack(self.take(by=other)), by=other)
-            assert self._insist(consumer.settle, [ack]) == [None], (
-                "the answer is LeaseLost for an ack that was carried out"
+            assert self._insist(consumer.settle, [verdict]) == [None], (
+                "the answer is LeaseLost for a verdict that was carried out"
             )
             # Then there is no second job
             assert not self._is_there(new.id)
             assert self.peek(job_id).awaits == 1
-        assert carried_out, "the test proved nothing: no ack was carried out before its reply was lost"
+        assert carried_out, "the test proved nothing: no verdict was carried out before its reply was lost"
 
     @promise("11.9", "15.7", "15.5")
     @requires("holds", "inspection")
