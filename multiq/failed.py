@@ -134,6 +134,11 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True):
             if is_needed and not backend.capabilities.claim(power):
                 raise backend.unsupported(power)
 
+    @property
+    def chooses(self) -> bool:
+        """Whether some failed jobs of the queues may not match."""
+        return any(value is not None for value in (self.task, self.reason, self.older_than))
+
     def matches(self, job: JobInfo) -> bool:
         """Whether a job passes the filters, except ``older_than``."""
         return (self.task is None or job.task == self.task) and (
@@ -437,7 +442,7 @@ class FailedJobs:
         if not self._backend.capabilities.management:
             raise self._backend.unsupported("management")
         if not self._backend.declared.lists_jobs:
-            return self._change_heads(wanted, listing, act, dry_run=dry_run)
+            return self._count_heads(wanted, listing) if dry_run else self._change_heads(wanted, listing, act)
         found = [ShownJob.of(job) for job in listing]
         if dry_run:
             return FailedChange(matched=len(found), changed=0, left=0, undated=listing.undated)
@@ -465,35 +470,53 @@ class FailedJobs:
                 raise
         return FailedChange(matched=len(found), changed=changed, left=left, awaited=awaited, taken=taken)
 
+    def _count_heads(self, wanted: FailedFilter, listing: FailedListing) -> FailedChange:
+        """Count failed jobs on a backend that shows only the first failed job of a queue.
+
+        With filters, a queue with more than one failed job cannot be counted, and the method raises ``Unsupported``.
+        """
+        if wanted.chooses:
+            matched = sum(1 for _ in listing)
+            return FailedChange(matched=matched, changed=0, left=0, undated=listing.undated)
+        count = sum(self._backend.stats(queue).buried or 0 for queue in listing.queues())
+        return FailedChange(matched=min(count, wanted.limit or count), changed=0, left=0)
+
     def _change_heads(
-        self, wanted: FailedFilter, listing: FailedListing, act: Callable[[str, str], None], *, dry_run: bool
+        self, wanted: FailedFilter, listing: FailedListing, act: Callable[[str, str], None]
     ) -> FailedChange:
         """Change failed jobs on a backend that shows only the first failed job of a queue.
 
-        After each change, the next failed job is the first of its queue. A first job that does not match the filters
-        hides the queue's other failed jobs. If failed jobs are hidden, ``_change_heads`` raises ``Unsupported``.
+        After each change, the next failed job is the first of its queue. A first job that is left unchanged hides the
+        queue's other failed jobs. If failed jobs are hidden, ``_change_heads`` raises ``Unsupported``. The jobs behind
+        a job that is too young failed later, so they are too young, too.
         """
-        if dry_run and wanted.task is None:
-            counts = [self._backend.stats(queue).buried or 0 for queue in listing.queues()]
-            return FailedChange(matched=min(sum(counts), wanted.limit or sum(counts)), changed=0, left=0)
-        if dry_run:
-            return FailedChange(matched=sum(1 for _ in listing), changed=0, left=0)
-        changed = 0
+        changed = awaited = taken = undated = 0
         for queue in listing.queues():
             # a job that fails again becomes the last job of its queue, so this loop does not change a job twice
             for _ in range(self._backend.stats(queue).buried or 0):
-                if changed == wanted.limit:
-                    break
                 page = self._backend.jobs(queue, State.BURIED, limit=1)
-                if not page.jobs:
+                if changed == wanted.limit or not page.jobs:
                     break
                 job = JobInfo.of(page.jobs[0])
-                if wanted.matches(job):
-                    changed += self._carry_out([ShownJob.of(job)], act).changed
-                elif page.after is None:
+                is_match = wanted.matches(job)
+                is_old = wanted.is_old(job) if is_match else None
+                if is_old is False:
                     break
-                else:
-                    error: Unsupported = self._backend.unsupported("lists_jobs")
-                    error.add_note(f"{changed} jobs were changed before this error")
-                    raise error
-        return FailedChange(matched=changed, changed=changed, left=0)
+                if is_old:
+                    done = self._carry_out([ShownJob.of(job)], act)
+                    changed, awaited, taken = changed + done.changed, awaited + done.awaited, taken + done.taken
+                    if done.changed or done.left:
+                        continue
+                undated += is_match and is_old is None
+                if page.after is None:
+                    break
+                raise self._hidden_by(job, changed)
+        return FailedChange(
+            matched=changed + awaited + taken, changed=changed, left=0, awaited=awaited, taken=taken, undated=undated
+        )
+
+    def _hidden_by(self, job: JobInfo, changed: int) -> Unsupported:
+        error = self._backend.unsupported("lists_jobs")
+        error.add_note(f"{changed} jobs were changed before this error")
+        error.add_note(f"job {job.id} of queue {job.queue!r} was left, and it hides the failed jobs behind it")
+        return error

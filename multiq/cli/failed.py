@@ -216,11 +216,7 @@ def _change(
         if not app.backend.capabilities.management:
             raise app.backend.unsupported("management")  # raised before the user is asked to confirm
         found = _find_by_id(app, verb, ids, choice, filters) if ids else _find(app, verb, choice, filters)
-        change = found.dry
-        if change.matched and not dry_run:
-            if not yes and not ids:
-                _ask(app, verb, found)
-            change = found.act()
+        change = _carry_out(app, verb, found, is_asked=not yes and not ids, dry_run=dry_run)
     text = f"{verb.participle} {many(change.changed, 'failed job')}"
     if dry_run:
         text = f"{many(change.matched, 'failed job')} would be {verb.participle}"
@@ -238,11 +234,22 @@ def _change(
         _note_undated(change.undated)
 
 
+def _carry_out(app: App, verb: _Verb, found: _Found, *, is_asked: bool, dry_run: bool) -> FailedChange:
+    """Count the jobs, ask the user if *is_asked*, and change the jobs. *dry_run*: only count the jobs."""
+    if not is_asked and not dry_run:
+        return found.act()  # without a count, which a backend without ``lists_jobs`` may refuse
+    dry = found.dry()
+    if dry_run or not dry.matched:
+        return dry
+    _ask(app, verb, found, dry)
+    return found.act()
+
+
 class _Found(NamedTuple):
     """Failed jobs to change."""
 
-    dry: FailedChange
-    """The result of a dry run, which counts the jobs and changes no job."""
+    dry: Callable[[], FailedChange]
+    """Counts the jobs, and changes no job."""
     queues: dict[str, int]
     """The number of jobs by queue, for the question. The dict is empty if the numbers are not known, or if the user is
     not asked."""
@@ -259,7 +266,8 @@ def _find_by_id(app: App, verb: _Verb, ids: Sequence[str], choice: dict[str, Any
         raise click.UsageError("an ID names one job: with IDs, give no filter except one --queue")
     jobs = [ShownJob.of(app.failed.show(job_id, queues[0])) for job_id in dict.fromkeys(ids)]
     act = getattr(app.failed, f"{verb.name}_ids")
-    return _Found(FailedChange(matched=len(jobs), changed=0, left=0), {}, lambda: act(jobs, **choice))
+    dry = FailedChange(matched=len(jobs), changed=0, left=0)
+    return _Found(lambda: dry, {}, lambda: act(jobs, **choice))
 
 
 def _find(app: App, verb: _Verb, choice: dict[str, Any], filters: dict[str, Any]) -> _Found:
@@ -274,26 +282,26 @@ def _find(app: App, verb: _Verb, choice: dict[str, Any], filters: dict[str, Any]
 
     if not app.backend.declared.lists_jobs:  # the backend shows only the first job of each queue
         change = getattr(app.failed, verb.name)
-        return _Found(change(**filters, dry_run=True), {}, lambda: change(**filters, **choice))
+        return _Found(lambda: change(**filters, dry_run=True), {}, lambda: change(**filters, **choice))
     listing = app.failed.list(**filters)
     jobs = [ShownJob.of(job) for job in listing]
     dry = FailedChange(matched=len(jobs), changed=0, left=0, undated=listing.undated)
     act = getattr(app.failed, f"{verb.name}_ids")
     return _Found(
-        dry,
+        lambda: dry,
         Counter(job.queue for job in jobs),
         lambda: msgspec.structs.replace(act(jobs, **choice), undated=dry.undated),
     )
 
 
-def _ask(app: App, verb: _Verb, found: _Found) -> None:
+def _ask(app: App, verb: _Verb, found: _Found, dry: FailedChange) -> None:
     from multiq.settings.url import redact
 
     need_stdin("there is no terminal to ask; --yes goes on without a question")
     numbers = ", ".join(f"{queue} {number:,}" for queue, number in found.queues.items())
     which = f" ({numbers})" if numbers else ""
     click.confirm(
-        f"{verb.question} {many(found.dry.matched, 'failed job')}{which} on {safe(redact(app.url))}?",
+        f"{verb.question} {many(dry.matched, 'failed job')}{which} on {safe(redact(app.url))}?",
         abort=True,
         err=True,
     )

@@ -37,6 +37,12 @@ class HeadsOnly(MemoryBackend):
         return super().jobs(queue, state, limit=1)
 
 
+class HeadsWithTimes(HeadsOnly):
+    """A store that shows the first job of a state only, and keeps reasons and memos, as beanstalkd with a store."""
+
+    declared = msgspec.structs.replace(HeadsOnly.declared, reasons=True, memos=True)
+
+
 @pytest.fixture
 def app() -> multiq.App:
     return tasks_of(multiq.App("memory://"))
@@ -45,6 +51,11 @@ def app() -> multiq.App:
 @pytest.fixture
 def heads() -> multiq.App:
     return tasks_of(multiq.App(backend=HeadsOnly()))
+
+
+@pytest.fixture
+def timed_heads() -> multiq.App:
+    return tasks_of(multiq.App(backend=HeadsWithTimes()))
 
 
 def tasks_of(app: multiq.App) -> multiq.App:
@@ -356,6 +367,52 @@ def test_a_store_of_heads_cannot_look_past_a_job_that_does_not_match(heads: mult
     with pytest.raises(Unsupported, match="lists_jobs"):
         heads.failed.retry(task="send", queue="mail", dry_run=True)
     assert heads.queue("mail").stats().buried == 2
+
+
+def test_a_store_of_heads_prunes_only_what_failed_long_ago(
+    timed_heads: multiq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two jobs that failed two hours ago, and two that failed an hour later
+    fail(timed_heads, ("send", "a"), ("send", "b"))
+    age_by(monkeypatch, 3600)
+    fail(timed_heads, ("send", "c"), ("send", "d"))
+    age_by(monkeypatch, 3600)
+    # Then only the first two are deleted
+    assert timed_heads.failed.prune(5400).changed == 2
+    assert timed_heads.failed.prune(5400).changed == 0
+    assert timed_heads.queue("mail").stats().buried == 2
+
+
+@pytest.mark.parametrize("filters", [{"reason": "no such reason"}, {"older_than": 3600}])
+def test_a_dry_run_on_a_store_of_heads_does_not_count_what_it_cannot_see(
+    timed_heads: multiq.App, filters: dict[str, Any]
+) -> None:
+    fail(timed_heads, ("ship", 1))
+    assert timed_heads.failed.forget(**filters, dry_run=True).matched == 0
+    fail(timed_heads, ("ship", 1))
+    with pytest.raises(Unsupported, match="lists_jobs"):
+        timed_heads.failed.forget(**filters, dry_run=True)
+
+
+def test_a_store_of_heads_says_that_an_awaited_job_hides_the_others(timed_heads: multiq.App) -> None:
+    multiq.chain(timed_heads.tasks["send"].s("a"), timed_heads.tasks["ship"].s(1)).enqueue()
+    multiq.Worker(timed_heads, queues=["mail"], stop_when_empty=True).run()
+    change = timed_heads.failed.forget()
+    assert (change.matched, change.changed, change.awaited) == (1, 0, 1)
+    fail(timed_heads, ("send", "b"))
+    with pytest.raises(Unsupported, match="lists_jobs") as error:
+        timed_heads.failed.forget()
+    assert "it hides the failed jobs behind it" in error.value.__notes__[-1]
+    assert timed_heads.failed.forget(followers="stop").changed == 2
+
+
+def test_a_store_of_heads_counts_a_job_whose_time_is_unknown(timed_heads: multiq.App) -> None:
+    queue = timed_heads.queue("mail")
+    queue.enqueue("a")
+    (job,) = queue.reserve_many(1, 1)
+    job.bury("by hand")
+    change = timed_heads.failed.prune(0)
+    assert (change.changed, change.undated) == (0, 1)
 
 
 def test_a_backend_that_shows_no_jobs_says_so(app: multiq.App) -> None:
