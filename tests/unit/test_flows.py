@@ -791,6 +791,35 @@ def test_the_record_of_an_ended_flow_expires(shop: Shop) -> None:
     assert handle.info().finished is not None
 
 
+@pytest.mark.parametrize("is_coroutine", [False, True])
+@pytest.mark.parametrize("is_failing", [False, True])
+def test_a_flow_that_is_cancelled_while_its_last_job_runs_stays_cancelled(
+    shop: Shop, is_coroutine: bool, is_failing: bool
+) -> None:
+    # Given a chain whose last job cancels its flow while it runs
+    infos = []
+
+    def end(value: int) -> None:
+        flow = shop.app.flows.get(multiq.current_job().id.rpartition(".")[0])
+        flow.cancel(running=is_failing)
+        infos.append((flow.info(), flow.progress()))
+        while is_failing:
+            time.sleep(0.01)
+            multiq.current_job().check_cancelled()
+
+    @shop.app.task
+    async def aend(value: int) -> None:
+        await asyncio.to_thread(end, value)
+
+    flow = multiq.chain(shop.note.s(1), (aend if is_coroutine else shop.app.task(end)).s(), name="x").enqueue()
+    # When the job ends
+    shop.work(concurrency=2)
+    # Then the flow is as it was cancelled
+    assert infos == [(flow.info(), flow.progress())]
+    assert flow.info().state == "cancelled"
+    assert flow.progress() == (1, 2)
+
+
 def test_a_cancelled_flow_starts_no_further_job(shop: Shop) -> None:
     flow = multiq.chain(shop.note.s(1), shop.note.s(2)).enqueue()
     assert flow.cancel() == 2

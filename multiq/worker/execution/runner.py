@@ -173,8 +173,10 @@ class Runner:
                     seconds = time.perf_counter() - started
                     self._tell(call.job, Ending(verdict="given back", seconds=seconds, error=exc), call.task)
                 return GiveBack(held.lease)  # the worker is ending, so the job has not failed
-            return self._failed(call, exc, time.perf_counter() - started, held.cancel)
-        return self._done(call, result, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            return self._failed(await self._awith_new_record(call), exc, seconds, held.cancel)
+        seconds = time.perf_counter() - started
+        return self._done(await self._awith_new_record(call), result, seconds)
 
     @property
     def has_kept_outcomes(self) -> bool:
@@ -262,7 +264,7 @@ class Runner:
                 result = self._call(call, held)
         except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
             self._end_call(held)
-            return self._failed(call, exc, time.perf_counter() - started, held.cancel)
+            return self._failed(self._with_new_record(call), exc, time.perf_counter() - started, held.cancel)
         held.call = None  # as _end_call does
         if held.cancel is not None:
             self._timeouts.end_cancel(held)
@@ -274,6 +276,8 @@ class Runner:
             or seconds > self._slow_after
             or self._chain.any_ended
         ):
+            if call.record is not None:
+                call = self._with_new_record(call)
             return self._done(call, result, seconds)
         return Ack(held.lease)
 
@@ -427,6 +431,25 @@ class Runner:
         except (InputNotYet, BackendError):
             return GiveBack(call.job.lease, _READ_AGAIN)  # the task has not begun, so it has not failed
         return call if record is None else msgspec.structs.replace(call, record=record)
+
+    def _with_new_record(self, call: TaskCall) -> TaskCall:
+        """Return the call with its flow's record as it is after the run. The flow may have been cancelled during the
+        run, and a verdict that ended it again would undo this."""
+        if call.record is None:
+            return call
+        try:
+            return msgspec.structs.replace(call, record=self._record(call.job))
+        except (BackendError, PayloadInvalid):  # the job has run, so it gets its verdict
+            return call
+
+    async def _awith_new_record(self, call: TaskCall) -> TaskCall:
+        """``_with_new_record`` without blocking the event loop."""
+        if call.record is None:
+            return call
+        try:
+            return await asyncio.to_thread(self._with_new_record, call)
+        except asyncio.CancelledError:  # the worker is ending, and the job has run
+            return call
 
     def _ready(self, call: TaskCall, held: Held) -> TaskCall | Verdict:
         """Return the call with its inputs and its permits, or the verdict if the job may not start now."""
