@@ -79,11 +79,11 @@ def plan_graph(flow: Graph, app: App, flow_id: str, calls: Sequence[Signature]) 
         ]
         if not tells and node.index != end:
             tells.append(Tell(end_queue, job_id(flow_id, end)))
-        part = FlowPart(flow_id, tells + shared, _inputs(node, flow_id, calls), ends=node.index == end)
-        keep = KEPT_WHILE_OPEN if node.is_read else flow.keep if node.index == end else 0.0
-        signature = calls[node.index]
+        signature, inputs = calls[node.index], _inputs(node, flow_id, calls)
         if node.is_given_flow_id:
-            signature = _with_flow_id(signature, flow_id)
+            signature, inputs = _with_flow_id(signature, flow_id), [_moved(given) for given in inputs]
+        part = FlowPart(flow_id, tells + shared, inputs, ends=node.index == end)
+        keep = KEPT_WHILE_OPEN if node.is_read else flow.keep if node.index == end else 0.0
         planned.append(_plan_call(signature, job_id(flow_id, node.index), part, len(node.after), keep))
     if end == count:
         planned.append(_plan_end(app, flow_id, end, end_queue, len(exits)))

@@ -167,6 +167,19 @@ def test_the_result_of_a_group_is_the_list_of_its_parts_results(shop: Shop, coun
     assert asyncio.run(flow.aresult(timeout=0)) == expected
 
 
+def test_the_last_call_of_a_batch_in_a_flow_gets_the_flows_id_and_the_result_of_a_node(shop: Shop) -> None:
+    @shop.app.task
+    def summary(flow_id: str, first: int, second: int) -> list[Any]:
+        return [flow_id, first, second]
+
+    flow = multiq.Flow()
+    node = flow.add(shop.note.s(5))
+    flow.add(multiq.batch([shop.note.s(1)], then=summary.s(node, second=node)))
+    handle = flow.enqueue()
+    shop.work()
+    assert handle.result(timeout=0) == [handle.id, 5, 5]
+
+
 def test_a_flow_that_ends_with_several_calls_has_no_result(shop: Shop) -> None:
     for flow in (
         multiq.batch([shop.note.s(1)]),
