@@ -20,9 +20,11 @@ import multiq
 from multiq import BuryJob, ReleaseJob, State, events
 from multiq.backend import Consumer, Lease, Verdict
 from multiq.control.flags import Control
-from multiq.errors import BackendTimeout, LeaseLost
+from multiq.errors import BackendTimeout, BackendUnavailable, LeaseLost
+from multiq.flows.record import HOME as FLOWS
 from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
+from multiq.worker.processes.exits import EXIT_OVERDUE
 from multiq.worker.processes.inflight import DEAD, Held, InflightTable, InflightWriter
 from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
@@ -32,6 +34,8 @@ from multiq.worker.processes.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+    from multiq.backend import Backend, Note
 
 MODES: list[dict[str, Any]] = [{}, {"threads": 2}, {"concurrency": 3}]
 in_each_mode = pytest.mark.parametrize("mode", MODES, ids=["inline", "threads", "coroutines"])
@@ -224,6 +228,50 @@ def test_recovery_that_waits_for_the_backend_shows_progress(app: multiq.App) -> 
     recovery.settle_dead()
     assert len(set(consumer.beats)) == 3
     assert [table.state for table in shared_state.tables[:3]] == [DEAD] * 3
+
+
+def test_recovery_ends_the_flow_of_a_cancelled_job_after_an_outage(
+    app: multiq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    def stuck() -> None: ...
+
+    @app.task
+    def caught(flow_id: str) -> None: ...
+
+    # Given the only job of a flow, which was cancelled, and whose process has ended because the job ran on
+    flow = multiq.chain(stuck.s(), catch=caught.s()).enqueue()
+    (lease,) = app.backend.consumer(["default"]).reserve(1, 0)
+    assert flow.last().cancel() == "requested"
+    shared_state = SharedState(1, 2)
+    table = shared_state.tables[0]
+    table.assign()
+    held = Held(lease, None, 0.0, time.monotonic() + 60, began_at=time.monotonic() - 10)
+    writer = InflightWriter(table)
+    writer.hold([held])
+    writer.set_kill_at(held, time.monotonic() - 1)
+    writer.begin(held)
+    table.note_exit(EXIT_OVERDUE)
+    table.mark_dead(0, time.monotonic())
+    recovery = Recovery(app, shared_state, shares_loop=False)
+    recovery._can_settle = True
+    # And a backend that does not answer when the record of the flow is read
+    note, outages = type(app.backend).note, [1]
+
+    def failing(backend: Backend, home: str, key: str) -> Note | None:
+        if home == FLOWS and outages:
+            outages.pop()
+            raise BackendUnavailable("away")
+        return note(backend, home, key)
+
+    monkeypatch.setattr(type(app.backend), "note", failing)
+    # When recovery has judged the job twice, then the flow has ended, and nothing is left of it
+    recovery.settle_dead()
+    assert not outages
+    recovery.settle_dead()
+    assert flow.info().state == "cancelled"
+    drain(app)
+    assert "default" not in app.backend.queues()
 
 
 def test_a_restart_requested_while_the_sidecar_is_replaced_is_obeyed_once(app: multiq.App) -> None:

@@ -204,20 +204,25 @@ class Runner:
     def overdue(self, held: Held, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
         """Judge a job that must end because it still runs after its timeout, or still runs after it was cancelled.
 
-        Returns a verdict and a function that emits the verdict's events, in the same way as ``timed_out``.
+        Returns a verdict and a function that emits the verdict's events, in the same way as ``timed_out``. Raises the
+        errors of ``cancelled``.
         """
         if held.cancel is None:
             return self.timed_out(held.lease, stack)
         return self.cancelled(held.lease, held.cancel.request)
 
     def cancelled(self, lease: Lease, request: CancelRequest) -> tuple[Verdict, Callable[[], None]]:
-        """Judge a job that must end because it was cancelled. Returns what ``timed_out`` returns."""
+        """Judge a job that must end because it was cancelled. Returns what ``timed_out`` returns.
+
+        Raises ``BackendError`` if the record of the flow that the job ends cannot be read. An ack without this record
+        would leave the flow open for ever.
+        """
         call = self._prepare(lease)
         if not isinstance(call, TaskCall):
             return call, lambda: None
         try:
             record = self._record(call.job)
-        except (BackendError, PayloadInvalid):  # the flow is not finished
+        except PayloadInvalid:  # no worker can finish this flow
             record = None
         return self._cancelled(call.job, request, record, 0.0)
 

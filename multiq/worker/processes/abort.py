@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from multiq.backend import GiveBack
+from multiq.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +72,10 @@ class ForcedSettlement:
             for held, stack in overdue:
                 if held.verdict is None:  # if there is a verdict, the job has just ended
                     held.is_aborted = True
-                    held.verdict, emit = self._runner.overdue(held, stack)
+                    try:
+                        held.verdict, emit = self._runner.overdue(held, stack)
+                    except BackendError:  # the sidecar judges the job when the backend answers
+                        continue
                     settled.append(held)
                     emitters.append((held, held.verdict, emit))
             if not self._has_sidecar:  # all held jobs, including those that a thread has taken but not begun
