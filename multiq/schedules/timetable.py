@@ -29,6 +29,7 @@ Milliseconds: TypeAlias = int
 SECOND: Milliseconds = 1000
 _DAY = dt.timedelta(days=1)
 _MINUTE = dt.timedelta(minutes=1)
+_SECOND = dt.timedelta(seconds=1)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _LEAST_EVERY = 1.0  # seconds
 _MOST_EVERY = 366 * 86400.0  # seconds; a longer interval is probably not in seconds
@@ -152,8 +153,12 @@ class Cron(Timetable):
     def __init__(self, expression: str, zone: ZoneInfo | dt.timezone) -> None:
         self._expression = expression
         self._zone = zone
+        fields = expression.split()
+        self._is_fixed = len(fields) == 5 and not any(field.startswith("*") for field in fields[:2])
 
     def next(self, after: Milliseconds) -> Milliseconds | None:
+        if not self._is_fixed and self._zone is not dt.UTC:
+            return self._next_in_real_time(after)
         from cronsim import CronSim
 
         for found in CronSim(self._expression, moment(after).astimezone(self._zone)):
@@ -162,6 +167,50 @@ class Cron(Timetable):
             if time > after and not self._is_of_day_left_out(found):
                 return time
         return None
+
+    def _next_in_real_time(self, after: Milliseconds) -> Milliseconds | None:
+        """Like ``next``, for an expression that follows real time.
+
+        cronsim gets local times without a zone, one clock change after the other. With a zone, it misses occurrences
+        after a clock change that is not at a full hour or not of a full hour (Lord Howe, Chatham), and may not end.
+        """
+        at = moment(after)
+        local = at.astimezone(self._zone).replace(tzinfo=None)
+        found = self._next_local(local)
+        while found is not None:
+            due = found.replace(tzinfo=dt.UTC) - self._offset(at)
+            change = self._first_change(at, due)
+            if change is None:
+                return milliseconds(due)
+            at, before = change, local
+            local = at.astimezone(self._zone).replace(tzinfo=None) - _SECOND
+            if not before <= local < found:  # otherwise there is nothing between the two local times
+                found = self._next_local(local)
+        return None
+
+    def _next_local(self, local: dt.datetime) -> dt.datetime | None:
+        from cronsim import CronSim
+
+        return next(CronSim(self._expression, local), None)
+
+    def _first_change(self, after: dt.datetime, until: dt.datetime) -> dt.datetime | None:
+        """Return the first clock change that is later than *after* and not later than *until*."""
+        offset = self._offset(after)
+        while after < until:
+            low, high = after, min(after + _DAY, until)
+            if self._offset(high) == offset:
+                after = high
+                continue
+            low = low.replace(microsecond=0)
+            while high - low > _SECOND:
+                middle = low + (high - low) // 2
+                middle = middle.replace(microsecond=0)
+                low, high = (middle, high) if self._offset(middle) == offset else (low, middle)
+            return high
+        return None
+
+    def _offset(self, moment: dt.datetime) -> dt.timedelta:
+        return moment.astimezone(self._zone).utcoffset() or dt.timedelta()
 
     def _is_of_day_left_out(self, found: dt.datetime) -> bool:
         """Whether the time is the end of a gap of a whole day, although the expression means a time in the gap."""

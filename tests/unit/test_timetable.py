@@ -138,6 +138,36 @@ def test_an_expression_with_a_star_follows_real_time_through_a_repeated_hour(exp
     assert max(apart) <= {"*/10": 600, "15": 3600, "0": 3 * 3600}[expression.split(maxsplit=1)[0]] * 1000
 
 
+@pytest.mark.parametrize(
+    ("zone", "day"),
+    [
+        ("Australia/Lord_Howe", "2026-04-05"), ("Australia/Lord_Howe", "2026-10-04"), ("Pacific/Chatham", "2026-04-05"),
+        ("Pacific/Chatham", "2026-09-27"), ("Antarctica/Troll", "2026-03-29"), ("Europe/Berlin", "2026-10-25"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("expression", "hours", "minutes"),
+    [
+        ("* 3 * * *", {3}, set(range(60))),
+        ("*/10 2 * * *", {2}, {0, 10, 20, 30, 40, 50}),
+        ("45 * * * *", set(range(24)), {45}),
+        ("0 */3 * * *", set(range(0, 24, 3)), {0}),
+        ("0 0 0 * * *", {0}, {0}),
+        ("0 15 1-3 * * *", {1, 2, 3}, {15}),
+    ],
+)
+def test_an_expression_in_real_time_is_due_whenever_a_clock_in_the_zone_shows_it(
+    zone: str, day: str, expression: str, hours: set[int], minutes: set[int]
+) -> None:
+    # Given each minute of two days, by a clock in the zone
+    place = ZoneInfo(zone)
+    first = milliseconds(dt.datetime.combine(dt.date.fromisoformat(day), dt.time(), tzinfo=place))
+    shown = {minute: moment(minute).astimezone(place) for minute in range(first, first + 48 * 3_600_000, 60_000)}
+    # Then the expression is due in those minutes, also before the end of an hour that a clock change repeats
+    due = [minute for minute, clock in shown.items() if clock.hour in hours and clock.minute in minutes]
+    assert list(itertools.takewhile(lambda at: at <= max(shown), cron(expression, zone).following(first - 1))) == due
+
+
 _EXPRESSIONS = st.sampled_from(
     [
         "* * * * *", "*/7 * * * *", "30 2 * * *", "15,45 0-3 * * *", "0 0 1 * *", "59 23 L * *", "0 3 29 2 *",
