@@ -176,9 +176,11 @@ class Registrar:
         Raises ``ScheduleInvalid``, ``ScheduleExists``, ``NameInvalid``, ``OptionInvalid``, ``ArgumentsInvalid``. A
         registry without an app raises some of the errors only when an app includes the registry.
         """
-        from .schedules.defining import check_timing
+        from .schedules.defining import check_call, check_timing
 
         timing = check_timing(cron, **options)
+        if call is not None:
+            check_call(call)
 
         def register(task: Task[..., Any] | Callable[..., Any]) -> Task[..., Any]:
             known = task if isinstance(task, Task) else self.task(task)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from multiq.flows.signature import Signature
 
-_ALL = re.compile(r"all(?:\((\d{1,3})\))?")
+_ALL = re.compile(r"all(?:\(([0-9]{1,3})\))?")
 _SOME_TIME = 4_102_444_800_001  # a time in the year 2100; its text has the greatest length
 _OVERLAPS = ("allow", "skip", "follow")
 
@@ -96,6 +96,7 @@ def define(name: str, call: Signature, timing: Timing, *, origin: Origin) -> Def
 
     Raises ``ScheduleInvalid``, ``NameInvalid``, ``OptionInvalid``, ``ArgumentsInvalid``, ``PayloadInvalid``.
     """
+    check_call(call)
     task, options = call.task, call.options
     if options.delay:
         raise ScheduleInvalid(
@@ -130,8 +131,16 @@ def define(name: str, call: Signature, timing: Timing, *, origin: Origin) -> Def
     return definition
 
 
+def check_call(call: Signature) -> None:
+    """Raise ``ScheduleInvalid`` if *call* is not a call, for example if it is a task."""
+    from multiq.flows.signature import Signature
+
+    if not isinstance(call, Signature):
+        raise ScheduleInvalid(f"a schedule must have a call (task.s(...)), got {shown(call)}")
+
+
 def _misfire(text: str) -> tuple[str, int]:
-    if text in {"skip", "once"}:
+    if text in ("skip", "once"):  # a tuple, because a wrong value may have no hash
         return text, MOST_MISSED
     match = _ALL.fullmatch(text) if isinstance(text, str) else None
     most = int(match[1] or MOST_MISSED) if match is not None else 0

@@ -270,7 +270,7 @@ def check_cron(expression: str) -> str:
         raise ScheduleInvalid(f"a cron expression must be text like '*/5 * * * *', got {shown(expression)}")
     try:
         is_ever = next(CronSim(expression, dt.datetime(2024, 1, 1, tzinfo=dt.UTC)), None)
-    except CronSimError as exc:
+    except (CronSimError, ValueError) as exc:  # ValueError: a number of more than 4300 digits
         raise ScheduleInvalid(
             "a cron expression must have 5 fields (minute, hour, day of the month, month, day of the week), or 6 with "
             f"the seconds in front, got {shown(expression)}: {str(exc)[:1].lower()}{str(exc)[1:]}"

@@ -608,6 +608,7 @@ def test_the_decorator_takes_a_task_or_a_function(shop: Shop) -> None:
         ({"every": 5, "at": "07:00"}, "must have one of a cron expression, every= and at=, got every and at"),
         ({"every": 5, "misfire": "never"}, "misfire must be 'skip', 'once', 'all', or"),
         ({"every": 5, "misfire": "all(0)"}, "with n from 1 to 500"),
+        ({"every": 5, "misfire": ["once"]}, "misfire must be 'skip', 'once', 'all', or"),
         ({"every": 5, "overlap": "no"}, "overlap must be one of allow, skip, follow"),
         ({"every": 5, "zone": "Berlin"}, "zone must be the name of a time zone"),
     ],
@@ -615,6 +616,14 @@ def test_the_decorator_takes_a_task_or_a_function(shop: Shop) -> None:
 def test_a_wrong_option_is_refused(shop: Shop, options: Any, message: str) -> None:
     with pytest.raises(ScheduleInvalid, match=message.replace("(", r"\(").replace(")", r"\)")):
         shop.app.schedule(None, shop.work.s(), name="x", **options)
+
+
+def test_a_task_without_a_call_is_refused(shop: Shop) -> None:
+    call: Any = shop.work
+    with pytest.raises(ScheduleInvalid, match=r"a schedule must have a call \(task.s\(...\)\), got Task"):
+        shop.app.schedule("* * * * *", call, name="x")
+    with pytest.raises(ScheduleInvalid, match="a schedule must have a call"):
+        shop.app.schedules.add("x", call, "* * * * *")
 
 
 def test_a_call_with_wrong_arguments_or_a_delay_is_refused(shop: Shop) -> None:

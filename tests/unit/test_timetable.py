@@ -238,7 +238,19 @@ def test_several_times_of_a_day_are_due_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "* * * *", "61 * * * *", "0 0 30 2 *", "@daily", "every day", "0 0 * * * * *", 5, None]
+    "expression",
+    [
+        "",
+        "* * * *",
+        "61 * * * *",
+        "0 0 30 2 *",
+        "@daily",
+        "every day",
+        "0 0 * * * * *",
+        5,
+        None,
+        "1" * 5000 + " * * * *",
+    ],
 )
 def test_a_wrong_expression_is_refused(expression: str) -> None:
     with pytest.raises(ScheduleInvalid, match="a cron expression must"):
