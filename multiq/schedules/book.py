@@ -30,7 +30,7 @@ from .adding import alone
 from .coming import delete_coming
 from .defining import check_timing, define
 from .record import Record, key_of, occurrence_id
-from .scheduler import HEADER_NAME, homes, notes_of, store
+from .scheduler import HEADER_NAME, changes_of, homes, notes_of, store
 from .timetable import SECOND, find_zone, moment
 
 if TYPE_CHECKING:
@@ -288,11 +288,18 @@ class Schedules:
     def _find(self, name: str) -> tuple[str, Note] | None:
         """Return the home and the note of a schedule."""
         check_name(name, "schedule")
-        for home in homes(self._backend):
-            note = self._backend.note(home, key_of(name))
-            if note is not None:
-                return home, note
-        return None
+        before = changes_of(self._backend)
+        for _ in range(_TRIES):
+            for home in homes(self._backend):
+                note = self._backend.note(home, key_of(name))
+                if note is not None:
+                    return home, note
+            # another process may have moved the schedule to a queue that was read before
+            now = changes_of(self._backend)
+            if now == before:
+                return None
+            before = now
+        raise _busy(name)
 
     def _note(self, name: str) -> tuple[str, Note]:
         found = self._find(name)

@@ -186,8 +186,7 @@ class Scheduler:
     # --- what is stored ---
 
     def _load_if_changed(self) -> None:
-        found = self._backend.note(HOME, CHANGES)
-        version = "" if found is None else found.version
+        version = changes_of(self._backend)
         if version == self._changes and time.monotonic() < self._loaded_at + _RELOAD_EVERY:
             return
         self._read_time()
@@ -491,6 +490,7 @@ class Scheduler:
         self._load_if_changed()
         with alone(self._backend, self._has_new):
             self._has_new()  # loads the schedules that other processes have added before this process got its turn
+            self._settle()
             for attempt in range(_TRIES):
                 at_once = _AT_ONCE if attempt < _TRIES // 2 else 1
                 groups = [group for some in self._not_stored(lost) for group in _batches(some, at_once)]
@@ -498,6 +498,7 @@ class Scheduler:
                 if not refused:
                     return
                 self._reload()
+                self._settle()
         raise OptionInvalid(f"the schedules in code must not be changed while they are stored, got {_TRIES} changes")
 
     def _has_new(self) -> bool:
@@ -513,6 +514,14 @@ class Scheduler:
     def _reload(self) -> None:
         self._changes = None
         self._load_if_changed()
+
+    def _settle(self) -> None:
+        """Load the schedules until none of them changes meanwhile. Otherwise a schedule that another process moves from
+        one queue to another could be in neither of the two listings, and would be stored a second time."""
+        for _ in range(_TRIES):
+            if changes_of(self._backend) == self._changes:
+                return
+            self._reload()
 
     def _not_stored(self, lost: AbstractSet[str] | None) -> Iterable[list[tuple[Definition, _Entry | None]]]:
         """Return the schedules of the code that are not stored, or that differ from their notes, grouped by queue."""
@@ -654,6 +663,12 @@ def is_there(backend: Backend, queue: str, job_id: str) -> bool:
         return backend.peek(queue, job_id).state is not State.BURIED
     except JobNotFound:
         return False
+
+
+def changes_of(backend: Backend) -> str:
+    """Return a text that differs after each change of a definition."""
+    found = backend.note(HOME, CHANGES)
+    return "" if found is None else found.version
 
 
 def homes(backend: Backend) -> list[str]:

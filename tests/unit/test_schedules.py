@@ -29,6 +29,7 @@ from multiq.errors import (
 from multiq.ids import new_id
 from multiq.schedules import Scheduler
 from multiq.schedules.book import others_zones
+from multiq.schedules.defining import check_timing, define
 from multiq.schedules.record import (
     CHANGES,
     HOME,
@@ -40,6 +41,7 @@ from multiq.schedules.record import (
     key_of,
     occurrence_id,
 )
+from multiq.schedules.scheduler import store
 from multiq.worker.processes.scheduling import Scheduling
 
 if TYPE_CHECKING:
@@ -224,6 +226,71 @@ def test_all_schedulers_compute_the_same_jitter(shop: Shop) -> None:
         float(at) for at in range(10, len(shop.runs) * 10 + 1, 10)
     ]
     assert all(occurrence <= when <= occurrence + 5.1 for occurrence, when in shop.runs)
+
+
+def definition_of(shop: Shop, queue: str, every: int = 3600) -> Definition:
+    call = shop.work.options(queue=queue).s()
+    return define("x", call, check_timing(every=every), origin="code")
+
+
+def move(shop: Shop, home: str, queue: str, every: int = 3600) -> None:
+    """Move schedule x as another process does that has other code."""
+    note = shop.backend.note(home, key_of("x"))
+    assert note is not None
+    assert store(shop.backend, definition_of(shop, queue, every), (decode(note), note.version))
+
+
+def test_a_schedule_that_is_moved_while_it_is_looked_for_is_found(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given schedule x in the second of two queues
+    shop.app.schedules.add("other", shop.work.options(queue="a").s(), every=3600)
+    assert store(shop.backend, definition_of(shop, "b"), None)
+    # When another process moves it to the first queue, which was read already
+    read, moves = shop.backend.note, [("b", "a"), ("b", "a")]
+
+    def note(home: str, key: str) -> Note | None:
+        found = read(home, key)
+        if (home, key) == ("a", key_of("x")) and found is None and moves:
+            move(shop, *moves.pop())
+        return found
+
+    monkeypatch.setattr(shop.backend, "note", note)
+    # Then it is found there, and its name is not free
+    assert shop.app.schedules.get("x").queue == "a"
+    move(shop, "a", "b")
+    with pytest.raises(ScheduleExists):
+        shop.app.schedules.add("x", shop.work.options(queue="c").s(), every=3600)
+    assert [(info.name, info.queue) for info in shop.app.schedules.list()] == [("other", "a"), ("x", "a")]
+
+
+def test_a_schedule_in_code_that_is_moved_while_it_is_loaded_is_not_stored_twice(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given schedule x in the second of two queues, and code that has it in a third one
+    shop.app.schedules.add("other", shop.work.options(queue="a").s(), every=3600)
+    assert store(shop.backend, definition_of(shop, "b"), None)
+    shop.app.schedule(None, shop.work.options(queue="c").s(), every=3600, name="x")
+    # When other processes change it before it is stored, and move it while it is loaded again
+    read, carry_out, changes = shop.backend.notes, shop.backend.carry_out, ["changed", "moved"]
+
+    def store_late(steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        if changes == ["changed", "moved"] and any(isinstance(step, Put) and step.home == "c" for step in steps):
+            changes.remove("changed")
+            move(shop, "b", "b", every=60)
+        return carry_out(steps, when=when)
+
+    def notes(home: str, prefix: str = "", *, limit: int = 100, after: str | None = None) -> NotePage:
+        found = read(home, prefix, limit=limit, after=after)
+        if home == "a" and changes == ["moved"]:
+            changes.clear()
+            move(shop, "b", "a", every=60)
+        return found
+
+    monkeypatch.setattr(shop.backend, "carry_out", store_late)
+    monkeypatch.setattr(shop.backend, "notes", notes)
+    Scheduler(shop.app).look()
+    # Then the code's schedule is the only one
+    assert not changes
+    assert [(info.name, info.queue) for info in shop.app.schedules.list()] == [("other", "a"), ("x", "c")]
 
 
 # --- misfires --------------------------------------------------------------------------------------------
