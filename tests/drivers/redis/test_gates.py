@@ -315,6 +315,20 @@ def test_keys_that_wait_for_an_open_gate_do_not_wait_for_keys_before_them(
     assert [lease.id for lease in consumer.reserve(10, 5)] == [last]
 
 
+@pytest.mark.parametrize("limit", [20, 60])
+def test_keys_that_wait_for_a_rate_do_not_wait_for_a_verdict(backend: Backend, consumer: Consumer, limit: int) -> None:
+    """A script looks at 20 of the keys that wait for a gate. If these use up the rate, its next time counts."""
+    backend.limits(QUEUE, {"fair": Quota(fair=True), "rate": Quota(rate=500, burst=20)})
+    for number in range(60):
+        add(backend, 1, Gate("fair", str(number)), Gate("rate"))
+    count = len(consumer.reserve(60, 0))
+    time.sleep(0.05)
+    while count < 60:
+        found = consumer.reserve(limit, 2.0)
+        assert found, f"{count} of 60"
+        count += len(found)
+
+
 def test_open_lines_take_turns_once_their_limit_is_fair(backend: Backend, consumer: Consumer) -> None:
     # Given open lines of a limit that is not fair
     backend.limits(QUEUE, {"api": Quota(slots=0)})

@@ -9,14 +9,14 @@ local function best_line()
     while closed_count < MOST_CLOSED do
         local first = redis.call('ZRANGE', key.open_lines, 0, 0, 'WITHSCORES')
         if not first[1] then
-            local again = {}
-            for gate in pairs(reopen) do again[#again + 1] = gate end
+            local again, found = reopen, false
             reopen = {}
-            local found = false
-            for i = 1, #again do
-                if opens_at(again[i]) == 0 then
-                    look_at(again[i])
+            for gate in pairs(again) do
+                if opens_at(gate) == 0 then
+                    look_at(gate)
                     found = true
+                else
+                    reopen[gate] = true
                 end
             end
             if not found then return nil end

@@ -122,10 +122,12 @@ local function look_at(gate)
     if #found == REOPENED then reopen[gate] = true end
 end
 
--- If a gate is open, lets the next reserve look at the lines that this gate has blocked.
+-- Lets a later reserve look at the other lines that these gates have blocked: the next reserve if the gate is open, or a
+-- reserve at the time at which the rate opens the gate. A gate without a free slot is looked at when a lease ends.
 local function look_again()
     for gate in pairs(reopen) do
-        if opens_at(gate) == 0 then redis.call('ZADD', key.openings, string.format('%.0f', now), gate) end
+        local at = opens_at(gate)
+        if at < math.huge then redis.call('ZADD', key.openings, string.format('%.0f', math.max(at, now)), gate) end
     end
     reopen = {}
 end
