@@ -3,6 +3,7 @@
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 sequence   8 hint   9 partitions   10 held
 --       11 terms   12 arrived   13 litter   14 notes   15 note_keys   16 note_expiry   17 outbox   18 reserved
 --       19 buried   20 unique_holds   21 hold_expiry   22 parked   23 lines   24 openings
+--       25 line_states   26 open_lines   27 fair_lines   28 blocked
 -- ARGV  1 the call's number   2 token for the versions of notes   3 the number of conditions
 --       then for each condition: a note's key, and its version, or nothing if the note must not exist
 --       then the steps, three arguments each: see include/steps.lua and include/unique_steps.lua
@@ -19,6 +20,7 @@ local key = {
     notes = KEYS[14], note_keys = KEYS[15], note_expiry = KEYS[16], outbox = KEYS[17], reserved = KEYS[18],
     buried = KEYS[19], unique_holds = KEYS[20], hold_expiry = KEYS[21], parked = KEYS[22], lines = KEYS[23],
     openings = KEYS[24],
+    line_states = KEYS[25], open_lines = KEYS[26], fair_lines = KEYS[27], blocked = KEYS[28],
 }
 --- include holds
 --- include steps

@@ -2,7 +2,7 @@
 -- Add jobs in their order. Some of these jobs have unique keys or gates. At maxmemory, the server refuses the whole script.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 held   10 terms
 --       11 sequence   12 hint   13 unique_holds   14 hold_expiry   15 parked   16 lines
---       17 openings
+--       17 openings   18 line_states   19 open_lines   20 fair_lines   21 blocked
 -- ARGV  1 the call's number
 --       then for each job: its details (include/add.lua), its id, and its record from the priority on
 -- =>    the id of each job, or of the job that has its key
@@ -19,6 +19,7 @@ local key = {
     buried = KEYS[8], held = KEYS[9], terms = KEYS[10], sequence = KEYS[11], hint = KEYS[12],
     unique_holds = KEYS[13], hold_expiry = KEYS[14], parked = KEYS[15], lines = KEYS[16],
     openings = KEYS[17],
+    line_states = KEYS[18], open_lines = KEYS[19], fair_lines = KEYS[20], blocked = KEYS[21],
 }
 --- include unique
 --- include parked

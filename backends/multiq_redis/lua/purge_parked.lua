@@ -36,8 +36,7 @@ for i = 1, #found do
 end
 if redis.call('EXISTS', KEYS[6]) == 0 then
     drop_marker()
-    -- No job waits any more, so the lines have no turns.
-    redis.call('DEL', key.line_states, key.open_lines, key.fair_lines, key.blocked, key.openings)
+    forget_turns()
 end
 if #found > 0 then
     forget_if_empty(KEYS[2], KEYS[7], KEYS[8], KEYS[3], KEYS[4])

@@ -229,24 +229,59 @@ def test_empty_queue_leaves_only_its_limits(
     assert left(server) == set()
 
 
-def test_purge_leaves_no_line_beside_a_job_that_runs(server: RedisServer, backend: Backend, consumer: Consumer) -> None:
+@pytest.mark.parametrize("how", ["purge", "delete", "delete_many", "reschedule", "replace"])
+def test_parked_jobs_that_a_program_removes_leave_no_line_beside_a_job_that_runs(
+    server: RedisServer, backend: Backend, consumer: Consumer, how: str
+) -> None:
     # Given a job that runs, and parked jobs of many keys: open lines, and lines that wait for another gate
     backend.limits(QUEUE, {"api": Quota(slots=1), "fair": Quota(fair=True)})
     add(backend, 1, Gate("other"))
     assert len(consumer.reserve(1, 0)) == 1
+    ids = []
     for number in range(30):
-        add(backend, 1, API, Gate("fair", str(number)))
-        add(backend, 1, Gate("fair", f"open {number}"))
-    assert len(consumer.reserve(3, 0)) == 3
+        ids += add(backend, 1, API, Gate("fair", str(number)), unique=UniqueKey(b"%d" % len(ids)))
+        ids += add(backend, 1, Gate("fair", f"open {number}"), unique=UniqueKey(b"%d" % len(ids)))
+    reserved = {lease.id for lease in consumer.reserve(3, 0)}
+    assert len(reserved) == 3
     lines = {"line_states", "open_lines", "fair_lines", "blocked", "openings"}
     assert lines & left(server)
-    # When the parked jobs are purged
-    backend.purge(QUEUE, [State.READY])
+    # When the parked jobs are purged, deleted or delayed
+    if how == "purge":
+        backend.purge(QUEUE, [State.READY])
+    elif how == "delete_many":
+        backend.delete_many(QUEUE, ids)
+    for number, job_id in enumerate(ids):
+        if how == "delete" and job_id not in reserved:
+            backend.delete(QUEUE, job_id)
+        elif how == "reschedule" and job_id not in reserved:
+            backend.reschedule(QUEUE, job_id, LONG)
+        elif how == "replace":
+            backend.enqueue(QUEUE, [job(unique=UniqueKey(b"%d" % number, on_conflict="replace"), delay=LONG)])
     # Then nothing is left of their lines
     assert not lines & left(server)
     # And a job that comes later is handed out
     add(backend, 1, Gate("fair", "1"))
     assert len(consumer.reserve(1, 0)) == 1
+
+
+@pytest.mark.parametrize("how", ["purge", "plain script"])
+def test_queue_that_other_scripts_empty_has_no_turns_of_keys(
+    server: RedisServer, backend: Backend, consumer: Consumer, how: str
+) -> None:
+    # Given keys that took turns, and a job without gates
+    backend.limits(QUEUE, {"fair": Quota(fair=True)})
+    for number in range(2):
+        add(backend, 2, Gate("fair", str(number)))
+    leases = consumer.reserve(10, 0)
+    backend.enqueue(QUEUE, [NewJob(b"x", new_id())])
+    assert consumer.settle([Ack(lease) for lease in leases]) == [None] * 4
+    # When a script that knows no gates removes this job
+    if how == "purge":
+        assert backend.purge(QUEUE, [State.READY]) == 1
+    else:
+        with open_backend(server.url) as other, other.consumer([QUEUE]) as plain:
+            assert plain.settle([Ack(lease) for lease in plain.reserve(1, 0)]) == [None]
+    assert left(server) == {"limits"}
 
 
 def test_times_of_rates_do_not_accumulate(server: RedisServer, backend: Backend, consumer: Consumer) -> None:

@@ -1,4 +1,4 @@
--- The marker of parked jobs (include/parked.lua). The table `key` maps names to keys.
+-- The marker of parked jobs (include/parked.lua, whose functions it uses). The table `key` maps names to keys.
 local function first_time(set)
     local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
     return first[2] and tonumber(first[2])
@@ -16,6 +16,7 @@ local function set_marker()
         redis.call('ZREM', key.ready, MARKER)
         if not is_any then
             redis.call('ZREM', key.delayed, MARKER)
+            forget_turns()
             return
         end
         local at = math.min(first_time(key.openings) or math.huge, first_time(key.slot_ends) or math.huge, now + NOT_SOON)

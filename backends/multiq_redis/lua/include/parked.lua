@@ -10,6 +10,11 @@ local NOT_SOON = 315360000000000 -- us, ten years
 
 local function line_member(line, id, record) return line .. sub(record, 17, 20) .. sub(record, 1, 8) .. id end
 
+-- No job is parked any more, so no line has a turn, and no gate needs to be looked at.
+local function forget_turns()
+    redis.call('DEL', key.line_states, key.open_lines, key.fair_lines, key.blocked, key.openings)
+end
+
 local function drop_marker()
     redis.call('ZREM', key.ready, MARKER)
     redis.call('ZREM', key.delayed, MARKER)
@@ -27,5 +32,7 @@ local function unpark(id, record)
         redis.call('ZADD', key.openings, string.format('%.0f', now), line)
         redis.call('ZADD', key.ready, '0', MARKER)
         redis.call('ZADD', key.hint, '0', '1')
+    else
+        forget_turns()
     end
 end
