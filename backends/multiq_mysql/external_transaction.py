@@ -117,7 +117,7 @@ class ExternalTransaction:
     def _check_server(self) -> None:
         """Raise ``OptionInvalid`` if the connection leads to another server than the URL names.
 
-        No worker reads jobs from that server.
+        No worker of the URL reads jobs from the other server.
 
         Each of the caller's sessions is checked once. The check reads no table, because that would begin a snapshot in
         the caller's transaction.
@@ -136,7 +136,7 @@ class ExternalTransaction:
             if theirs != ours and not same_group:
                 raise ConnectionElsewhere(
                     f"connection= leads to the server {theirs[0]}:{theirs[1]}, and the URL to {ours[0]}:{ours[1]} "
-                    f"({self._pool.dsn.place}): pass a connection to the URL's server, or name the other one"
+                    f"({self._pool.dsn.place}): pass a connection to the URL's server, or change the URL"
                 )
         _checked[self._driver] = (self._pool.dsn, session)
 

@@ -7,14 +7,16 @@ a slot is a lease     a row of ``multiq_leases`` counts while its job is reserve
                       token; no verdict changes a number                                      lease
 never one too many    a reserve locks the gates that it looks at, and then counts             reserves of one gate take
                                                                                               turns
-no waits, few         a reserve skips gates that another one has locked                       none
+no waits, few         a reserve skips gates that another reserve has locked                   none
 deadlocks
 parked jobs are not   state 6, which no other statement scans; ``look_at`` says when a gate   a read of an index per
 scanned               has to be looked at: by time, or at once after a verdict                poll
-no long transaction   a changed quota is stored with a mark, and then lets reserves look at   two packets per 200 keys
-                      slices of its gates; if it dies before, the next reserve goes on
+no long transaction   a changed quota is stored with a mark; then reserves may look at its    two packets per 200 keys
+                      gates, slice by slice; if the process dies before the last slice, the
+                      next reserve goes on
 no lost wake-up       a verdict opens its gates after its commit, and waits for the reserve   two packets per batch of
-                      that has closed them; if it dies before, the end of the lease does it   such verdicts
+                      that has closed them; if the process dies before, the end of the lease  such verdicts
+                      opens them
 ====================  ======================================================================  =======================
 
 At first, a ready job with gates is stored among the other ready jobs. The reserve that reads the job either hands it

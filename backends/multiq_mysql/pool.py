@@ -138,7 +138,7 @@ class Pool:
 
     @property
     def minute(self) -> int:
-        """Minutes since 1970 by the server's clock. The clock is read when a connection opens.
+        """Minutes since 1970 by the server's clock. This is an estimate: the clock is read when a connection opens.
 
         The minutes order receipts by age.
         """

@@ -156,7 +156,7 @@ def stock(keys: range) -> str:
 
 
 def discard(keys: range) -> list[str]:
-    """Return the statement that deletes the rest of a stock. Empty if there was no stock."""
+    """Return the statement that deletes the rest of a stock. Returns an empty list if there was no stock."""
     return [render("tidy", writers=keys)] if keys else []
 
 

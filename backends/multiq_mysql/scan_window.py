@@ -50,13 +50,13 @@ class ScanRestart:
 
     @property
     def must_measure(self) -> bool:
-        """Whether the next restart has to be measured. It may be slow after many jobs were taken."""
+        """Whether the next restart has to be measured. After many jobs were taken, a restart may be slow."""
         return self._taken >= MANY
 
     def is_due(self, share: int) -> bool:
         """Whether a restart is due. All restarts together may take at most 1/*share* of the time.
 
-        A process that waits (POLL) takes no jobs.
+        With POLL, the number of taken jobs does not matter, because a process that only waits takes no jobs.
         """
         if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
@@ -78,7 +78,7 @@ class ScanRestart:
         self._taken += jobs
 
     def job_arrived(self) -> None:
-        """Record that this process has enqueued a job. A consumer that has found no other job then makes a restart."""
+        """Record that this process has enqueued a job. The next scan is then a restart, unless the consumer is busy."""
         self._has_job_arrived = True
 
     def request(self) -> None:

@@ -48,7 +48,10 @@ _CHANGES = ((Touch, "touch"), (Ack, "remove"))
 
 
 def fence_of(verdict: Verdict) -> Fence:
-    """Return the seq and the token in a lease's token. A text in another form gives (0, 0), which fits no job."""
+    """Split the text ``Lease.token`` into the job's seq and the number that the reservation has stored with the job.
+
+    For a text that is not a pair of numbers, returns (0, 0), which fits no job.
+    """
     seq, _, token = verdict.lease.token.partition(":")
     try:
         return int(seq) % 2**63, int(token) % 2**64
