@@ -385,7 +385,7 @@ class Connection:
     def _counted(self, data: bytes) -> bytes:
         self._received += len(data)
         if self._received > _LARGEST_REPLIES:
-            raise ProtocolError(f"replies of more than {_LARGEST_REPLIES:,} bytes")
+            raise ProtocolError(f"the replies have more than {_LARGEST_REPLIES:,} bytes")
         return data
 
     def _set_receive_timeout(self, left: float) -> None:
@@ -419,5 +419,5 @@ def _size(line: bytes) -> int:
         raise ProtocolError(f"{line[:80]!r} must end with the length of its body")
     size = int(digits)
     if size > _LARGEST_REPLIES:
-        raise ProtocolError(f"a reply of {size:,} bytes, more than {_LARGEST_REPLIES:,}")
+        raise ProtocolError(f"a reply must have at most {_LARGEST_REPLIES:,} bytes, got {size:,}")
     return size

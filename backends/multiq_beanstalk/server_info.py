@@ -152,6 +152,6 @@ def parse_tube_stats(body: bytes) -> TubeStats:
 def names(body: bytes) -> list[str]:
     """Parse the body of the reply to ``list-tubes``."""
     if len(body) > _LONGEST_LIST:
-        raise ProtocolError(f"a list of tubes of {len(body):,} bytes, more than {_LONGEST_LIST:,}")
+        raise ProtocolError(f"the list of tubes must have at most {_LONGEST_LIST:,} bytes, got {len(body):,}")
     lines = body.decode("ascii", "replace").splitlines()
     return [line[2:].strip('"') for line in lines if line.startswith("- ")]

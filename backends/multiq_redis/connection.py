@@ -219,7 +219,7 @@ class Connection:
             raise ConnectionResetError(_ENDED)
         self._fed += len(data)
         if self._fed > _LARGEST_REPLY:
-            raise hiredis.ProtocolError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
+            raise hiredis.ProtocolError(f"a reply has more than {_LARGEST_REPLY:,} bytes")
         self._reader.feed(data)
 
     def _left(self, deadline: float) -> float:

@@ -89,7 +89,8 @@ class Waiter:
 
         Parameters:
             exact: whether the wait ends on time, to the millisecond. If not, the wait may be up to ``_COARSE`` seconds
-            too long. follow_up: a call that the server runs when the wait ends.
+                too long.
+            follow_up: a call that the server runs when the wait ends.
             excluded: in a cluster, the partitions whose servers must not be asked.
         """
         until = time.monotonic() + seconds

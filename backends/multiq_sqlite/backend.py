@@ -315,7 +315,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, N
         def read() -> list[str]:
             names = [name for (name,) in self._select("queues", {"now": self._clock()})]
             if not all(isinstance(name, str) for name in names):
-                raise MalformedRecord("a queue's name that is not text")
+                raise MalformedRecord("the name of a queue is not text")
             return names
 
         return self._burying_malformed(read)

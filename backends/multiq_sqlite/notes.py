@@ -38,7 +38,7 @@ class NoteRow(NamedTuple):
     def note(self, now: int) -> Note:
         """Return the public note at the time *now*."""
         if tuple(map(type, self)) not in _KINDS:
-            raise MalformedRecord(f"columns of note number {self.seq}")
+            raise MalformedRecord(f"note number {self.seq} has a column of a wrong type")
         expires_in = None if self.expires_at is None else (self.expires_at - now) / SECOND
         return Note(key=self.key, value=self.value, version=str(self.version), expires_in=expires_in)
 

@@ -73,7 +73,7 @@ class OutcomeRow(NamedTuple):
     def outcome(self, queue: str, now: int) -> Outcome:
         """Return the public outcome at the time *now*."""
         if tuple(map(type, self)) != _TYPES or not 0 <= self.kind < len(KINDS):
-            raise MalformedRecord(f"columns of outcome number {self.seq}")
+            raise MalformedRecord(f"outcome number {self.seq} has a column with a wrong value")
         return Outcome(
             queue=queue,
             id=self.id,

@@ -279,7 +279,7 @@ class Row(NamedTuple):
         """Return the public record at the time *now*."""
         kinds = tuple(map(type, self))
         if kinds[:11] not in _KINDS or kinds[11] is not bytes or kinds[14] is not int:
-            raise MalformedRecord(f"columns of job number {self.seq}")
+            raise MalformedRecord(f"job number {self.seq} has a column of a wrong type")
         return records.job_record(
             queue=queue,
             id=self.id,
@@ -309,5 +309,5 @@ def effective_state(code: int, due_at: int, now: int) -> State:
 def _stored_state(code: int, due_at: int) -> State:
     """Return the stored state. Raises ``MalformedRecord`` for values that multiq does not write."""
     if type(code) is not int or type(due_at) is not int or not READY <= code <= PARKED:
-        raise MalformedRecord(f"a state of {code!r} and a due time of {due_at!r}")
+        raise MalformedRecord(f"a job has the state {code!r} and the due time {due_at!r}")
     return STORED_STATES[READY if code == PARKED else code]

@@ -99,7 +99,7 @@ def _arrive_at(transaction: Transaction, steps: Sequence[Arrive], row: tuple[int
     """Count arrivals at one held job, in their order, until it is released."""
     seq, awaits, delay = row
     if type(awaits) is not int or type(delay) is not int:
-        raise MalformedRecord(f"job number {seq} is held, for {awaits!r} arrivals with a delay of {delay!r}")
+        raise MalformedRecord(f"job number {seq} is held, awaits {awaits!r} arrivals and has the delay {delay!r}")
     for run in _runs(steps):
         if run[0].doom:
             release(transaction, seq, has_gates=delay < 0)

@@ -54,7 +54,7 @@ class DeadlineSocket(socket.socket):
         """Call after a read of *size* bytes."""
         self._received += size
         if self._received > _LARGEST_REPLY:
-            raise ConnectionError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
+            raise ConnectionError(f"a reply has more than {_LARGEST_REPLY:,} bytes")
         return size
 
 
