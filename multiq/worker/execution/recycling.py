@@ -58,7 +58,7 @@ class Recycling:
     def is_memory_used_up(self) -> bool:
         """Whether the process uses more memory than its limit.
 
-        Cheap enough for every job, because it measures the memory only every ``_LOOK`` seconds.
+        A call for every job is cheap, because the memory is measured only every ``_LOOK`` seconds.
         """
         if self._memory is None:
             return False
@@ -73,8 +73,8 @@ class Recycling:
         return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())
 
     def _warn_of_little(self, memory: float) -> None:
-        """Log an error if the process already uses more than the limit. If it does, the process will end after each
-        job."""
+        """Log an error if the process uses more than the limit before its first job. Each process of this worker would
+        then end after one job."""
         used = resident_mib()
         if used > memory:
             _log.error(

@@ -114,7 +114,7 @@ class Request(NamedTuple):
 class Pages:
     """The three pages. *names* are accepted as names of this server, in addition to its addresses.
 
-    *status* None: there is no worker, so the pages for probes only show that this process answers.
+    If *status* is None, there is no worker, and the pages for probes only show that this process answers.
     """
 
     def __init__(self, status: Status | None, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:

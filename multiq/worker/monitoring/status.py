@@ -164,7 +164,7 @@ class Status:
         return reasons
 
     def _childless_for(self, now: float) -> float:
-        """Return the seconds since which the worker has had no child. 0 if the supervisor has not noted its end yet."""
+        """Return the seconds for which the worker has had no child. 0: the supervisor has not recorded such a time."""
         since = self._shared_state.worker.childless_since
         return now - since if since else 0.0
 

@@ -325,7 +325,8 @@ class InflightWriter:
     """The child's interface to its table.
 
     The module's docstring lists the threads that call each method. The methods need no lock, because a slot is not used
-    again while a job may write to it. A process with an aborted job ends soon.
+    again while a job may write to it. The slot of an aborted job is never used again. Few slots are lost in this
+    way, because a process ends soon after it has aborted a job.
     """
 
     def __init__(self, table: InflightTable) -> None:

@@ -475,9 +475,9 @@ class WorkerProcess:
         return min(self._fetcher.next_touch_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self, *, was_handing_on: bool) -> None:
-        """End the process if ``stop_when_empty`` is set, because no job is due or running.
+        """Called after an exchange without jobs while no job runs. Ends the process if ``stop_when_empty`` is set.
 
-        Do not end it if there may be due jobs that the backend could not hand out.
+        Does not end the process if there may be due jobs that the backend could not hand out.
         """
         self._hold(False)
         if self._settings.stop_when_empty and self._fetcher.has_seen_all and not was_handing_on:

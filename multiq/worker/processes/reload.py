@@ -139,8 +139,8 @@ class PreviousGeneration:
         return self.children | self.sidecars
 
     def have_all_ended(self) -> bool:
-        """Whether all processes have ended. Their own sidecar settles the children's jobs, and kills children that do
-        not end.
+        """Whether all processes have ended. The sidecar of the previous generation settles the jobs of the children,
+        and kills children that do not end.
         """
         for pid in self.pids:
             try:

@@ -220,10 +220,10 @@ class Sidecar:
 
 
 class _ProcessHandle:
-    """A process that is not a child of this process.
+    """A handle on a process that is not a child of the sidecar.
 
-    If the system supports pidfds, the handle has one. Then it does not mistake a later process with the same pid for
-    this process.
+    If the system supports pidfds, the handle has one. A later process with the same pid is then not mistaken for the
+    process of the handle.
     """
 
     def __init__(self, pid: int) -> None:
