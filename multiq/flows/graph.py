@@ -35,7 +35,7 @@ NODES_MAX = MAX_STEPS - 3
 
 
 class Node:
-    """A job of a flow. As an argument of a later job, it stands for this job's result."""
+    """A job of a flow. If a node is an argument of a later job, the later job gets the result of the node's job."""
 
     def __init__(self, index: int, signature: Signature) -> None:
         self.index = index
@@ -99,8 +99,8 @@ class Graph:
     ) -> Node:
         """Add a call, or a chain, group or batch. Returns its node, or the node of its last job.
 
-        - *after*: the nodes that must be done before it runs. A mapping gives each of them its own *on_failure*. Nodes
-          that are arguments of the call are added to *after*.
+        - *after*: the nodes that must be done before the new node runs. A mapping gives each of them its own
+          *on_failure*. Nodes that are arguments of the call are added to *after*.
         - *on_failure*: what happens if one of these nodes fails. ``"wait"``: the new node waits until the failed job is
           kicked and succeeds. ``"go"``: the new node runs. ``"stop"``: neither the new node nor its successors run.
 

@@ -71,9 +71,9 @@ class FlowHandle:
     def progress(self) -> FlowProgress:
         """Return how many jobs have ended. The jobs of *then* and *catch* of a batch are not counted.
 
-        For a flow that is not a batch, this method reads each job. A job that the store has lost does not count if
-        another job waits for it. For a cancelled flow, this method counts the jobs that had ended before the
-        cancellation. Raises ``FlowNotFound``.
+        For a flow that is not a batch, this method reads each job. A job that the store has lost does not count
+        as ended if another job waits for it. For a cancelled flow, this method counts the jobs that had ended before
+        the cancellation. Raises ``FlowNotFound``.
         """
         return progress_of(self._app.backend, self.id, self._record())
 
@@ -306,7 +306,7 @@ class FlowHandle:
         return await run(await self._app.abackend(), function, *args, **kwargs)
 
     def _results(self) -> tuple[list[JobHandle], bool]:
-        """Return the jobs whose results are the flow's result, and whether this is a list."""
+        """Return the jobs whose results are the flow's result, and whether the flow's result is a list."""
         record = self._record()
         if record.ends:
             backend = self._app.backend
@@ -351,7 +351,7 @@ class FlowHandle:
         """Carry out the steps in other queues before a running member is acked. Raises ``BackendError``.
 
         The last job must wait for the members that this member has added. Without this call, the ack could release the
-        last job before it waits for them.
+        last job before the last job waits for these members.
         """
         backend = self._app.backend
         while not backend.declared.one_step_everywhere and backend.relay([HOME]) > 0:

@@ -30,8 +30,7 @@ _ANY_SIZE = 2**62  # bytes: the body was stored, so it may be read
 
 
 def prepare_delete(backend: Backend, queue: str, job_id: str, followers: Followers = "refuse") -> None:
-    """Send arrivals to the jobs that wait for a job, because this job is about to be deleted. The job need not belong
-    to a flow.
+    """Before a job is deleted, send its arrivals to the jobs that wait for it. The job need not belong to a flow.
 
     Raises ``JobAwaited`` if other jobs wait for it and *followers* is ``"refuse"``, and the errors of
     ``Backend.delete``. Reads the job only if its id has the form of a flow's job id.

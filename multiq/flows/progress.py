@@ -1,8 +1,9 @@
 """Counts the jobs of a flow that have ended, and finds the jobs that the store has lost.
 
-A job that has ended leaves nothing if its task has no ``keep``, and neither does a job that the store has lost. The
-jobs that wait show the difference: a job that ends arrives at its followers in the same step. So a job that is held
-waits only for jobs that have not ended, and if the store has fewer of them, it has lost the others.
+A job that has ended leaves nothing in the store if its task has no ``keep``. A job that the store has lost leaves
+nothing, either. The jobs that wait show the difference: a job that ends arrives at its followers in the same step. So a
+held job waits only for jobs that have not ended. If the store has fewer jobs than the held job waits for, the store has
+lost the missing jobs.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def view(backend: Backend, flow_id: str, limit: int) -> FlowView:
 
 
 def _count(backend: Backend, flow_id: str, record: FlowRecord) -> tuple[FlowProgress, int]:
-    """Return the progress, and the number of jobs that do not count as done because the store has lost them. 0 for a
-    batch, which counts its members by itself."""
+    """Return the progress, and the number of lost jobs. A lost job is not in the store, and does not count as done.
+
+    The number of lost jobs is 0 for a flow that has ended, and for a batch. The last job of a batch counts the members.
+    """
     own = _counted(flow_id, record)
     total = len(own)
     if record.state == "cancelled":

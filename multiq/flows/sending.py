@@ -123,8 +123,8 @@ async def asend(app: App, enqueue: Callable[[], FlowHandle]) -> FlowHandle:
 
 
 class _Sending:
-    """The calls that enqueue a flow. If a reply is lost, ``EnqueueUncertain.repeat`` repeats this call, and then makes
-    the remaining calls."""
+    """The calls that enqueue a flow. If a reply is lost, ``EnqueueUncertain.repeat`` repeats the call that had no
+    reply, and then makes the remaining calls."""
 
     def __init__(
         self,
@@ -163,8 +163,9 @@ class _Sending:
 
     def _is_uncertain(self, error: BackendError, at: int) -> bool:
         """Whether the caller must get an ``EnqueueUncertain`` for the whole flow, because jobs that can run may be
-        stored. To a program, ``BackendUnavailable`` would mean that nothing is stored. *at*: the number of the failed
-        call.
+        stored. To a program, ``BackendUnavailable`` would mean that nothing is stored.
+
+        *at*: the number of the failed call.
 
         An ``EnqueueUncertain`` from one call is replaced, too, because its ``repeat`` would repeat only that call. A
         call raises ``EnqueuePartial`` if a part of its jobs is stored, and the server of the other jobs does not
@@ -256,5 +257,5 @@ def _enqueue(backend: Backend, queue: str, jobs: Sequence[NewJob], passed: float
 
 
 def _later(job: NewJob, passed: float) -> NewJob:
-    """Return the job as it is sent *passed* seconds later. The delay of a held job begins later, so it stays."""
+    """Return the job as it is sent *passed* seconds later. The delay of a held job begins at its release, and stays."""
     return job if job.terms is not None and job.terms.awaits else later(job, passed)

@@ -42,7 +42,9 @@ def alone(backend: Backend, is_needed: Callable[[], bool] = lambda: True) -> Ite
             break
         time.sleep(_POLL)
     else:
-        raise OptionInvalid("other processes must let this one add a schedule, got no turn: try again")
+        raise OptionInvalid(
+            "other processes have added schedules for 20 seconds, so this process got no turn: try again"
+        )
     try:
         yield
     finally:

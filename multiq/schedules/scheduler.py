@@ -499,7 +499,10 @@ class Scheduler:
                     return
                 self._reload()
                 self._settle()
-        raise OptionInvalid(f"the schedules in code must not be changed while they are stored, got {_TRIES} changes")
+        raise OptionInvalid(
+            f"other processes have changed the schedules of the app's code in each of {_TRIES} attempts to store them: "
+            "try again"
+        )
 
     def _has_new(self) -> bool:
         """Return whether the code has a schedule whose name is not stored. Loads the stored schedules unless this
