@@ -452,7 +452,7 @@ def _change(backend: Backend, key: str, changed: Callable[[Note | None], Step | 
         step = changed(note)
         if step is None or backend.carry_out([step], when=[Version(HOME, key, "" if note is None else note.version)]):
             return
-    raise BackendError(f"the note {key!r} of a limit was changed by others {10 * _TRIES} times")
+    raise BackendError(f"the note {key!r} of a limit was changed by other processes {10 * _TRIES} times")
 
 
 def _pages(backend: Backend, prefix: str) -> Iterator[Note]:

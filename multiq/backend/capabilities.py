@@ -36,7 +36,9 @@ Claim: TypeAlias = Literal[True] | Gap
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend's capabilities. The annotation of each field defines it. Each capability has conformance tests."""
+    """A backend's capabilities. The annotation of each field defines its capability. Each capability has conformance
+    tests.
+    """
 
     backend: str
 

@@ -52,7 +52,7 @@ class UniqueKeys:
         keys[key] = taken
 
     def leave(self, queue: str, key: bytes, job_id: str) -> None:
-        """Forget that a job has taken the key, unless the key is held by time. The job is gone."""
+        """Forget that a job, which is gone, has taken the key. A key that is held by time stays taken."""
         taken = self.find(queue, key)
         if taken is not None and taken.id == job_id and not taken.held_until:
             del self._queues[queue][key]

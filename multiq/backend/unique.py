@@ -15,7 +15,7 @@ class UniqueKey(msgspec.Struct, frozen=True):
     """What makes a job unique within its queue.
 
     A job *has* its key from its enqueue to the event in ``until``. While a job has a key, no job with this key is added
-    to the queue. The enqueue then returns the id of the job that has the key.
+    to the queue. An enqueue of a job with this key returns the id of the job that has the key.
     """
 
     key: bytes

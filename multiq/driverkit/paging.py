@@ -1,4 +1,4 @@
-"""Pages of a listing. Each page has a cursor. The cursor is the beginning of the next page.
+"""Pages of a listing. Each page has a cursor, which says where the next page begins.
 
 The listing is sorted by two numbers. The cursor has the two numbers of the last job on the page. If a job keeps its
 place, no page repeats or skips it, even if other jobs are enqueued or done between two pages.

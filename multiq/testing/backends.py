@@ -165,7 +165,7 @@ class SyncBackend(InlineBackend):
 
 
 class NullBackend(MemoryBackend):
-    """Without an app, this backend works like the memory backend."""
+    """``null://``: drops the jobs that an app enqueues. All other calls work as on the memory backend."""
 
     declared = msgspec.structs.replace(MemoryBackend.declared, backend="null")
 

@@ -127,7 +127,7 @@ class Fake:
         raise self._failure(f"{wanted} was not enqueued")
 
     def assert_not_enqueued(self, task: Task[..., Any] | str) -> None:
-        """Assert that no job of *task* was enqueued. Expected jobs do not count.
+        """Assert that no job of *task* was enqueued, except jobs that an earlier assertion has marked as expected.
 
         Raises ``TaskNotFound`` if the app has no such task, because the assertion could then never fail.
         """

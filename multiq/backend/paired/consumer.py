@@ -130,7 +130,9 @@ class PairedConsumer(Consumer):
 
     @property
     def sees_all(self) -> bool:  # type: ignore[override]
-        """Whether no job waits in the store, or for another look at the store, because the store did not answer."""
+        """Whether no job has to wait for the store. False: the store did not answer, and may have jobs to hand out,
+        or reserved jobs could not be looked up in it.
+        """
         return self._has_moved and time.monotonic() >= self._has_put_off_until and self._primary.sees_all
 
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
@@ -305,7 +307,9 @@ class PairedConsumer(Consumer):
                     mine = msgspec.structs.replace(known, number=lease.id, token=lease.token)
             if self._write(run, mine):
                 return run
-        raise BackendError(f"the note about job {header.id} in the store was changed by others {_ATTEMPTS} times")
+        raise BackendError(
+            f"the note about job {header.id} in the store was changed by other processes {_ATTEMPTS} times"
+        )
 
     def _read(self, run: _Run) -> Note | None:
         stored = self._store.note(home_of(run.lease.queue), job_key(run.id))
@@ -478,7 +482,7 @@ class PairedConsumer(Consumer):
             if self._primary.settle([Touch(run.lease)])[0] is not None:
                 plan.is_lost = True
                 return
-        raise BackendError(f"the note about job {run.id} in the store was changed by others {_ATTEMPTS} times")
+        raise BackendError(f"the note about job {run.id} in the store was changed by other processes {_ATTEMPTS} times")
 
     def _carry_out_all(self, plan: _Plan, steps: list[Step], when: list[Version]) -> bool:
         """Carry out the steps of a verdict together with the steps of the pair. Together, there may be a few more steps
@@ -595,7 +599,7 @@ def _is_foreign(plan: _Plan) -> bool:
 
 
 def _changed(run: _Run, verdict: Verdict, after: After) -> JobNote | None:
-    """Return the note about a job after a verdict other than an ack. None: it does not change."""
+    """Return the note about a job after a verdict other than an ack. None: the note does not change."""
     note = run.note
     if note is None or note.nonce != run.nonce:  # there is no note, or it is about an earlier job with the same number
         note = JobNote(run.nonce, run.lease.id, run.once)

@@ -222,7 +222,8 @@ def attempts(counted: int, note: JobNote | None) -> int:
 def recounted(note: JobNote, counted: int) -> JobNote:
     """Return the note about a reserved job without ``uncounted``, if the primary has begun to count again.
 
-    A restarted primary counts from 0. If it has not, it has counted this reservation and the uncounted ones.
+    A restarted primary counts from 0. A primary that was not restarted has counted this reservation and the uncounted
+    ones.
     """
     return msgspec.structs.replace(note, uncounted=0) if note.uncounted >= counted else note
 

@@ -1,4 +1,5 @@
-"""What a store beside a backend adds. ``multiq.backend.base`` imports this module, so it imports no backend."""
+"""What a store beside a backend adds. ``multiq.backend.base`` imports this module, so this module imports no
+backend."""
 
 from __future__ import annotations
 
