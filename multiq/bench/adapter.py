@@ -71,7 +71,7 @@ class Counters(msgspec.Struct, frozen=True):
     """CPU seconds of the server's processes, in user and in system mode."""
 
     def since(self, before: Counters) -> Counters:
-        """The difference between this reading and an *earlier* reading. ``memory`` is not a difference: it is the
+        """The difference between this reading and the earlier reading *before*. ``memory`` is not a difference: it is the
         current number of bytes."""
         return Counters(
             commands=_difference(self.commands, before.commands),

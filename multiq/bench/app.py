@@ -107,5 +107,5 @@ def _open_planted(url: str) -> Backend:
     bug = BUGS.get(name.replace("-", " "))
     if bug is None or inner:
         known = sorted([*PLANTED_BUGS, *(other.replace(" ", "-") for other in BUGS)])
-        raise ArgumentsInvalid(f"no planted bug {name!r}: choose one of {', '.join(known)}")
+        raise ArgumentsInvalid(f"there is no planted bug {name!r}: choose one of {', '.join(known)}")
     return bug.open(name="bench")

@@ -151,7 +151,9 @@ class WorkerProcess:
         for thread in self._threads:
             thread.join(_PATIENCE)
             if thread.is_alive():
-                raise ProcessFailed(f"a thread of the worker must end within {_PATIENCE:.0f} s after stop, still runs")
+                raise ProcessFailed(
+                    f"a thread of the worker must end within {_PATIENCE:.0f} s after stop, but it still runs"
+                )
         if self._process is not None:
             self._process.terminate()
             self._process.join(_PATIENCE)
@@ -159,7 +161,7 @@ class WorkerProcess:
             if code is None:
                 self.end()
                 raise ProcessFailed(
-                    f"the worker must end within {_PATIENCE:.0f} s after SIGTERM, still ran{self._last_words()}"
+                    f"the worker must end within {_PATIENCE:.0f} s after SIGTERM, but it still ran{self._last_words()}"
                 )
             if code != 0:
                 raise ProcessFailed(f"the worker must end with exit code 0, got {code}{self._last_words()}")

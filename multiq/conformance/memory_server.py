@@ -1,5 +1,5 @@
 """The memory backend behind a real socket. Subclasses of this backend have planted bugs about lost replies. The suite
-must find all bugs that are planted in this backend.
+must find all of these bugs.
 
 A request is the number of a call, and the reply is the same number. The call itself and its answer stay in this
 process, and are not sent. A correct server remembers its answer to each call, so a repeated call is carried out only

@@ -84,8 +84,8 @@ class DjangoApp(App):
                 self._serve_queues_of_tasks()
 
     def include(self, tasks: Any) -> None:
-        """Include a registry if this app includes registries: the app of ``default``, or of the first alias if there is
-        no ``default``."""
+        """Include a registry, if this app is the one that includes registries: the app of the alias ``default``, or of
+        the first alias if there is no ``default``."""
         if _includes_registries(self.options.alias):
             super().include(tasks)
             self._registries.append(tasks)
@@ -173,7 +173,7 @@ def our_aliases() -> list[str]:
 
 
 def is_ours(parameters: Mapping[str, Any]) -> bool:
-    """Whether ``TASKS`` names this backend or a subclass of it."""
+    """Whether the ``BACKEND`` in *parameters* is multiq's ``TaskBackend`` or a subclass of it."""
     try:
         found = import_string(str(parameters.get("BACKEND")))
     except ImportError:
