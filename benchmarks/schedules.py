@@ -10,6 +10,7 @@ with a schedule that is due every second. ``lateness`` reports how late the jobs
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -157,10 +158,11 @@ def spent(process: psutil.Process) -> float:
 
 def main() -> None:
     known = {"look": look, "lateness": lateness, "beside": beside}
-    what = [word for word in sys.argv[1:] if word in known] or list(known)
-    backends = [word for word in sys.argv[1:] if word in STORES] or ["redis", "sqlite", "mysql"]
-    for name in backends:
-        for each in what:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", choices=[[], *known, *STORES], default=[], metavar="WORD")
+    words = parser.parse_args().words
+    for name in [word for word in words if word in STORES] or _JOBS:
+        for each in [word for word in words if word in known] or known:
             with tempfile.TemporaryDirectory() as folder, STORES[name](Path(folder)) as url:
                 app.connect(url)
                 known[each](name)
