@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 def delete_coming(backend: Backend, record: Record) -> None:
     """Delete the jobs of a schedule that are not due yet, also those of its former times and in its former queues.
 
-    No scheduler makes these jobs again, because the note of the schedule has changed.
+    No scheduler makes these jobs again, because the note of the schedule has changed. A job that was due and waits for
+    its next attempt stays.
     """
     now = int(backend.now(record.home) * SECOND)
     for former in (record.as_former(), *record.formers):
         try:
-            coming = former.coming(now)
+            coming = former.coming(record.definition.name, now)
         except ScheduleInvalid:  # this machine cannot compute the occurrences during the pause, so they run
             continue
         for at in coming:

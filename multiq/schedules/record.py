@@ -111,10 +111,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     def due(self, occurrence: Milliseconds) -> Milliseconds:
         """Return the time at which the occurrence's job is due: not before the occurrence, and at most ``jitter``
         later."""
-        if not self.jitter:
-            return occurrence
-        share = int.from_bytes(_digest("jitter", self.name, occurrence)[:8]) / 2**64
-        return occurrence + int(share * self.jitter * 1000)
+        return _due(self.name, self.jitter, occurrence)
 
     def is_due_like(self, other: Definition) -> bool:
         """Return whether the other definition has the same occurrences."""
@@ -141,14 +138,15 @@ class Former(msgspec.Struct, frozen=True, omit_defaults=True):
         """The latest time at which a job of these occurrences is due."""
         return self.through + int(self.jitter * SECOND)
 
-    def coming(self, now: Milliseconds) -> list[Milliseconds]:
-        """Return the occurrences that were made, and whose jobs may be due later than *now*.
+    def coming(self, name: str, now: Milliseconds) -> list[Milliseconds]:
+        """Return the occurrences that were made, and whose jobs are due at *now* or later. *name*: the schedule's name.
 
         Raises ``ScheduleInvalid`` if this machine does not know the zone.
         """
         times = timetable(self.cron, self.every, self.at, self.zone)
         after = now - int(self.jitter * SECOND) - 1
-        return times.between(after, self.through, int(AHEAD_MOST + self.jitter) + 1)
+        made = times.between(after, self.through, int(AHEAD_MOST + self.jitter) + 1)
+        return [at for at in made if _due(name, self.jitter, at) >= now]
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -295,6 +293,13 @@ def announce(home: str) -> list[Step]:
 def home_in(note: Note) -> str | None:
     """Return the home that a note of ``HOME`` names. None: the note is of another kind."""
     return note.key.removeprefix(_HOMES) if note.key.startswith(_HOMES) else None
+
+
+def _due(name: str, jitter: float, occurrence: Milliseconds) -> Milliseconds:
+    if not jitter:
+        return occurrence
+    share = int.from_bytes(_digest("jitter", name, occurrence)[:8]) / 2**64
+    return occurrence + int(share * jitter * 1000)
 
 
 def _digest(use: str, name: str, occurrence: Milliseconds) -> bytes:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import multiq
-from multiq.backend import Ack, Bury, Drop, Enqueue, Gate, Put, State, UniqueKey
+from multiq.backend import Ack, Bury, Drop, Enqueue, Gate, Put, Release, State, UniqueKey
 from multiq.backend.memory import MemoryBackend
 from multiq.driverkit.clock import ManualClock
 from multiq.envelope import decode_envelope
@@ -487,6 +487,21 @@ def test_a_pause_deletes_what_is_not_due_and_leaves_out_its_time(shop: Shop) -> 
     # When the schedule is resumed, then future occurrences run, and no occurrence of the pause
     shop.app.schedules.resume("ten")
     assert shop.pass_time(35, scheduler) == [230.0, 240.0, 250.0, 260.0]
+
+
+def test_a_pause_keeps_a_job_that_has_run_and_waits_for_its_next_attempt(shop: Shop) -> None:
+    # Given a schedule whose jobs are delayed by up to ten minutes
+    shop.app.schedules.add("x", shop.work.s(), every=60, jitter=600)
+    scheduler = Scheduler(shop.app)
+    scheduler.look()
+    # When the first job has failed and waits for its next attempt, and the schedule is paused
+    while not shop.leases:
+        shop.pass_time(10, scheduler, step=10, ack=False)
+    failed, *others = shop.leases
+    shop.consumer.settle([Release(failed, delay=3600), *(Ack(lease) for lease in others)])
+    shop.app.schedules.pause("x")
+    # Then only this job is left
+    assert [record.id for record in shop.backend.jobs("default", State.DELAYED).jobs] == [failed.id]
 
 
 def test_a_removed_schedule_and_its_coming_jobs_are_gone(shop: Shop) -> None:
