@@ -107,11 +107,14 @@ async def aput_one(
     return JobHandle(backend, queue, job_id)
 
 
-async def astore_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
+async def astore_limits(backend: Backend, queue: str, limits: Sequence[Limit], connection: Any = None) -> None:
     """``store_limits`` without blocking the event loop. Enqueues that follow this call keep their order."""
     from .limits import missing_limits, store_limits
 
     if not missing_limits(backend, queue, limits):
+        return
+    if connection is not None:
+        await _beside(backend, connection, lambda own: store_limits(backend, queue, limits, own))
         return
     try:
         await run_in_order(backend, store_limits, backend, queue, limits)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from .backend import MAX_GATE_TEXT, MAX_GATES, Gate, Quota, Terms
-from .errors import ArgumentsInvalid, OptionInvalid
+from .errors import ArgumentsInvalid, BackendTimeout, LockedByCaller, OptionInvalid
 from .formatting import shown
 from .validation import APP_SCOPE, check_count, check_name
 
@@ -171,9 +171,12 @@ def with_gates(job: NewJob, gates: tuple[Gate, ...]) -> NewJob:
 _stored: weakref.WeakKeyDictionary[Backend, dict[tuple[str, str], Quota]] = weakref.WeakKeyDictionary()
 
 
-def store_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
+def store_limits(backend: Backend, queue: str, limits: Sequence[Limit], connection: Any = None) -> None:
     """Store the limits of a queue. A limit that this process has already stored is not stored again. A pinned limit
     does not change.
+
+    *connection*: the connection of the enqueue, if it has one. The backend may store the limits in the transaction of
+    this connection. A limit that a rollback would remove does not count as stored.
 
     Raises ``OptionInvalid`` if this process has stored the limit with other numbers. Raises ``Unsupported``,
     ``BackendError``.
@@ -182,9 +185,20 @@ def store_limits(backend: Backend, queue: str, limits: Sequence[Limit]) -> None:
         if place == APP_SCOPE or not backend.declared.limits:
             from .permits import change_quotas  # imported late, because few programs need permits
 
-            change_quotas(backend, place, missing, pinned=False)
-        else:
+            try:
+                change_quotas(backend, place, missing, pinned=False)
+            except (BackendTimeout, LockedByCaller) as exc:
+                if connection is not None:
+                    exc.add_note(
+                        f"limit {', '.join(missing)} is kept by permits, and must be stored before the transaction of "
+                        "connection= locks the file: start a worker of the app first, or enqueue a job of the task "
+                        "once outside a transaction"
+                    )
+                raise
+        elif connection is None:
             backend.limits(place, missing, pinned=False)
+        elif not backend.limits_beside(place, missing, connection):
+            continue
         _stored[backend].update({(place, name): quota for name, quota in missing.items()})
 
 

@@ -48,7 +48,7 @@ def send(
         if limits := parcel.limits():
             from .limits import store_limits
 
-            store_limits(backend, parcel.queue, limits)
+            store_limits(backend, parcel.queue, limits, options.connection)
         stored = add_jobs(backend, parcel.queue, jobs, options.connection, is_one=is_one) if jobs else []
         return parcel.stored(backend, jobs, stored)
 
@@ -72,7 +72,7 @@ async def asend(
         parcel.check(backend)
         jobs = parcel.jobs(backend, bodies)
         if limits := parcel.limits():
-            await astore_limits(backend, parcel.queue, limits)
+            await astore_limits(backend, parcel.queue, limits, options.connection)
         has_own_ids = ids is not None or options.id is not None
         stored = (
             await asend_jobs(

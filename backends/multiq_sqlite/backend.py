@@ -46,7 +46,7 @@ from multiq.backend import (
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.driverkit.paging import cursor_of, read_cursor
-from multiq.errors import JobHeld, JobNotFound, JobReserved, UniqueTaken, UrlInvalid
+from multiq.errors import JobHeld, JobNotFound, JobReserved, OptionInvalid, UniqueTaken, UrlInvalid
 from multiq.settings.url import Option, choice, seconds
 
 from .connection import MAX_BODY, SURELY_FITS
@@ -464,6 +464,13 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, N
             self._pool.notifier.notify()
         self._promote_all(queue, self._clock())
         return self._burying_malformed(lambda: states(self._select, queue, self._clock()))
+
+    def limits_beside(self, queue: str, quotas: Mapping[str, Quota], connection: Any) -> bool:
+        try:
+            transaction = ExternalTransaction(self._pool, connection)
+            return transaction.store_limits(queue, quotas)
+        except OptionInvalid:  # An outbox in another database may accept this connection.
+            return super().limits_beside(queue, quotas, connection)
 
     def doctor(self) -> list[Finding]:
         return examine(self._pool)

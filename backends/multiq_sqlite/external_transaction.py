@@ -18,13 +18,14 @@ from multiq.errors import BackendTimeout, ConnectionElsewhere, OptionInvalid
 from . import schema
 from .connection import Transaction, require_library
 from .errors import explain, is_busy, primary_code
+from .limits import add_limits, unstored
 from .records import size_of
 from .unique import insert_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from multiq.backend import NewJob
+    from multiq.backend import NewJob, Quota
     from multiq.driverkit.clock import Clock
     from multiq.driverkit.external_transaction import ExternalConnection
     from multiq.errors import MultiqError
@@ -72,6 +73,30 @@ class ExternalTransaction:
 
             self._write(add)
         return ids
+
+    def store_limits(self, queue: str, quotas: Mapping[str, Quota]) -> bool:
+        """Store limits that are not pinned in the caller's transaction. The caller's transaction may have the write
+        lock, so another connection could not store them.
+
+        Returns whether nothing had to be stored, because the committed limits are the same.
+        """
+        with explained(self._translate):
+            has_tables = self._ensure_tables(0)
+            if has_tables:
+                with self._pool.borrowed() as connection:
+                    rows = connection.select("quotas", {"queue": queue})
+                if not unstored(rows, quotas):
+                    return True
+            self._caller.begin()
+            name = self._schema_name()
+
+            def add() -> None:
+                if not has_tables:
+                    self._create_tables(name)
+                add_limits(Transaction(self._sqlite), queue, quotas, name)
+
+            self._write(add)
+        return False
 
     # --- the file ---
 

@@ -15,6 +15,7 @@ from multiq.backend.limits import limit_states
 from multiq.driverkit.clock import SECOND
 
 from .records import as_json
+from .statements import qualified
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -348,8 +349,7 @@ def change_limits(
         if quota is None:
             transaction.execute("drop_limit", own)
         else:
-            stored = {"slots": quota.slots, "rate": quota.rate, "per": quota.per, "burst": quota.burst}
-            transaction.execute("put_limit", own | stored | {"fair": int(quota.fair), "pinned": int(pinned)})
+            transaction.execute("put_limit", own | _quota_columns(quota) | {"pinned": int(pinned)})
         changes.append(_Change(name))
     for (key,) in transaction.execute("changes", {"queue": queue}).fetchall():
         if _Change.of(key).name in {one.name for one in changes}:
@@ -357,6 +357,35 @@ def change_limits(
     is_all = _go_on(transaction, queue, changes, now)
     transaction.execute("forget_gates", {"queue": queue})
     return is_all
+
+
+def unstored(rows: Iterable[tuple[Any, ...]], quotas: Mapping[str, Quota]) -> dict[str, Quota]:
+    """Return the limits that are neither pinned nor stored with the same quota. *rows*: the rows of ``quotas.sql``."""
+    stored = _limits(rows)
+    return {
+        name: quota
+        for name, quota in quotas.items()
+        if name not in stored or not (stored[name].is_pinned or stored[name].quota == quota)
+    }
+
+
+def add_limits(transaction: Transaction, queue: str, quotas: Mapping[str, Quota], schema: str) -> None:
+    """Store limits in a caller's transaction. Pinned limits do not change.
+
+    The next reserve after the commit checks the gates of the jobs that wait for these limits, as it does after a
+    process died during ``change_limits``. So the caller's transaction is short.
+    """
+
+    def execute(name: str, parameters: dict[str, Any]) -> Any:
+        return transaction.execute_text(qualified(name, schema), parameters)
+
+    changed = unstored(execute("quotas", {"queue": queue}).fetchall(), quotas)
+    for (key,) in execute("changes", {"queue": queue}).fetchall():
+        if _Change.of(key).name in changed:
+            execute("end_change", {"queue": queue, "key": key})
+    for name, quota in changed.items():
+        execute("put_limit", {"queue": queue, "name": name, "pinned": 0} | _quota_columns(quota))
+        execute("go_on_later", {"queue": queue, "key": _Change(name).key()})
 
 
 def go_on(transaction: Transaction, queue: str, now: int) -> bool:
@@ -505,6 +534,16 @@ def _limits(rows: Iterable[tuple[Any, ...]]) -> dict[str, _Limit]:
     return {
         name: _Limit(Quota(slots, rate, per, burst, bool(fair)), bool(pinned))
         for name, slots, rate, per, burst, fair, pinned in rows
+    }
+
+
+def _quota_columns(quota: Quota) -> dict[str, Any]:
+    return {
+        "slots": quota.slots,
+        "rate": quota.rate,
+        "per": quota.per,
+        "burst": quota.burst,
+        "fair": int(quota.fair),
     }
 
 

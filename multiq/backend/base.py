@@ -310,6 +310,15 @@ class Backend(ABC):
         """
         raise self.unsupported("limits")
 
+    def limits_beside(self, queue: str, quotas: Mapping[str, Quota], connection: Any) -> bool:
+        """Store limits of jobs that are about to be enqueued with ``connection=``. Pinned limits do not change.
+
+        Returns whether the limits stay stored if the caller rolls back. This default stores them outside the caller's
+        transaction. A driver must override it if the caller's transaction would keep ``limits`` waiting.
+        """
+        self.limits(queue, quotas, pinned=False)
+        return True
+
     def doctor(self) -> list[Finding]:
         """Check whether the server or file is suitable for jobs. Changes nothing.
 

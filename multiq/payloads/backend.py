@@ -199,6 +199,9 @@ class SealedBackend(Backend):
     ) -> list[LimitState]:
         return self.inner.limits(queue, change, pinned=pinned)
 
+    def limits_beside(self, queue: str, quotas: Mapping[str, Quota], connection: Any) -> bool:
+        return self.inner.limits_beside(queue, quotas, connection)
+
     def doctor(self) -> list[Finding]:
         return self.inner.doctor()
 
