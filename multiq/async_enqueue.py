@@ -208,8 +208,11 @@ class _Parcel:
 
 
 class _Waiting:
-    """Keeps the parcels that wait to be sent to one backend. A parcel is the jobs of one call of ``aenqueue``. The dict
-    has a queue as long as a thread sends the queue's parcels, or a loop is about to start this thread."""
+    """Keeps the parcels that wait to be sent to one backend. A parcel is the jobs of one call of ``aenqueue``.
+
+    The dict ``_parcels`` has a queue as long as a thread sends the queue's parcels, or a loop is about to start such a
+    thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -269,7 +269,7 @@ def _check_version(body: bytes) -> None:
         raise PayloadInvalid(refusal)
     if version not in {ENVELOPE_VERSION, FLOW_VERSION}:
         raise PayloadInvalid(
-            f"the body is an envelope of version {version}, this multiq reads versions {ENVELOPE_VERSION} and "
+            f"the body is an envelope of version {version}, but this multiq reads versions {ENVELOPE_VERSION} and "
             f"{FLOW_VERSION}"
         )
 

@@ -231,7 +231,7 @@ class FailedJobs:
     - *limit*: the largest number of jobs.
 
     The methods raise ``Unsupported`` if the backend lacks a capability that they need. A backend without ``lists_jobs``
-    shows only the job of a queue that was buried first.
+    shows only one failed job of each queue: the job that was buried first.
     """
 
     def __init__(self, backend: Backend) -> None:

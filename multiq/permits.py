@@ -168,7 +168,7 @@ def check_quota_of_permits(backend: Backend, name: str, quota: Quota) -> None:
         )
     if quota.slots is not None and quota.slots > MAX_SLOTS:
         raise OptionInvalid(
-            f"slots of limit {name} must be at most {MAX_SLOTS}, because it is kept by permits, got {quota.slots}"
+            f"slots of limit {name} must be at most {MAX_SLOTS}, got {quota.slots}: the limit is kept by permits"
         )
 
 

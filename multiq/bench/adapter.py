@@ -71,8 +71,8 @@ class Counters(msgspec.Struct, frozen=True):
     """CPU seconds of the server's processes, in user and in system mode."""
 
     def since(self, before: Counters) -> Counters:
-        """The difference between this reading and the earlier reading *before*. ``memory`` is not a difference: it is the
-        current number of bytes."""
+        """The difference between this reading and the earlier reading *before*. ``memory`` is not a difference: it is
+        the current number of bytes."""
         return Counters(
             commands=_difference(self.commands, before.commands),
             received=_difference(self.received, before.received),

@@ -1,5 +1,5 @@
-"""The results of a run as one document. The option ``--json`` writes this document. The table, the page and the comparison
-read it."""
+"""The results of a run as one document. The option ``--json`` writes this document. The table, the page and the
+comparison read it."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Multiq(Tasks):
         if not isinstance(web, Flask):
             raise ArgumentsInvalid(f"init_app must have a Flask application, got {shown(web)}")
         if _KEY in web.extensions:
-            raise OptionInvalid(f"application {web.name!r} must have one extension of multiq, and has one already")
+            raise OptionInvalid(f"application {web.name!r} must have at most one extension of multiq, got a second one")
         app = App(settings=_settings(web))
 
         @app.middleware

@@ -63,7 +63,7 @@ def instrument(app: App, *, errors: Literal["buried", "all", "none"] = "buried")
     if errors not in _REPORTS:
         raise OptionInvalid(f"errors must be one of {', '.join(_REPORTS)}, got {shown(errors)}")
     if any(isinstance(member, Sentry) for member in app.chain.members):
-        raise OptionInvalid("an app must be instrumented once: its errors would be reported twice")
+        raise OptionInvalid("an app must be instrumented once, got a second call: it would report all errors twice")
     middleware = Sentry(errors)
     app.middleware(middleware)
     app.events.subscribe(JobCrashed, _report_crash)

@@ -145,7 +145,7 @@ def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
 def test_another_version_is_refused_as_such_whatever_its_fields_are(version: int, task: bytes) -> None:
     body = b'{"multiq":%d,"task":%s}' % (version, task)
     with pytest.raises(
-        PayloadInvalid, match=f"is an envelope of version {version}, this multiq reads versions 1 and 2"
+        PayloadInvalid, match=f"is an envelope of version {version}, but this multiq reads versions 1 and 2"
     ):
         decode_envelope(body)
 

@@ -67,7 +67,7 @@ def test_bytes_that_are_not_an_outcome_are_refused(body: bytes) -> None:
 
 
 def test_a_later_version_is_named() -> None:
-    with pytest.raises(PayloadInvalid, match="is of version 2, this multiq reads version 1"):
+    with pytest.raises(PayloadInvalid, match="is of version 2, but this multiq reads version 1"):
         decode_outcome(stored(b'{"v":2}'))
 
 

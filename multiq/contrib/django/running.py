@@ -115,7 +115,7 @@ async def _asend(app: DjangoApp, signal: Any, result: Any) -> None:
 
 def _send_while_handling(app: DjangoApp, result: Any, error: BaseException | None) -> None:
     """Send the signal while *error* is being handled. Django's own receiver logs the exception that is being handled.
-    In this case, it logs the frames of the task's code."""
+    So the receiver logs the frames of the task's code."""
     if error is None:
         _send(app, task_finished, result)
         return
@@ -129,8 +129,11 @@ def _send_while_handling(app: DjangoApp, result: Any, error: BaseException | Non
 
 
 def _outside_the_loop(app: DjangoApp, work: Callable[[], None]) -> None:
-    """Do *work* on a thread where receivers may query the database. If an event loop runs on this thread, use another
-    thread, and do not wait for it. A worker waits for this thread at its end."""
+    """Do *work* on a thread where receivers may query the database.
+
+    If an event loop runs on the calling thread, the thread of ``_Receivers`` does *work*, and this function does not
+    wait. A worker waits for the thread of ``_Receivers`` when the worker ends.
+    """
     if not is_on_loop():
         with after_the_run(app):
             work()

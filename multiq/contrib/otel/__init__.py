@@ -55,7 +55,7 @@ def instrument(
     - *tracer_provider*, *meter_provider*, *logger_provider*, *propagator*: default: the global objects.
     - *parent*: ``"link"``: each run has its own trace, which links to the span of the enqueue. ``"producer"``: a
       run also continues the trace of the enqueue.
-    - *create_spans*: whether each job of an ``enqueue_many`` or a flow has its own span. If they have none, all these
+    - *create_spans*: whether each job of an ``enqueue_many`` or a flow has its own span. False: all these
       jobs link to the span of the call.
     - *worker_calls*: whether the worker's calls that reserve and settle jobs have spans and durations, too. A worker
       then makes one more call whenever its queues become empty.
@@ -69,7 +69,9 @@ def instrument(
     if parent not in _PARENTS:
         raise OptionInvalid(f"parent must be one of {', '.join(_PARENTS)}, got {shown(parent)}")
     if any(isinstance(member, OpenTelemetry) for member in app.chain.members):
-        raise OptionInvalid("an app must be instrumented once: its spans and metrics would be sent twice")
+        raise OptionInvalid(
+            "an app must be instrumented once, got a second call: it would send all spans and metrics twice"
+        )
     _check_providers(tracer_provider=tracer_provider, meter_provider=meter_provider, logger_provider=logger_provider)
     if propagator is not None and not all(hasattr(propagator, name) for name in ("inject", "extract", "fields")):
         raise ArgumentsInvalid(f"propagator must be a TextMapPropagator of OpenTelemetry, got {shown(propagator)}")

@@ -326,8 +326,9 @@ class OpenTelemetry(Middleware):
                 run_in_thread(functools.partial(_flush, force_flush, seconds)).wait(seconds)
 
     def note_failure(self) -> None:
-        """Log the error that is being handled, which the SDK or code that the program has given to it has raised. Only
-        the first error is logged, because each further job would raise it again."""
+        """Log the error that is being handled. The SDK, or code that the program has given to the SDK, has raised it.
+
+        Only the first error is logged, because each further job would raise the same error."""
         if not self._has_failed:
             self._has_failed = True
             _log.exception("telemetry failed: jobs go on without it, and further errors of it are not logged")
@@ -480,7 +481,7 @@ class OpenTelemetry(Middleware):
 
 
 def _complete(span: Span, job: Outgoing, queue: str) -> None:
-    """Set the attributes that are known only after the enqueue. *queue*: the queue that the job had before."""
+    """Set the attributes that are known only after the enqueue. *queue*: the job's queue at the start of the span."""
     if not span.is_recording():
         return
     if job.id is not None:

@@ -244,8 +244,8 @@ class Outbox(outbox.Outbox):
                 and other.app.url != self.app.url
             ):
                 raise OptionInvalid(
-                    f"table must be one that no other app uses, got {self.table.fullname}: each of the two would "
-                    "enqueue the other one's jobs"
+                    f"table must be one that no other app uses, got {self.table.fullname}: each of the two "
+                    "apps would enqueue the jobs of the other app"
                 )
 
     # --- storing ---
@@ -314,7 +314,7 @@ class Outbox(outbox.Outbox):
             event.listen(engine.pool, "checkin", self._on_checkin)
 
     def _on_checkin(self, _dbapi_connection: Any, record: Any) -> None:
-        """A connection that returns to its pool has no transaction any more."""
+        """Called when a connection returns to its pool. The connection has no transaction any more."""
         if record.info.pop(self._mark, False):
             self._wake()
 
@@ -460,7 +460,7 @@ def _refuse_too_large(backend: Backend, size: int) -> None:
     if limit is not None and size > limit:
         limit = backend.capabilities.max_body
         if limit is not None and size > limit:
-            raise PayloadTooLarge(size, limit, f"{backend.declared.backend} takes no larger one")
+            raise PayloadTooLarge(size, limit, f"{backend.declared.backend} takes no larger body")
 
 
 def _is_engine(thing: object) -> TypeGuard[AnyEngine]:

@@ -246,7 +246,7 @@ class Relay:
     # --- the backend ---
 
     def _enqueue(self, group: _Group) -> int:
-        """Enqueue the jobs of a group, and delete its rows. Returns their number.
+        """Enqueue the jobs of a group, and delete its rows. Returns the number of jobs.
 
         If the backend refuses a job, this job is put off, the other jobs are enqueued, and then the error is raised.
         """
