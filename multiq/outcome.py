@@ -160,7 +160,8 @@ def decode_outcome(outcome: Outcome) -> JobOutcome:
         version = _version_decoder.decode(outcome.body).v
         if version != OUTCOME_VERSION:
             raise PayloadInvalid(
-                f"the outcome of job {outcome.id} is of version {version}, but this multiq reads version {OUTCOME_VERSION}"
+                f"the outcome of job {outcome.id} is of version {version}, but this multiq reads version "
+                f"{OUTCOME_VERSION}"
             )
         stored = _stored_decoder.decode(outcome.body)
         has_value = isinstance(stored.value, msgspec.Raw)
