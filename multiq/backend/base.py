@@ -536,8 +536,8 @@ class Consumer(ABC):
     """
 
     sees_all: bool = True
-    """Whether ``reserve`` looks at all due jobs. False: it may have missed jobs, because a part of the backend does not
-    answer. The other parts still deliver jobs, so this is no error. With ``stop_when_empty``, a worker does not
+    """Whether ``reserve`` looks at all due jobs. False: ``reserve`` may have missed jobs, because a part of the backend does
+    not answer. The other parts still deliver jobs, so this is no error. With ``stop_when_empty``, a worker does not
     end while ``sees_all`` is False.
     """
 

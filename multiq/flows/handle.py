@@ -49,9 +49,9 @@ class SweptFlow(NamedTuple):
     action: Literal["finished", "dropped", "left"]
     """The action of ``sweep``.
 
-    - ``finished``: all of its jobs were enqueued, so the flow can continue.
-    - ``dropped``: it was cancelled, because some of its jobs are missing.
-    - ``left``: some of its jobs run, or can still run.
+    - ``finished``: all jobs of the flow were enqueued, so the flow can continue.
+    - ``dropped``: the flow was cancelled, because some of its jobs are missing.
+    - ``left``: some jobs of the flow run, or can still run.
     """
 
 

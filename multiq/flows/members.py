@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .following import End
 
 Followers: TypeAlias = Literal["refuse", "go", "stop"]
-"""What happens if other jobs wait for the deleted job. ``refuse``: it is not deleted. ``go``: the other jobs run.
-``stop``: the other jobs are cancelled."""
+"""What happens if other jobs wait for the deleted job. ``refuse``: the job is not deleted. ``go``: the other
+jobs run. ``stop``: the other jobs are cancelled."""
 
 FOLLOWERS: tuple[Followers, ...] = ("refuse", "go", "stop")
 

@@ -100,10 +100,11 @@ class FlowInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     state: FlowState
-    """``enqueuing``: its producer has not enqueued all jobs, because it still works or because it has died. ``open``:
-    not all jobs are done."""
+    """``enqueuing``: the producer has not enqueued all jobs. It still works, or has died. ``open``: not all jobs are
+    done.
+    """
     jobs: int
-    """The number of its jobs, including the jobs of *then* and *catch*."""
+    """The number of the flow's jobs, including the jobs of *then* and *catch*."""
     created: float
     """Seconds since 1970."""
     finished: float | None

@@ -70,7 +70,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     queue: str
     task: str
     body: msgspec.Raw
-    """The envelope of its jobs, without the headers of an occurrence."""
+    """The envelope of the schedule's jobs, without the headers of an occurrence."""
     priority: Annotated[int, Meta(ge=0, le=PRIORITY_MAX)]
     ttr: Annotated[float, Meta(ge=TTR_MIN, le=DELAY_MAX)]
     cron: str = ""

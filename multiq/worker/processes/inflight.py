@@ -336,8 +336,8 @@ class InflightWriter:
         self._free = list(reversed(range(_HEAD, _HEAD + table._slots * _SLOT, _SLOT)))  # noqa: SLF001
         self._serial = 0
         self.marks = self._cells
-        """The cells. A slot's mark is at index ``Held.slot``. The inline executor writes it in place of ``begin`` and
-        ``end``.
+        """The cells. A slot's mark is at index ``Held.slot``. The inline executor writes the mark in place of
+        ``begin`` and ``end``.
         """
 
     def hold(self, jobs: Sequence[Held]) -> None:
