@@ -317,8 +317,8 @@ class _Change(NamedTuple):
     part: int = 0
     first: bytes = b""
     latest: int = _NEVER
-    """The latest time until which a job waits for the limit's rate. ``_NEVER``: the limit was removed. It is counted
-    from the present slice, because reserves may have handed out jobs within the new quota before."""
+    """The latest time until which a job waits for the limit's rate. ``_NEVER``: the limit was removed. Each slice
+    computes the time again, because reserves may have handed out jobs within the new quota before the slice."""
 
     def key(self) -> bytes:
         """Return the change as the key of a row in ``multiq_rates``."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .signature import Signature
 
     _Call: TypeAlias = Callable[[float], object]
-    """A call of the backend. It takes the seconds since the flow was enqueued, which are 0 unless it is repeated."""
+    """A call of the backend. The argument is the seconds since the flow was enqueued: 0, or more in a repetition."""
 
 
 def send(flow: Graph) -> FlowHandle:
