@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from servers.mysql import MysqlDatabases, MysqlServer, Place
 
-    from multiq.backend import Lease, Step, Verdict
+    from multiq.backend import Backend, Lease, Step, Verdict
     from multiq_mysql.backend import MysqlBackend
 
 QUEUE = "mail"
@@ -68,7 +68,7 @@ def enqueue(backend: MysqlBackend, count: int = 1) -> list[str]:
     return backend.enqueue(QUEUE, [NewJob(b"x", job_id) for job_id in new_ids(count)])
 
 
-def hold(backend: MysqlBackend, awaits: int, queue: str = QUEUE, **options: Any) -> str:
+def hold(backend: Backend, awaits: int, queue: str = QUEUE, **options: Any) -> str:
     (job_id,) = backend.enqueue(queue, [NewJob(b"held", new_id(), terms=Terms(awaits), **options)])
     return job_id
 

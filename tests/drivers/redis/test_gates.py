@@ -237,7 +237,7 @@ def test_parked_jobs_that_a_program_removes_leave_no_line_beside_a_job_that_runs
     backend.limits(QUEUE, {"api": Quota(slots=1), "fair": Quota(fair=True)})
     add(backend, 1, Gate("other"))
     assert len(consumer.reserve(1, 0)) == 1
-    ids = []
+    ids: list[str] = []
     for number in range(30):
         ids += add(backend, 1, API, Gate("fair", str(number)), unique=UniqueKey(b"%d" % len(ids)))
         ids += add(backend, 1, Gate("fair", f"open {number}"), unique=UniqueKey(b"%d" % len(ids)))
