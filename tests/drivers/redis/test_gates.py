@@ -205,6 +205,24 @@ def test_queue_that_a_manager_empties_leaves_only_its_limits(
     assert left(server) == {"limits"}
 
 
+@pytest.mark.parametrize("how", ["delete", "delete_many"])
+@pytest.mark.parametrize("state", [State.READY, State.DELAYED])
+def test_last_job_of_a_queue_leaves_no_slot_of_a_lease_that_has_ended(
+    server: RedisServer, backend: Backend, consumer: Consumer, how: str, state: State
+) -> None:
+    backend.limits(QUEUE, {"api": Quota(slots=1)})
+    (job_id,) = add(backend, ttr=0.05)
+    assert len(consumer.reserve(1, 0)) == 1
+    until(lambda: backend.stats(QUEUE).reserved == 0, "the lease has ended")
+    if state is State.DELAYED:
+        backend.reschedule(QUEUE, job_id, LONG)
+    if how == "delete":
+        backend.delete(QUEUE, job_id)
+    else:
+        assert backend.delete_many(QUEUE, [job_id]) == [None]
+    assert left(server) == {"limits"}
+
+
 @pytest.mark.parametrize("how", ["ack", "delete", "delete_many", "purge", "replace"])
 def test_empty_queue_leaves_only_its_limits(
     server: RedisServer, backend: Backend, consumer: Consumer, how: str

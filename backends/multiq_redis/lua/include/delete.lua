@@ -1,10 +1,11 @@
--- `is_left_to_another_script` takes a ready job with gates out of its line.
+-- `is_left_to_another_script` takes a job with gates out of its line, if the job is parked. The other script also deletes
+-- what the limits of an empty queue have left, for example the slot of a lease that has ended.
 local seen = earlier_answer()
 if seen then return seen end
 local state, record, _, set = find(ARGV[2], KEYS[2], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[11])
 if not state then return remember('missing') end
 if state == 'reserved' then return remember('reserved') end
-if state == 'ready' and has_gates(record) and is_left_to_another_script(ARGV[2], record) then return 'gated' end
+if has_gates(record) and is_left_to_another_script(ARGV[2], record) then return 'gated' end
 redis.call('ZREM', set, place_of(ARGV[2], record))
 redis.call('HDEL', KEYS[2], ARGV[2])
 if state == 'held' then forget_terms(ARGV[2], record) end

@@ -1,4 +1,5 @@
--- `is_left_to_another_script` takes a ready job with gates out of its line.
+-- `is_left_to_another_script` takes a job with gates out of its line, if the job is parked. The other script also deletes
+-- what the limits of an empty queue have left, for example the slot of a lease that has ended.
 local DROPPED_PER_KEEP = 2 -- expired outcomes that each new outcome deletes: more than one, so that their number falls
 local seen = earlier_answer()
 if seen then return seen end
@@ -13,7 +14,7 @@ for i = 3, #ARGV do
         answers[i - 2] = 'm'
     elseif state == 'reserved' then
         answers[i - 2] = 'r'
-    elseif state == 'ready' and has_gates(record) and is_left_to_another_script(id, record) then
+    elseif has_gates(record) and is_left_to_another_script(id, record) then
         answers[i - 2] = 'g'
     else
         answers[i - 2] = 'd'
