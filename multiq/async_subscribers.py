@@ -195,4 +195,4 @@ async def _call(subscriber: Callable[[Event], Awaitable[object]], event: Event) 
     except (asyncio.CancelledError, GeneratorExit):  # cancelled by the loop
         raise
     except BaseException:  # noqa: BLE001 - the error is logged, and the job continues
-        _log.exception("a subscriber of %s failed; the job's fate is not affected", type(event).__name__)
+        _log.exception("a subscriber of %s failed; the outcome of the job is not affected", type(event).__name__)

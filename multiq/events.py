@@ -226,7 +226,7 @@ class Events:
             try:
                 subscriber(event)
             except BaseException:  # noqa: BLE001 - the error is logged, and the job continues
-                _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
+                _log.exception("a subscriber of %s failed; the outcome of the job is not affected", kind.__name__)
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
         """Return a subscriber that starts the coroutine and does not wait for its end."""

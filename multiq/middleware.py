@@ -240,7 +240,9 @@ class Chain:
             try:
                 ended(job, ending)
             except BaseException:  # noqa: BLE001 - no error may change the job's verdict
-                _log.exception("middleware failed in ended() of task %s; the job's fate is not affected", job.task)
+                _log.exception(
+                    "middleware failed in ended() of task %s; the outcome of the job is not affected", job.task
+                )
 
 
 class AppChain(Chain):

@@ -257,7 +257,7 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
             and not _may_have_been_taken(stories, setting, story)
             and not _may_have_been_locked(stories, setting, story, other)
         ):
-            text = f"claimed after job {number}, which was asked for when this one was stored already"
+            text = f"claimed after job {number}, whose enqueue began when this job was stored already"
             yield Violation("I6 first in, first out", story.number, text, (number,))
         if story.asked > asked:
             latest[lane] = (story.asked, story.number)

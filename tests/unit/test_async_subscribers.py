@@ -78,8 +78,8 @@ class TestInEachMode:
         assert handle.state() == State.GONE
         told = [message for message in caplog.messages if "subscriber" in message]
         assert sorted(told) == [
-            "a subscriber of JobDone failed; the job's fate is not affected",
-            "a subscriber of JobStarted failed; the job's fate is not affected",
+            "a subscriber of JobDone failed; the outcome of the job is not affected",
+            "a subscriber of JobStarted failed; the outcome of the job is not affected",
         ]
 
     def test_a_subscriber_that_does_not_end_is_cancelled_at_the_worker_s_end(

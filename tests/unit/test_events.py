@@ -65,7 +65,7 @@ def test_a_subscriber_s_error_is_logged_and_the_others_are_called(
     with caplog.at_level(logging.ERROR, "multiq.events"):
         events.emit(PAUSED)
     assert heard == [PAUSED]
-    assert caplog.messages == ["a subscriber of WorkerPaused failed; the job's fate is not affected"]
+    assert caplog.messages == ["a subscriber of WorkerPaused failed; the outcome of the job is not affected"]
 
 
 def test_a_subscriber_may_subscribe_another_one_while_it_is_called() -> None:

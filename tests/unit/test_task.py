@@ -205,7 +205,10 @@ def test_middleware_that_exits_changes_nothing(app: multiq.App, caplog: pytest.L
     work_off(app)
     assert app.queue().stats().buried == 1
     assert app.queue().stats().ready == 0
-    assert caplog.messages.count("middleware failed in ended() of task divide; the job's fate is not affected") == 2
+    assert (
+        caplog.messages.count("middleware failed in ended() of task divide; the outcome of the job is not affected")
+        == 2
+    )
 
 
 # --- arguments ---

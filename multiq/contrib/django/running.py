@@ -155,7 +155,7 @@ class _Receivers:
             try:
                 work()
             except BaseException:  # noqa: BLE001 - such as SystemExit, which Django does not catch
-                _log.exception("a receiver of task_finished failed; the task's fate is not affected")
+                _log.exception("a receiver of task_finished failed; the outcome of the task is not affected")
             finally:
                 self._room.release()
                 close_all_here()

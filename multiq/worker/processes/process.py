@@ -452,7 +452,7 @@ class WorkerProcess:
                 if before_fetch(self.name) is False:
                     return False
             except BaseException:  # noqa: BLE001 - logged; middleware that fails does not veto
-                _log.exception("middleware failed in before_fetch(); the worker goes on as if it had agreed")
+                _log.exception("middleware failed in before_fetch(); the worker goes on and reserves jobs")
         return True
 
     def _wait(self, finished: list[Held], patience: float) -> None:

@@ -55,7 +55,7 @@ UNKNOWN_EXIT = 2**31
 _SLACK = 0.1  # share of a ttr by which a touch may be late before the child counts as stuck
 _TOUCH_SHARE = 1 / 3
 _RETRY = 0.2  # seconds after a failed call to the backend
-_STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this job or another"
+_STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this job or in another job"
 
 
 class Recovery:
