@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from multiq.backend import State
 from multiq.errors import JobNotFound, JobReserved, ScheduleInvalid
 
 from .record import occurrence_id
@@ -31,5 +32,6 @@ def delete_coming(backend: Backend, record: Record) -> None:
         for at in coming:
             with contextlib.suppress(JobNotFound, JobReserved):
                 job_id = occurrence_id(record.definition.name, at)
-                if backend.peek(former.queue, job_id).due_in:
+                # due_in may be rounded down to 0
+                if backend.peek(former.queue, job_id).state is State.DELAYED:
                     backend.delete(former.queue, job_id)

@@ -167,7 +167,7 @@ class Paired(Inspection, Management, Pausing, Purging, Outcomes, Holds, Notes, D
                     return record
                 raise JobNotFound(queue, job_id)
             try:
-                return _held_record(self.store.peek(home_of(queue), job_id), queue)
+                return _coming_record(self.store.peek(home_of(queue), job_id), queue)
             except JobNotFound:
                 if self._number(queue, job_id) is None:
                     raise
@@ -560,6 +560,15 @@ def _awaits(job: NewJob) -> bool:
 def _plain(job: NewJob) -> NewJob:
     body = plain_body(job.body)
     return job if body is job.body else msgspec.structs.replace(job, body=body)
+
+
+def _coming_record(record: JobRecord, queue: str) -> JobRecord:
+    """Like ``_held_record``, but a job whose delay begins in the primary is shown as delayed."""
+    shown = _held_record(record, queue)
+    found = read_body(record.body)
+    if shown.state is not State.READY or not isinstance(found, Tracked) or not found.header.delay:
+        return shown
+    return msgspec.structs.replace(shown, state=State.DELAYED, due_in=found.header.delay)
 
 
 def _held_record(record: JobRecord, queue: str) -> JobRecord:

@@ -3,6 +3,7 @@ jobs cost."""
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 import time
@@ -38,7 +39,8 @@ from multiq.backend.paired.layout import stored_step
 from multiq.backend.registry import load_driver, open_backend
 from multiq.cancellation import requests, withdraw
 from multiq.conformance.proxy import Latency, Proxy
-from multiq.control.flags import DOWN, Control
+from multiq.control.flags import DOWN, RESTART, Control
+from multiq.envelope import decode_envelope
 from multiq.errors import (
     BackendCorrupt,
     BackendUnavailable,
@@ -48,6 +50,7 @@ from multiq.errors import (
     OptionInvalid,
     Unsupported,
 )
+from multiq.schedules import Scheduler
 from multiq.settings.url import with_store
 
 if TYPE_CHECKING:
@@ -100,6 +103,11 @@ def pair(server: BeanstalkServer, store: CountingStore) -> Iterator[Paired]:
 def app(pair: Paired) -> Iterator[multiq.App]:
     with multiq.App(backend=pair) as app:
         yield app
+
+
+def at_of(headers: dict[str, str]) -> float:
+    """The time of a schedule's job."""
+    return dt.datetime.fromisoformat(headers["multiq-occurrence"]).timestamp()
 
 
 def _held(job_id: str = "held", awaits: int = 1, **options: float) -> NewJob:
@@ -455,6 +463,36 @@ def test_a_pair_refuses_what_its_server_lacks_with_its_own_name(pair: Paired) ->
     with pytest.raises(Unsupported) as refusal:
         raise pair.unsupported("client_ids")
     assert refusal.value.backend == "beanstalk+store"
+
+
+def test_a_pause_of_a_schedule_deletes_its_jobs_in_the_server_and_those_on_the_way_to_it(
+    app: multiq.App, pair: Paired, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given the jobs of two schedules: some are in the server, and some are not yet put to it
+    @app.task(queue=QUEUE)
+    def work() -> None: ...
+
+    for name in "there", "coming":
+        app.schedules.add(name, work.s(), every=1)
+        with monkeypatch.context() as patch:
+            if name == "coming":
+                patch.setattr(pair._mover, "move", lambda _queues: None)
+            Scheduler(app, ahead=3.0).look()
+        # When the schedules are paused
+        app.schedules.pause(name)
+    ended = time.time()
+    # Then no job of a later time is left
+    pair.relay([QUEUE])
+    headers = [decode_envelope(record.body).headers for record in pair.jobs(QUEUE, State.DELAYED).jobs]
+    assert [header["multiq-schedule"] for header in headers if at_of(header) > ended] == []
+    pair.purge(RESTART, [State.HELD])
+
+
+def test_a_job_on_the_way_to_the_server_is_shown_with_its_delay(pair: Paired, store: CountingStore) -> None:
+    store.carry_out([stored_step(Enqueue(QUEUE, NewJob(b"1", "late", delay=30.0)))])
+    record = pair.peek(QUEUE, "late")
+    assert (record.state, record.due_in) == (State.DELAYED, 30.0)
+    pair.delete(QUEUE, "late")
 
 
 def test_jobs_released_by_threads_at_once_are_each_put_once(pair: Paired) -> None:
