@@ -42,7 +42,7 @@ for n = 1, count do
     if #rest > BEFORE_BODY + INLINE then
         bodies[#bodies + 1] = id
         bodies[#bodies + 1] = sub(rest, BEFORE_BODY + 1)
-        rest = sub(rest, 1, 24) .. '\1' .. NOBODY
+        rest = sub(rest, 1, 24) .. '\1' .. NO_HOLDER
     end
     fields[2 * n - 1], fields[2 * n] = id, head .. enqueued_at .. rest
     local delay = delays and unpacked('>I8', delays, 8 * i - 7) or 0

@@ -24,7 +24,7 @@ local function replace(id, record, rest, delay, max_wait, gates)
     redis.call('HDEL', key.bodies, id .. '\1', id .. '\2')
     redis.call('HDEL', key.reasons, id, id .. '\1')
     redis.call('HSET', key.bodies, id, sub(rest, HEAD + 1))
-    record = sub(record, 1, 16) .. sub(rest, 1, 24) .. '\1' .. NOBODY .. sub(record, 54, 55 + string.byte(record, 55)) .. gates
+    record = sub(record, 1, 16) .. sub(rest, 1, 24) .. '\1' .. NO_HOLDER .. sub(record, 54, 55 + string.byte(record, 55)) .. gates
     redis.call('HSET', key.jobs, id, record)
     place = place_of(id, record)
     if is_held then
@@ -61,7 +61,7 @@ local function add(details, id, rest)
     local place = head .. sub(rest, 1, 4) .. id
     if terms ~= '' or #rest > HEAD + INLINE_BODY then
         redis.call('HSET', key.bodies, id, sub(rest, HEAD + 1))
-        rest = sub(rest, 1, 24) .. '\1' .. NOBODY .. terms
+        rest = sub(rest, 1, 24) .. '\1' .. NO_HOLDER .. terms
     end
     redis.call('HSET', key.jobs, id, head .. u64(now) .. rest)
     if unique_key then take_unique(unique_key, id, hold) end

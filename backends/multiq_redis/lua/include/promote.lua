@@ -35,7 +35,7 @@ local function promote_abandoned(jobs, bodies, reasons, ready, reserved, unreada
             set_aside(places[i], record, fault, jobs, bodies, reasons, unreadable)
         elseif record then
             fields[#fields + 1] = ids[i]
-            fields[#fields + 1] = sub(record, 1, 32) .. u32(count_at(record, 33) + 1) .. sub(record, 37, 41) .. NOBODY
+            fields[#fields + 1] = sub(record, 1, 32) .. u32(count_at(record, 33) + 1) .. sub(record, 37, 41) .. NO_HOLDER
                 .. sub(record, 54)
             scored[#scored + 1] = priority_in(places[i])
             scored[#scored + 1] = places[i]

@@ -12,7 +12,7 @@
 -- keeps its record in all states. The set that has the job's place shows the job's state.
 local sub = string.sub
 local pack, unpacked = struct.pack, struct.unpack
-local NOBODY = string.rep('\0', 12)
+local NO_HOLDER = string.rep('\0', 12)
 
 local function u32(number) return pack('>I4', number) end
 

@@ -12,7 +12,7 @@ local flags = flags_of(record)
 if flags >= 2 then redis.call('HDEL', KEYS[3], id, id .. '\1') end
 if flags >= 128 then redis.call('HDEL', KEYS[10], id .. '\1', id .. '\2') end
 record = u64(redis.call('INCR', KEYS[8])) .. u64(now) .. sub(record, 17, 28) .. string.rep('\0', 12)
-    .. string.char(flags % 2) .. NOBODY .. sub(record, 54)
+    .. string.char(flags % 2) .. NO_HOLDER .. sub(record, 54)
 redis.call('HSET', KEYS[2], id, record)
 local place = place_of(id, record)
 if delay > 0 then

@@ -14,7 +14,7 @@ local function with_reason(id, record, reason)
     elseif had >= 2 then
         redis.call('HDEL', KEYS[4], id)
     end
-    return sub(record, 1, 40) .. string.char(flags) .. NOBODY .. sub(record, 54)
+    return sub(record, 1, 40) .. string.char(flags) .. NO_HOLDER .. sub(record, 54)
 end
 
 local became_ready = false
@@ -38,7 +38,7 @@ local carry_out = {}
 function carry_out.g(id, record, place, delay)
     redis.call('ZREM', KEYS[7], place)
     local attempts = count_at(record, 29) - 1
-    record = sub(record, 1, 28) .. u32(attempts) .. sub(record, 33, 41) .. NOBODY .. sub(record, 54)
+    record = sub(record, 1, 28) .. u32(attempts) .. sub(record, 33, 41) .. NO_HOLDER .. sub(record, 54)
     redis.call('HSET', KEYS[2], id, record)
     if delay == '' then make_ready(place) else delay_by(tonumber(delay), place) end
     return ''

@@ -150,7 +150,7 @@ function step.q(details, id, rest)
     local place = head .. sub(rest, 1, 4) .. id
     if #rest > BEFORE_BODY + INLINE then
         redis.call('HSET', key.bodies, id, sub(rest, BEFORE_BODY + 1))
-        rest = sub(rest, 1, 24) .. '\1' .. NOBODY
+        rest = sub(rest, 1, 24) .. '\1' .. NO_HOLDER
     end
     redis.call('HSET', key.jobs, id, head .. u64(now) .. rest)
     if awaits > 0 then
