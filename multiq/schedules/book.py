@@ -164,7 +164,7 @@ class Schedules:
         self._change(
             name,
             lambda record, now: (
-                msgspec.structs.replace(record, is_paused=False, through=record.going_on(now))
+                msgspec.structs.replace(record, is_paused=False, through=record.going_on(now), is_waiting=False)
                 if record.is_paused
                 else record
             ),

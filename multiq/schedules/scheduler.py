@@ -649,7 +649,8 @@ def _changed(before: Record, definition: Definition, now: Milliseconds) -> Recor
     # With the same times, the schedule goes on: occurrences that fell into a deployment count as missed.
     is_going_on = before.definition.is_due_like(definition) and not before.is_beyond(now)
     through = before.through if is_going_on else before.going_on(now)
-    record = msgspec.structs.replace(before, definition=definition, through=through)
+    is_waiting = before.is_waiting and through == before.through
+    record = msgspec.structs.replace(before, definition=definition, through=through, is_waiting=is_waiting)
     was = before.as_former()
     if msgspec.structs.replace(record.as_former(), through=was.through) != was:
         formers = (former for former in (was, *before.formers) if former.ends > now)

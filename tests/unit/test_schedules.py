@@ -369,6 +369,28 @@ def test_the_latest_occurrence_follows_when_the_job_before_is_done(shop: Shop) -
     assert shop.pass_time(60, scheduler) == [first + 120, first + 150]
 
 
+@pytest.mark.parametrize("change", ["resume", "change"])
+def test_no_occurrence_waits_any_longer_after_a_pause_or_a_change_of_the_times(shop: Shop, change: str) -> None:
+    # Given an occurrence that waits for the job before
+    shop.app.schedules.add("x", shop.work.s(), every=30, overlap="follow", misfire="skip")
+    scheduler = Scheduler(shop.app)
+    shop.pass_time(100, scheduler, ack=False)
+    assert stored(shop, "x").is_waiting
+    # When the schedule is paused and resumed, or gets other times
+    if change == "resume":
+        period = 30
+        shop.app.schedules.pause("x")
+        shop.app.schedules.resume("x")
+    else:
+        period = 31
+        shop.app.schedules.change("x", shop.work.s(), every=period, overlap="follow", misfire="skip")
+    shop.finish()
+    # Then an occurrence that was missed later is not made as if it had waited
+    shop.clock.advance(30 * period - (shop.clock() / _SECOND + 5) % period)
+    scheduler.look()
+    assert shop.take() == []
+
+
 @pytest.mark.parametrize("overlap", ["skip", "follow"])
 def test_two_occurrences_are_never_there_at_once_with_many_schedulers(shop: Shop, overlap: str) -> None:
     shop.app.schedule("*/5 * * * * *", shop.work.s(), name="five", overlap=overlap)
