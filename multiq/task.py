@@ -72,6 +72,8 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "has_terms", self.unique is not None or bool(self.limits))
+        if self.unique is not None and self.limits:
+            _refuse_permits(self.unique, self.limits)
 
 
 class Task(Generic[P, R]):
@@ -630,3 +632,18 @@ def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
 
 def _optional_count(value: int | None, name: str) -> int | None:
     return None if value is None else check_count(value, name, least=0)
+
+
+def _refuse_permits(unique: Unique, limits: Sequence[Limit]) -> None:
+    """Raise ``OptionInvalid`` for limits with permits and a key that a job has only until it is reserved.
+
+    A worker reserves a job to ask for its permits, and gives the job back if a permit is refused. Without its key in
+    between, any number of jobs of one key could wait.
+    """
+    for limit in limits:
+        if limit.scope == "app" and (unique.follows or unique.until == "reserved"):
+            given = "on_conflict='follow'" if unique.follows else "until='reserved'"
+            raise OptionInvalid(
+                f"limit {limit.name} must have scope='queue' with {given}, got scope='app': a job that asks for a "
+                "permit is reserved, so it does not have its unique key while it waits"
+            )

@@ -371,6 +371,27 @@ def test_a_repeated_enqueue_is_still_new() -> None:
         assert app.queue("default").stats().ready == 2
 
 
+# --- permits ---
+
+
+@pytest.mark.parametrize("unique", [Unique(on_conflict="follow"), Unique(until="reserved")])
+def test_a_key_that_ends_at_the_reservation_is_refused_beside_permits(app: App, unique: Unique) -> None:
+    # Given a limit over all queues: a worker reserves each job before it asks for the job's permit
+    everywhere = [multiq.Limit("api", slots=1, scope="app")]
+    # When a task, or a call, has such a key and this limit, then the error names the limit and the way out
+    with pytest.raises(OptionInvalid, match=r"limit api must have scope='queue' with .*, got scope='app'"):
+        app.task(unique=unique, limits=everywhere, name="sync")(lambda: None)
+
+    @app.task(limits=everywhere)
+    def call_api() -> None: ...
+
+    with pytest.raises(OptionInvalid, match="limit api must have scope='queue'"):
+        call_api.options(unique=unique)
+    # And a key that the job has until its end, or a limit of one queue, is taken
+    call_api.options(unique=Unique())
+    call_api.options(unique=unique, limits=[multiq.Limit("api", slots=1)])
+
+
 # --- failed jobs ---
 
 
