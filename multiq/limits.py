@@ -129,6 +129,11 @@ def check_limits(limits: Iterable[Limit] | Limit | None, signature: inspect.Sign
     for limit in found:
         if not isinstance(limit, Limit):
             raise OptionInvalid(f"limits must be a list of multiq.Limit, got {shown(limit)}")
+        if limit.name == FOLLOW.name:
+            raise OptionInvalid(
+                f"a limit must have another name than {FOLLOW.name!r}: unique jobs with on_conflict='follow' have the "
+                "limit with this name"
+            )
         _check_fields(limit, signature)
     names = [limit.name for limit in found]
     if len(set(names)) < len(names):

@@ -90,6 +90,7 @@ def test_a_limit_is_checked_when_it_is_made(options: dict[str, Any], error: type
     [
         (7, "limits must be a list of multiq.Limit, got 7"),
         (["api"], "limits must be a list of multiq.Limit, got 'api'"),
+        ([multiq.Limit("follow", slots=1)], "must have another name than 'follow'"),
         ([multiq.Limit("a", slots=1), multiq.Limit("a", slots=1)], "must have different names, got a, a"),
         ([multiq.Limit(f"l{number}", slots=1) for number in range(5)], "at most 4 limits, got 5"),
         ([multiq.Limit("a", slots=1, key="{shop}")], r"made of the task's arguments \(customer\), got shop"),
