@@ -24,7 +24,7 @@ from stores import STORES
 
 import multiq
 from multiq import errors, testing
-from multiq.backend import NewJob
+from multiq.backend import After, NewJob, Release
 from multiq.contrib.fastapi import AppDep, get_app, get_queue, status_router
 from multiq.contrib.starlette import exception_handlers, lifespan, status_route
 
@@ -284,6 +284,19 @@ def test_the_status_of_a_running_job_has_its_progress(shop: Shop) -> None:
         shop.work()
     assert views[-1]["status"] == "running"
     assert views[-1]["progress"] == {"fraction": 0.25, "message": "page 1 of 4"}
+
+
+def test_a_memo_of_another_program_does_not_hide_the_status(shop: Shop) -> None:
+    # given a job with a memo that is not multiq's
+    with TestClient(shop.web) as client:
+        ref = client.post("/orders/7").json()["job"]
+        consumer = shop.app.backend.consumer(["mail"])
+        (lease,) = consumer.reserve(1, 0)
+        consumer.settle([Release(lease, after=After(memo=b"page 1"))])
+        consumer.close()
+
+        # then the answer has the status, without a progress
+        assert seen(client, ref) == {"ref": ref, "status": "queued", "progress": None, "result": None, "reason": None}
 
 
 @pytest.mark.parametrize("reasons", [False, True])
