@@ -11,7 +11,7 @@ import socket
 import time
 import traceback
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -33,6 +33,11 @@ _NAME_ROOM = 128  # the most characters of a task's name: another program may wr
 _ENTRY_ROOM = 2_000  # the most characters of one entry of a traceback, because the text of an error may be very long
 
 
+# Another program may write any number, and a time that datetime cannot have would break each list of failed jobs.
+_Time = Annotated[float, msgspec.Meta(ge=0, le=250_000_000_000)]  # until the year 9892
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=10_000_000_000)]  # over 300 years
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason, the time and the traceback of a bury."""
 
@@ -42,7 +47,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """The reason that is stored with the job."""
     traceback: str = ""
     """The traceback of the error. The text is empty if the task's code raised no error."""
-    at: float
+    at: _Time
     """The time at which the job was buried, in seconds since 1970 by the worker's clock."""
     worker: str
     """``host:pid``."""
@@ -52,7 +57,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     error_class: str = ""
     """The module and the name of the error's class, like ``builtins.ValueError``. The text is empty if no error was
     raised."""
-    seconds: float | None = None
+    seconds: _Seconds | None = None
     """The duration of the attempt. None means that the attempt did not begin."""
 
 

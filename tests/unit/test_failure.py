@@ -236,3 +236,10 @@ def test_a_job_that_is_done_or_retried_sends_the_same_verdicts_as_before_failure
     # When jobs are done and retried, then no verdict stores an outcome, a memo or a detail
     drain(app)
     assert {type(verdict).__name__: verdict.after for verdict in verdicts} == {"Ack": None, "Release": None}
+
+
+@pytest.mark.parametrize("times", [{"at": 1e300}, {"at": 1e12}, {"at": -1e11}, {"seconds": 1e300}, {"seconds": -1.0}])
+def test_a_failure_with_a_time_that_no_calendar_has_is_not_read(times: dict[str, float]) -> None:
+    failure = {"error": "away", "at": 1.8e9, "worker": "shop:1", "attempt": 1, "seconds": 0.5}
+    assert decode_failure(json.dumps(failure).encode()) is not None
+    assert decode_failure(json.dumps(failure | times).encode()) is None
