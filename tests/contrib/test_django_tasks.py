@@ -27,6 +27,7 @@ from stores import STORES
 
 import multiq
 from multiq import errors, testing
+from multiq.backend import After, Release
 from multiq.conformance.threads import HANGS
 from multiq.contrib.django import framework, get_app, task_options
 from multiq.contrib.django.framework import InvalidTask, Status, TaskResultDoesNotExist
@@ -246,6 +247,20 @@ def test_a_running_task_is_running(backend: TaskBackend) -> None:
 def test_a_result_that_does_not_exist_is_told(backend: TaskBackend, wrong: str) -> None:
     with pytest.raises(TaskResultDoesNotExist):
         backend.get_result(wrong)
+
+
+@pytest.mark.parametrize("at", [1e300, 1e12, -1e11])
+def test_a_time_that_no_calendar_has_is_no_obstacle_for_a_result(backend: TaskBackend, at: float) -> None:
+    # given a job with an attempt whose time another program has stored
+    result = shop.add.enqueue(1)
+    consumer = backend.app.backend.consumer(["default"])
+    (lease,) = consumer.reserve(1, 5)
+    error = {"at": at, "attempt": 1, "error": "away", "worker": "shop:1", "seconds": 0.5}
+    consumer.settle([Release(lease, after=After(memo=json.dumps({"errors": [error]}).encode()))])
+    consumer.close()
+
+    # then the result exists
+    assert backend.get_result(result.id).status == Status.READY
 
 
 def test_a_job_that_is_no_task_of_django_s_is_no_result(backend: TaskBackend) -> None:

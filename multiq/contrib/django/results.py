@@ -42,6 +42,7 @@ RUN_AFTER = "django.run_after"
 _UNKNOWN_WORKER = "unknown"
 _UNKNOWN_ERROR = "multiq.errors.JobFailed"
 _OMITTED = "multiq.errors.ResultOmitted"
+_LATEST = 250_000_000_000.0  # seconds since 1970: the year 9892, so that each time zone has a later hour
 
 _STATUS = {
     State.READY: Status.READY,
@@ -172,8 +173,11 @@ def enqueued_at(job_id: str, age: float | None) -> dt.datetime | None:
 
 
 def moment(seconds: float) -> dt.datetime:
-    """Return a time in seconds since 1970 as a datetime, with a time zone if ``USE_TZ`` is set."""
-    at = dt.datetime.fromtimestamp(seconds, dt.UTC)
+    """Return a time in seconds since 1970 as a datetime, with a time zone if ``USE_TZ`` is set.
+
+    Another program may have stored a time that datetime cannot have. Then the nearest possible time is returned.
+    """
+    at = dt.datetime.fromtimestamp(min(max(seconds, 0.0), _LATEST), dt.UTC)
     return at if settings.USE_TZ else timezone.make_naive(at)
 
 
