@@ -190,7 +190,10 @@ forks.register(in_child=_listeners.clear)  # a forked child has none of the pare
 
 
 def listen(look: Callable[[], None]) -> None:
-    """Call *look* after each cancel request of this process. ``listen`` keeps only a weak reference to *look*."""
+    """Call *look* after each cancel request that this process makes.
+
+    ``listen`` keeps only a weak reference to *look*.
+    """
     _listeners.add(look)
 
 

@@ -61,7 +61,8 @@ class _WaitPoint(NamedTuple):
 
 
 class Waiter:
-    """Waits for one consumer, on its connection. In a cluster, waits on one connection for each partition."""
+    """Waits for jobs on behalf of one consumer, on the consumer's connection. In a cluster, each partition has a
+    connection on which the waiter waits."""
 
     def __init__(self, pool: Pool, client: Client, partitions: Partitions, queues: Sequence[str]) -> None:
         self.notified: list[str] = []

@@ -350,8 +350,8 @@ class PairedConsumer(Consumer):
         return plans if any(plan is not None for plan in plans) else []
 
     def _plan(self, verdict: Verdict, planned: _Run | None) -> _Plan | None:
-        """Return the plan of a verdict. *planned*: the run after an earlier verdict of the call about the same
-        lease."""
+        """Return the plan of a verdict. *planned*: the run as an earlier verdict in the same call leaves it,
+        if there is such a verdict about this lease."""
         run = planned or self._runs.get(verdict.lease.token)
         if run is None and _is_bare(verdict):
             return None

@@ -180,7 +180,7 @@ class CarryOut(NamedTuple):
     """Carry out *acts*. The acts in *home* come first.
 
     *when*: conditions about notes in the *home* queue. Each condition has a key and one of three versions: the note's
-    present version, the version that a condition named last, or no version.
+    present version, the version in the latest earlier condition, or no version.
     """
 
     home: int

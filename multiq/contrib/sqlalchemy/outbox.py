@@ -416,7 +416,7 @@ class Outbox(outbox.Outbox):
         return engine.dialect.name == "sqlite" and not self._is_memory(engine)
 
     async def _on_own_loop(self, engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
-        """Call *work* on the loop of this thread. The engine's connections belong to another loop."""
+        """Call *work* on the loop of this thread, with a new connection: those of the engine belong to another loop."""
         sync = engine.sync_engine
         from sqlalchemy.ext.asyncio import AsyncEngine
 

@@ -376,7 +376,7 @@ class Fetcher:
     ) -> list[LeaseLost | None]:
         """Touch these leases, and store the memos that have changed.
 
-        *are_memos_done*: True: a memo that is left out now is not sent later, unless it changes.
+        *are_memos_done*: whether a memo that this call does not send counts as sent until it changes.
         """
         taken = [None if held.memo is None else held.memo.take() for held in due]
         lost = self._consumer.settle(

@@ -5,8 +5,8 @@ guarantee              how                                                      
 =====================  =====================================================================  =======================
 one order of writes    only the fetcher sends memos, under its lock. Each memo is read under   a step waits for the
                        this lock, so a later touch never stores an older memo                 fetcher's current call
-a step is stored once  ``store_step`` returns after the reply, and repeats the touch after    one settle for each step
-it returns             an error of the backend until the lease's end
+a step that returns    ``store_step`` returns after the reply, and repeats the touch after    one settle for each step
+is stored              an error of the backend until the lease's end
 progress is cheap      the heartbeat stores it, at most once a second                         up to a second's delay
 =====================  =====================================================================  =======================
 """

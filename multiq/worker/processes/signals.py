@@ -118,7 +118,7 @@ class SignalInbox:
                         actions[number]()
 
     def _take_wakeups(self) -> int:
-        """Write signals to the inbox's socket. Returns the previous descriptor."""
+        """Make Python write each signal to the inbox's socket. Returns the descriptor to which Python wrote before."""
         return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def _handle(self, number: int, _frame: object) -> None:
