@@ -130,7 +130,7 @@ def test_an_extension_without_an_application_says_so() -> None:
 
 def test_an_application_takes_one_extension(shop: Shop) -> None:
     web = shop.create()
-    with pytest.raises(errors.OptionInvalid, match="has one already"):
+    with pytest.raises(errors.OptionInvalid, match="at most one extension of multiq, got a second one"):
         shop.queue.init_app(web)
     with pytest.raises(errors.ArgumentsInvalid, match="must have a Flask application, got 'shop'"):
         shop.queue.init_app("shop")  # type: ignore[arg-type]
