@@ -67,10 +67,15 @@ class InlineBackend(MemoryBackend):
         return errors
 
     def next_due_in(self) -> float | None:
-        """Return the seconds until the next delayed job of a task is due, or None if there is no such job."""
+        """Return the seconds until another job of a task is due, or None if there is no such job. A job of a paused
+        queue is not due before the end of the pause."""
         with self._store.lock:
             now = self._store.clock()
-            due = [job.due_at - now for _, job in self._task_jobs(now) if job.state is State.DELAYED]
+            due = [
+                max(job.due_at if job.state is State.DELAYED else now, queue.paused_until) - now
+                for queue, job in self._task_jobs(now)
+                if job.state is State.DELAYED or queue.paused_until > now
+            ]
         return min(due) / SECOND if due else None
 
     def _level_below(self) -> Level:

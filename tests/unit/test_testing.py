@@ -462,6 +462,17 @@ def test_jobs_run_in_the_order_of_their_times(shop: Shop, jobs: testing.Fake) ->
     assert shop.ran == [10, "both", "ann", 20, 30]
 
 
+def test_jobs_run_when_the_pause_of_their_queue_ends(shop: Shop, jobs: testing.Fake) -> None:
+    shop.app.queue("default").pause(100)
+    shop.wait.enqueue("ready")
+    shop.wait.options(delay=50).enqueue("delayed")
+    shop.send.options(delay=99).enqueue("before")  # in a queue that is not paused
+    jobs.advance(99.5)
+    assert shop.ran == ["before"]
+    jobs.advance(1)
+    assert shop.ran == ["before", "ready", "delayed"]
+
+
 def test_retries_wait_for_the_clock(shop: Shop, jobs: testing.Fake) -> None:
     shop.failures = 2
     shop.send.enqueue("ann")
