@@ -73,6 +73,16 @@ class Codec:
             raise Mismatch(f"must be {self.name}, got {shown(value)}, which would arrive as {shown(decoded)}")
         return plain
 
+    def encode_key(self, value: Any) -> Any:
+        """``encode`` for a key. Equal values have equal keys: a set, and the form of a value in the envelope, too.
+        Raises ``Mismatch``."""
+        plain = self.encode(value)
+        decoded = self.decode(_without_tuples(plain))
+        try:
+            return _in_sorted_sets(decoded, to_builtins(decoded))
+        except Exception:  # noqa: BLE001 - for example, the JSON form of a model that hides a secret
+            return plain
+
     def encode_result(self, value: Any) -> Any:
         """``encode`` for a result. A result that is JSON is accepted even if the annotation does not allow the result,
         because the job has done its work. A value within the result may lose its type.
@@ -291,6 +301,40 @@ def _is_json(value: Any) -> bool:
     return not isinstance(value, enum.Enum)
 
 
+def _in_sorted_sets(value: Any, plain: Any) -> Any:
+    """Return *plain*, which is *value* in plain types, with the members of each set of *value* in sorted order, and
+    with all defaults.
+
+    Equal sets may yield their members in different orders, and texts have other orders in other processes.
+    """
+    if isinstance(plain, dict) and isinstance(value, dict):
+        pairs = zip(plain.items(), value.values(), strict=True)
+        return {key: _in_sorted_sets(each, own) for (key, own), each in pairs}
+    if isinstance(plain, dict):
+        # msgspec leaves out the defaults of some objects: of a dataclass that it has decoded, for example
+        members = _members_of(value)
+        filled = {**{key: to_builtins(each) for key, each in members.items() if key not in plain}, **plain}
+        return {key: _in_sorted_sets(members[key], own) if key in members else own for key, own in filled.items()}
+    if isinstance(plain, list | tuple):
+        if isinstance(value, set | frozenset):
+            return sorted(map(_in_sorted_sets, value, plain), key=_in_name_order.encode)
+        items = list(value if isinstance(value, list | tuple) else _members_of(value).values())
+        first = len(plain) - len(items)  # the tag of a struct is in front of its fields
+        return [*plain[:first], *map(_in_sorted_sets, items, plain[first:])]
+    return plain
+
+
+def _members_of(value: Any) -> dict[str, Any]:
+    """Return the values of an object's fields by the names that the fields have in the envelope."""
+    kind = type(value)
+    if _is_model(kind):
+        return {field.serialization_alias or name: getattr(value, name) for name, field in kind.model_fields.items()}
+    names = _fields_of(kind)
+    keys = getattr(kind, "__struct_encode_fields__", names)
+    return {key: getattr(value, name) for key, name in zip(keys, names, strict=True)}
+
+
+_in_name_order = msgspec.json.Encoder(order="sorted")
 _in_order = msgspec.json.Encoder(enc_hook=_to_plain, order="deterministic")
 
 

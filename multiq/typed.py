@@ -82,7 +82,7 @@ class TypedTask(Task[P, R]):
         types = self.types
         if not types.has_arguments:
             return super()._unique_key(unique, args, kwargs)
-        encode = partial(types.convert, Codec.encode)
+        encode = partial(types.convert, Codec.encode_key)
         try:
             return unique.key_of(self.name, self.signature, args, kwargs, encode)
         except Mismatch as exc:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+import pydantic
 import pytest
 
 import multiq
 from multiq import JobExists, OptionInvalid, PayloadInvalid, State, Unique, Unsupported
+from multiq.annotations import Codec
 from multiq.backend import Bury, NewJob
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.backend.memory import MemoryBackend
@@ -222,6 +224,85 @@ def test_rich_arguments_have_the_key_of_their_encoding(app: App) -> None:
         ship.enqueue(Order(8)), ship.enqueue(Order(7, ("a",))), ship.enqueue(Order(7), dt.date(2026, 1, 2)),
     ]  # fmt: skip
     assert [handle.was_new for handle in handles] == [True, False, False, True, True, True]
+
+
+class Parcel(msgspec.Struct, array_like=True, tag=True):
+    number: int
+    marks: set[int] = set()
+
+
+class Sticker(pydantic.BaseModel):
+    marks: set[int] = pydantic.Field(default=set(), alias="Marks")
+
+
+class Label(pydantic.BaseModel):
+    stickers: list[Sticker] = []
+
+
+@dataclass(frozen=True)
+class Tagged:
+    tags: frozenset[int]
+
+
+def reordered() -> tuple[set[int], set[int]]:
+    """Two equal sets that yield their members in different orders."""
+    one, two = {8}, {0}
+    one.add(0)
+    two.add(8)
+    assert [*one] != [*two]
+    return one, two
+
+
+@pytest.mark.parametrize(
+    ("annotation", "make"),
+    [
+        (set[int], lambda marks: marks),
+        (dict[str, list[frozenset[int]]], lambda marks: {"a": [marks, {1}]}),
+        (tuple[int, set[int]], lambda marks: (1, marks)),
+        (set[Tagged], lambda marks: {Tagged(frozenset(marks)), Tagged(frozenset({7}))}),
+        (list[Parcel], lambda marks: [Parcel(1, marks)]),
+        (Label, lambda marks: Label(stickers=[Sticker(Marks=marks)])),
+    ],
+)
+def test_equal_sets_have_the_same_key(app: App, annotation: Any, make: Callable[[set[int]], Any]) -> None:
+    def ship(what: Any) -> None: ...
+
+    ship.__annotations__["what"] = annotation
+    task = app.task(unique=Unique())(ship)
+    one, two = map(make, reordered())
+    assert task.enqueue(one).was_new
+    assert not task.enqueue(two).was_new
+    assert task.enqueue(make({0, 9})).was_new
+
+
+def test_the_key_of_a_set_is_the_same_in_every_process(app: App) -> None:
+    @app.task(name="mark", unique=Unique())
+    def mark(colours: set[str]) -> None: ...
+
+    (key,) = keys_of(mark, call({"red", "green", "blue", "black"}))
+    assert key.hex() == "3e697aec7494ece8fdcf38288bea81bef07a3a1e7b7ad6d970a2cfee5aba9c70"
+
+
+def test_the_form_of_the_envelope_has_the_key_of_the_value(app: App) -> None:
+    @app.task(unique=Unique())
+    def ship(order: Order, on: dt.date, marks: set[int]) -> None: ...
+
+    enqueue: Any = ship.enqueue  # a type checker does not allow the form of the envelope
+    handles = [
+        enqueue(Order(7), dt.date(2026, 1, 1), {1, 2}),
+        enqueue({"lines": [], "number": 7}, "2026-01-01", [2, 1]),
+        enqueue({"number": 7}, "2026-01-01", [1, 2]),
+    ]
+    assert [handle.was_new for handle in handles] == [True, False, False]
+
+
+def test_an_argument_that_was_decoded_has_the_same_key(app: App) -> None:
+    @app.task(unique=Unique())
+    def ship(order: Order) -> None: ...
+
+    decoded = Codec(Order).decode({"number": 7})  # as a task gets it, which may enqueue it again
+    assert ship.enqueue(Order(7)).was_new
+    assert not ship.enqueue(decoded).was_new
 
 
 def test_an_argument_that_is_not_json_is_refused_as_always(app: App) -> None:
