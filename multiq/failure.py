@@ -33,8 +33,11 @@ _NAME_ROOM = 128  # the most characters of a task's name: another program may wr
 _ENTRY_ROOM = 2_000  # the most characters of one entry of a traceback, because the text of an error may be very long
 
 
+LATEST = 250_000_000_000.0
+"""The latest time that is read, in seconds since 1970: the year 9892, so that each time zone has a later hour."""
+
 # Another program may write any number, and a time that datetime cannot have would break each list of failed jobs.
-_Time = Annotated[float, msgspec.Meta(ge=0, le=250_000_000_000)]  # until the year 9892
+_Time = Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=10_000_000_000)]  # over 300 years
 
 

@@ -92,6 +92,17 @@ def decode_memo(body: bytes | None) -> Memo:
         raise PayloadInvalid(f"the job's memo cannot be read: {exc}") from exc
 
 
+def readable_memo(body: bytes | None) -> Memo:
+    """``decode_memo``, but a memo that cannot be read counts as empty.
+
+    Another program, or another version of multiq, may have stored it.
+    """
+    try:
+        return decode_memo(body)
+    except PayloadInvalid:
+        return Memo()
+
+
 def check_progress(fraction: float, message: str) -> Progress:
     """Return a ``Progress`` whose message is cut short. Raises ``OptionInvalid``."""
     is_number = isinstance(fraction, int | float) and not isinstance(fraction, bool)

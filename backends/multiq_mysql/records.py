@@ -20,7 +20,7 @@ from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
 from .statements import Sql, literal, render, rendered, template
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from multiq.backend import JobRecord, NewJob, UniqueKey
 
@@ -159,15 +159,19 @@ def _hex(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").hex()
 
 
-def chunked(rows: Iterable[str], chunk: int) -> Iterator[list[str]]:
-    """Yield the rows of each statement. A statement has one row, or several rows with about *chunk* bytes or fewer."""
+def chunked(rows: Iterable[str], chunk: int, size_of: Callable[[str], int] = len) -> Iterator[list[str]]:
+    """Yield the rows of each statement. A statement has one row, or several rows with about *chunk* bytes or fewer.
+
+    *size_of* returns the bytes that a row has in SQL. By default, the rows are SQL.
+    """
     some: list[str] = []
     size = 0
     for row in rows:
-        size += len(row) + 1
+        own = size_of(row)
+        size += own + 1
         if some and size > chunk:
             yield some
-            some, size = [], len(row)
+            some, size = [], own
         some.append(row)
     if some:
         yield some

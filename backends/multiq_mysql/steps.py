@@ -27,7 +27,7 @@ from .records import AGAIN, chunked, insert_statements, pack_id
 from .statements import Sql, literal, render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from multiq.backend import NewJob, Step
 
@@ -275,28 +275,18 @@ def _targets(steps: Sequence[Step], chunk: int) -> tuple[list[tuple[str, list[st
     by_queue: defaultdict[str, list[str]] = defaultdict(list)
     for queue, job_id in sorted(found, key=lambda key: (key[0].encode(), pack_id(key[1]))):
         by_queue[queue].append(job_id)
-    targets = [(queue, some) for queue, ids in by_queue.items() for some in _chunks(ids, chunk)]
+    targets = [(queue, some) for queue, ids in by_queue.items() for some in chunked(ids, chunk, _size_in_sql)]
     members = [
         ((queue, job_id), some)
         for queue, ids in targets
         for job_id in ids
-        for some in _chunks(found[queue, job_id], chunk)
+        for some in chunked(found[queue, job_id], chunk, _size_in_sql)
     ]
     return targets, members
 
 
-def _chunks(texts: Iterable[str], chunk: int) -> Iterator[list[str]]:
-    """Yield the texts of each statement."""
-    some: list[str] = []
-    size = 0
-    for text in texts:
-        size += 2 * len(pack_id(text)) + len("x'',")
-        if some and size > chunk:
-            yield some
-            some, size = [], 2 * len(pack_id(text))
-        some.append(text)
-    if some:
-        yield some
+def _size_in_sql(text: str) -> int:
+    return 2 * len(pack_id(text)) + len("x''")
 
 
 def _list(texts: Iterable[str]) -> Sql:

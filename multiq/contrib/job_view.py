@@ -12,10 +12,9 @@ from multiq.errors import (
     EnqueueUncertain,
     JobNotFound,
     OptionInvalid,
-    PayloadInvalid,
 )
 from multiq.formatting import shown
-from multiq.memo import decode_memo
+from multiq.memo import readable_memo
 from multiq.outcome import decode_outcome
 from multiq.validation import check_name
 from multiq.waiting import STATUS
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from multiq.app import App
     from multiq.job import JobHandle
-    from multiq.memo import Progress
 
 TIMEOUT = 5.0
 """Seconds after which a status endpoint answers 503."""
@@ -74,7 +72,7 @@ def view_job(app: App, handle: JobHandle, *, reasons: bool) -> dict[str, Any] | 
     except JobNotFound:
         return _view_outcome(app, handle, reasons=reasons)
     view = _view(handle, STATUS[record.state])
-    progress = _progress_in(record.memo)
+    progress = readable_memo(record.memo).progress
     if progress is not None:
         view["progress"] = {"fraction": progress.fraction, "message": progress.message}
     if reasons and view["status"] == "failed":
@@ -111,13 +109,6 @@ def _view_outcome(app: App, handle: JobHandle, *, reasons: bool) -> dict[str, An
     if outcome.kind == "done" or reasons:
         view["reason"] = outcome.omitted
     return view
-
-
-def _progress_in(memo: bytes | None) -> Progress | None:
-    try:
-        return decode_memo(memo).progress
-    except PayloadInvalid:  # another program, or another version of multiq, has stored this memo
-        return None
 
 
 def _view(handle: JobHandle, status: str) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from django.utils import timezone
 from multiq.backend import State
 from multiq.envelope import decode_envelope, encode_json
 from multiq.errors import JobNotFound, PayloadInvalid
-from multiq.failure import decode_failure
-from multiq.memo import decode_memo
+from multiq.failure import LATEST, decode_failure
+from multiq.memo import readable_memo
 from multiq.outcome import decode_outcome
 
 from .framework import InvalidTask, Status, TaskError, TaskResult
@@ -42,7 +42,6 @@ RUN_AFTER = "django.run_after"
 _UNKNOWN_WORKER = "unknown"
 _UNKNOWN_ERROR = "multiq.errors.JobFailed"
 _OMITTED = "multiq.errors.ResultOmitted"
-_LATEST = 250_000_000_000.0  # seconds since 1970: the year 9892, so that each time zone has a later hour
 
 _STATUS = {
     State.READY: Status.READY,
@@ -127,7 +126,7 @@ def running_result(app: DjangoApp, job: JobContext, worker: str, seconds: float 
     *seconds*: how long the job has run already.
     """
     now = timezone.now() - dt.timedelta(seconds=seconds or 0)
-    errors = _errors_of(job.lease.memo)
+    errors = readable_memo(job.lease.memo).errors
     result = _result(
         app,
         job.envelope,
@@ -177,7 +176,7 @@ def moment(seconds: float) -> dt.datetime:
 
     Another program may have stored a time that datetime cannot have. Then the nearest possible time is returned.
     """
-    at = dt.datetime.fromtimestamp(min(max(seconds, 0.0), _LATEST), dt.UTC)
+    at = dt.datetime.fromtimestamp(min(max(seconds, 0.0), LATEST), dt.UTC)
     return at if settings.USE_TZ else timezone.make_naive(at)
 
 
@@ -186,7 +185,7 @@ def _of_record(app: DjangoApp, record: JobRecord) -> Any:
         envelope = decode_envelope(record.body, max_body=max(app.settings.max_body, len(record.body)))
     except PayloadInvalid:
         return None
-    errors, failure = _errors_of(record.memo), decode_failure(record.detail)
+    errors, failure = readable_memo(record.memo).errors, decode_failure(record.detail)
     attempts = record.attempt or 0
     told = [_error(error) for error in errors]
     workers = _workers(errors, attempts)
@@ -288,13 +287,6 @@ def _task(app: DjangoApp, path: str, queue: str, priority: int, run_after: str |
         return replace(found, **changed) if changed else found
     except InvalidTask:  # the job is in a queue that QUEUES does not name
         return found
-
-
-def _errors_of(memo: bytes | None) -> list[AttemptError]:
-    try:
-        return decode_memo(memo).errors
-    except PayloadInvalid:
-        return []
 
 
 def _error(error: AttemptError) -> Any:

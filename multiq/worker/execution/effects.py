@@ -13,7 +13,7 @@ import msgspec
 from multiq.backend import DELAY_MAX, Ack, After, Bury, GiveBack, Release
 from multiq.errors import PayloadInvalid
 from multiq.failure import class_path
-from multiq.memo import decode_memo
+from multiq.memo import decode_memo, readable_memo
 from multiq.outcome import AttemptError, encode_outcome, encode_value
 
 from .memos import failed_memo
@@ -21,7 +21,6 @@ from .memos import failed_memo
 if TYPE_CHECKING:
     from multiq.annotations import Codec
     from multiq.app import App
-    from multiq.backend import Lease
     from multiq.backend.effects import OutcomeKind
     from multiq.flows.following import End
     from multiq.flows.record import FlowRecord
@@ -134,7 +133,7 @@ class Effects:
             finished=finished,
             worker=self._worker,
             attempt=lease.attempt,
-            errors=_errors(lease),
+            errors=readable_memo(lease.memo).errors,
             most=capabilities.max_body,
         )
         if left_out is not None and kind == "done":
@@ -170,10 +169,3 @@ class Effects:
         most = self._backend.capabilities.max_body
         limit = self._settings.max_body if most is None else min(self._settings.max_body, most)
         return failed_memo(memo, error, limit, is_changed=False)
-
-
-def _errors(lease: Lease) -> list[AttemptError]:
-    try:
-        return decode_memo(lease.memo).errors
-    except PayloadInvalid:
-        return []
