@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
-from dataclasses import dataclass
+import os
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import multiq
 from multiq import JobExists, OptionInvalid, PayloadInvalid, State, Unique, Unsupported
@@ -21,6 +28,7 @@ from multiq.errors import BackendUnavailable, EnqueueUncertain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from multiq import App, Task
 
@@ -281,6 +289,53 @@ def test_the_key_of_a_set_is_the_same_in_every_process(app: App) -> None:
 
     (key,) = keys_of(mark, call({"red", "green", "blue", "black"}))
     assert key.hex() == "3e697aec7494ece8fdcf38288bea81bef07a3a1e7b7ad6d970a2cfee5aba9c70"
+
+
+@dataclass
+class Box:
+    marks: frozenset[int] = frozenset()
+    notes: tuple[frozenset[str], ...] = ()
+    inner: dict[str, frozenset[int] | None] = field(default_factory=dict)
+
+
+_MARKS = st.frozensets(st.sampled_from([0, 1, 8, 16]), max_size=3)
+_BOXES = st.builds(
+    Box,
+    _MARKS,
+    st.lists(st.frozensets(st.sampled_from("ab"), max_size=2), max_size=2).map(tuple),
+    st.dictionaries(st.sampled_from("xy"), st.none() | _MARKS, max_size=2),
+)
+
+
+@given(one=_BOXES, two=_BOXES)
+def test_keys_are_equal_if_and_only_if_python_says_that_the_arguments_are(one: Box, two: Box) -> None:
+    app = multiq.App("memory://")
+
+    @app.task(unique=Unique())
+    def ship(box: Box) -> None: ...
+
+    twin = Box(frozenset(sorted(one.marks, reverse=True)), one.notes, dict(reversed(one.inner.items())))
+    of_one, of_twin, of_two = keys_of(ship, call(one), call(twin), call(two))
+    assert of_twin == of_one
+    assert (of_two == of_one) is (two == one)
+
+
+def test_processes_with_other_hash_seeds_add_one_job_for_equal_sets(tmp_path: Path) -> None:
+    # Given processes that yield the members of a set of texts in different orders
+    code = (
+        "import multiq; app = multiq.App('sqlite:///jobs.db')\n"
+        "def ship(what: dict[str, list[set[str]]]) -> None: ...\n"
+        "ship = app.task(name='ship', unique=multiq.Unique())(ship)\n"
+        "for last in 'yz': ship.enqueue({'a': [{'red', 'green', 'blue', 'black'}, {'x', last}]})\n"
+    )
+    # When each of them enqueues two different arguments
+    for seed in range(1, 5):
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": str(seed)}, check=True
+        )
+    # Then the file, read without multiq, has two jobs
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as file:
+        assert file.execute("SELECT count(*) FROM multiq_jobs").fetchone() == (2,)
 
 
 def test_the_form_of_the_envelope_has_the_key_of_the_value(app: App) -> None:
