@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import TYPE_CHECKING
 
 import click
@@ -14,8 +12,6 @@ from .exits import FAILED, OK
 from .options import Duration, QueueName, connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from multiq.app import App
     from multiq.worker.monitoring.http import Address
     from multiq.worker.monitoring.prometheus import QueueCollector
@@ -85,17 +81,12 @@ def _serve(collector: QueueCollector, address: Address, timeout: float) -> None:
     from multiq.logging import setup_logging
     from multiq.worker.monitoring.http import Pages, Server, listen
 
+    from .end_signals import EndSignals
     from .given import current_settings
 
     log = current_settings().log
     setup_logging(log.level, log.format, over_app=False)
-    ended = threading.Event()
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    ended = EndSignals()
     server = Server(listen(address), Pages(None, collector.text, (address.host,)), seconds=timeout + _REPLY_SECONDS)
     ended.wait()
     server.close()

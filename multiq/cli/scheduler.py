@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from typing import TYPE_CHECKING
-
 import click
 
 from .options import connection_option, traceback_option, verbose_option
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 _POLL = 0.25  # seconds
 
@@ -34,16 +27,9 @@ def scheduler(app_path: str | None) -> None:
     from multiq.worker.processes.scheduling import Scheduling
 
     from .apps import find_default_app, load_app, open_app
+    from .end_signals import EndSignals
 
-    ended = threading.Event()
-
-    def end(_number: int, _frame: FrameType | None) -> None:
-        if ended.is_set():  # the import of the app, or a call of the store, may take long
-            raise KeyboardInterrupt
-        ended.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
+    ended = EndSignals()
     app_path = app_path or find_default_app()
     with load_app(app_path) if app_path is not None else open_app() as app:
         setup_logging(app.settings.log.level, app.settings.log.format, over_app=False)

@@ -1,0 +1,53 @@
+"""Two signals end a command, at whatever moments they arrive."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from multiq.cli.end_signals import EndSignals
+
+_ENDED_BY_SECOND = 7
+_PATIENCE = 60  # seconds after which a child that hangs is killed
+
+
+def _begin_waiting(ready: int) -> int:
+    """Fork a child that waits for a signal, and then makes a long call. Returns its process id."""
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        signal.alarm(_PATIENCE)
+        signals = EndSignals()
+        os.write(ready, b"\0")
+        signals.wait()
+        while True:
+            time.sleep(0.001)
+    except KeyboardInterrupt:
+        status = _ENDED_BY_SECOND
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.parametrize("rounds", [100, pytest.param(2_000, marks=pytest.mark.long)])
+def test_the_second_signal_ends_a_command_at_whatever_moment_it_comes(rounds: int) -> None:
+    reader, writer = os.pipe()
+    rng = random.Random(1)
+    for _ in range(rounds):
+        # Given a process that waits for a signal
+        child = _begin_waiting(writer)
+        os.read(reader, 1)
+        # When it gets two signals, the second a few microseconds after the first
+        os.kill(child, signal.SIGINT)
+        for _ in range(rng.randrange(500)):
+            pass
+        os.kill(child, signal.SIGTERM)
+        # Then the second signal ends it
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == _ENDED_BY_SECOND
+    os.close(reader)
+    os.close(writer)
