@@ -83,6 +83,10 @@ class Codec:
         except Exception:  # noqa: BLE001 - for example, the JSON form of a model that hides a secret
             return plain
 
+    def as_decoded(self, value: Any) -> Any:
+        """Return the value that a worker decodes if a caller gives *value*. Raises ``Mismatch``."""
+        return self.decode(_without_tuples(self.encode(value)))
+
     def encode_result(self, value: Any) -> Any:
         """``encode`` for a result. A result that is JSON is accepted even if the annotation does not allow the result,
         because the job has done its work. A value within the result may lose its type.
@@ -129,8 +133,7 @@ class Types:
         kwargs: Mapping[str, Any],
         left_out: Container[int | str] = (),
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Convert the arguments that have a rich annotation, and return all arguments. *way* is ``Codec.encode`` or
-        ``Codec.decode``.
+        """Convert the arguments that have a rich annotation, and return all arguments. *way* is a method of ``Codec``.
 
         *left_out*: the positions and names of arguments that are not converted. Raises ``Mismatch``.
         """

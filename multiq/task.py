@@ -30,7 +30,7 @@ from .validation import (
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from .annotations import Codec
     from .app import App
@@ -350,12 +350,27 @@ class Task(Generic[P, R]):
 
         return check_limits(limits, self.signature)
 
-    def gates(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> tuple[Gate, ...]:
-        """Return the limit's name and key (a gate) for each limit of the call that has ``scope="queue"``. Raises
-        ``ArgumentsInvalid``."""
-        from .limits import gates_of, of_queue
+    def gates(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+        results: Container[int | str] = (),
+    ) -> tuple[Gate, ...]:
+        """Return the limit's name and key (a gate) for each limit of the call that has ``scope="queue"``.
 
-        return gates_of(of_queue(options.limits), self.signature, args, kwargs)
+        *results*: the positions and names of arguments that are None until the job runs. Raises ``ArgumentsInvalid``.
+        """
+        from .limits import of_queue
+
+        return self._gates(of_queue(options.limits), args, kwargs, results)
+
+    def _gates(
+        self, limits: Sequence[Limit], args: Sequence[Any], kwargs: Mapping[str, Any], results: Container[int | str]
+    ) -> tuple[Gate, ...]:
+        from .limits import gates_of
+
+        return gates_of(limits, self.signature, args, kwargs)
 
     def terms(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Terms:
         """Return the unique key and the limits (terms) of a call with checked arguments. Raises ``ArgumentsInvalid``,
@@ -507,10 +522,11 @@ class Task(Generic[P, R]):
         body = self._encode(args, kwargs, options, max_body, flow)
         if not options.limits or not any(limit.scope == "app" for limit in options.limits):
             return body
-        from .limits import gates_of, of_app
+        from .limits import of_app
         from .permits import add_permits, app_gates
 
-        return add_permits(body, app_gates(gates_of(of_app(options.limits), self.signature, args, kwargs)), max_body)
+        gates = self._gates(of_app(options.limits), args, kwargs, places_of_results(flow))
+        return add_permits(body, app_gates(gates), max_body)
 
     def _encode(
         self,
@@ -586,6 +602,11 @@ class TaskCall(Generic[P]):
     ) -> list[JobHandle]:
         """Like ``Task.aenqueue_many``."""
         return await self._task._asend([_call(call) for call in calls], self._options, ids)  # noqa: SLF001
+
+
+def places_of_results(flow: FlowPart | None) -> Container[int | str]:
+    """Return the positions and names of the arguments that are None until the job runs."""
+    return () if flow is None else {given.where for given in flow.inputs}
 
 
 def encode_builtin(name: str, flow: FlowPart, *, max_body: int) -> bytes:

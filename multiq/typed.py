@@ -11,13 +11,14 @@ import msgspec
 from .annotations import Codec, Mismatch, Types
 from .errors import ArgumentsInvalid, EnqueueUncertain, PayloadInvalid
 from .job import JobHandle
-from .task import Task
+from .task import Task, places_of_results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from .backend import Backend, UniqueKey
+    from .backend import Backend, Gate, UniqueKey
     from .envelope import Envelope, FlowPart
+    from .limits import Limit
     from .outcome import JobOutcome
     from .task import CallOptions
     from .unique import Unique
@@ -65,10 +66,8 @@ class TypedTask(Task[P, R]):
         types = self.types
         if types.has_arguments:
             self.check_arguments(args, kwargs)
-            # arguments that are None until the job runs
-            results = () if flow is None else {given.where for given in flow.inputs}
             try:
-                args, kwargs = types.convert(Codec.encode, args, kwargs, results)
+                args, kwargs = types.convert(Codec.encode, args, kwargs, places_of_results(flow))
             except Mismatch as exc:
                 raise ArgumentsInvalid(f"task {self.name} cannot be called like this: {exc}") from exc
         try:
@@ -77,6 +76,18 @@ class TypedTask(Task[P, R]):
             for name, reason in types.unusable.items():
                 exc.add_note(f"the annotation of {name} is not used: {reason}")
             raise
+
+    def _gates(
+        self, limits: Sequence[Limit], args: Sequence[Any], kwargs: Mapping[str, Any], results: Container[int | str]
+    ) -> tuple[Gate, ...]:
+        """Make the keys of the decoded arguments, so that a value and its form in the envelope have the same key."""
+        types = self.types
+        if types.has_arguments and any(limit.key for limit in limits):
+            try:
+                args, kwargs = types.convert(Codec.as_decoded, args, kwargs, results)
+            except Mismatch as exc:
+                raise ArgumentsInvalid(f"task {self.name} cannot be called like this: {exc}") from exc
+        return super()._gates(limits, args, kwargs, results)
 
     def _unique_key(self, unique: Unique, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UniqueKey:
         types = self.types

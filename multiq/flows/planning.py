@@ -12,7 +12,7 @@ from multiq.backend import MAX_STEPS, Arrive, Enqueue, NewJob, Terms
 from multiq.envelope import END_TASK, FlowPart, Input, Tell
 from multiq.errors import FlowFinished, OptionInvalid
 from multiq.ids import new_id
-from multiq.task import encode_builtin
+from multiq.task import encode_builtin, places_of_results
 
 from . import record as records
 from .graph import FIRST, Node
@@ -125,7 +125,7 @@ def _plan_call(signature: Signature, own_id: str, part: FlowPart, awaits: int = 
         from multiq.permits import by_permits
 
         store_limits(task.app.backend, options.queue, options.limits)
-        if gates := task.gates(args, kwargs, options):
+        if gates := task.gates(args, kwargs, options, places_of_results(part)):
             job = by_permits(task.app.backend, with_gates(job, gates), task.app.settings.max_body)
     return Planned(options.queue, task.name, job)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import enum
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import multiq
 from multiq.backend import Ack, Gate, NewJob, Quota, Terms, UniqueKey
 from multiq.backend.memory import MemoryBackend
+from multiq.envelope import decode_envelope
 from multiq.errors import ArgumentsInvalid, NameInvalid, OptionInvalid, ScheduleInvalid, Unsupported
 from multiq.ids import new_id
 from multiq.limits import store_app_limits
@@ -158,6 +161,50 @@ def test_a_long_key_is_shortened_and_stays_different(app: multiq.App, backend: N
     (first,), (second,) = backend.gates()
     assert first != second
     assert {len(first.key), len(second.key)} == {200}
+
+
+class Color(enum.Enum):
+    RED = "r"
+
+
+@pytest.mark.parametrize("scope", ["queue", "app"])
+def test_an_argument_and_its_form_in_the_envelope_have_the_same_key(
+    app: multiq.App, backend: Noting, scope: Literal["queue", "app"]
+) -> None:
+    limits = [
+        multiq.Limit("color", key="{color.value}", slots=1, scope=scope),
+        multiq.Limit("day", key="{day:%Y-%m}", slots=1, scope=scope),
+    ]
+
+    @app.task(limits=limits, name="typed")
+    def task(color: Color, day: dt.date, found: Color | None = None) -> None: ...
+
+    first = dt.date(2026, 11, 28)
+    task.enqueue(Color.RED, first)
+    task.enqueue("r", "2026-11-28")  # type: ignore[arg-type]  # as an envelope of another program has them
+    keys = [("color", "r"), ("day", "2026-11")]
+    if scope == "queue":
+        assert backend.gates() == [tuple(Gate(name, key) for name, key in keys)] * 2
+    else:
+        envelopes = [decode_envelope(job.body) for job in backend.jobs_sent]
+        assert [[(gate.limit, gate.key) for gate in envelope.permits] for envelope in envelopes] == [keys] * 2
+
+
+def test_a_result_that_is_not_there_yet_does_not_fail_the_other_keys(app: multiq.App, backend: Noting) -> None:
+    @app.task(name="color")
+    def color() -> Color:
+        return Color.RED
+
+    @app.task(limits=multiq.Limit("day", key="{day:%Y-%m}", slots=1), name="typed")
+    def task(color: Color, day: dt.date) -> None:
+        days.append(day)
+        (state,) = backend.limits("default")
+        assert [key for key, *_ in state.top] == ["2026-11"]
+
+    days: list[dt.date] = []
+    multiq.chain(color.s(), task.s(day=dt.date(2026, 11, 28))).enqueue()
+    multiq.Worker(app, processes=0, stop_when_empty=True).run()
+    assert days == [dt.date(2026, 11, 28)]
 
 
 # --- enqueuing -------------------------------------------------------------------------------------------
