@@ -163,6 +163,8 @@ class MysqlConsumer(Consumer):
         """Whether this user may delete the rows of pauses that have ended."""
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
+        self._has_more = False
+        """Whether the last reserve ended before it had looked at all jobs of a queue with limits."""
         self._gated: str | None = None
         """The first queue of the present call whose jobs have gates. A separate transaction reserves the jobs of this
         queue."""
@@ -497,7 +499,7 @@ class MysqlConsumer(Consumer):
                     # queues it has promoted none.
                     promote(self._connection, outlooks[queue], self._call_began + self._pool.timeout)
                     self._pool.poller.scan_windows.of(queue).again.restart.request()
-                leases += self._reserve_gated(queue, limit - len(leases), sum(map(_has_gates, leases)))
+                leases += self._reserve_gated(queue, limit - len(leases), leases)
                 if len(leases) >= limit:
                     break
         except MultiqError:
@@ -505,11 +507,15 @@ class MysqlConsumer(Consumer):
                 raise
         return exchanged._replace(leases=leases)
 
-    def _reserve_gated(self, queue: str, limit: int, gated: int) -> list[Lease]:
-        """Reserve jobs of a queue with limits, and check their gates. *gated*: the leases with gates that the call has
-        so far."""
+    def _reserve_gated(self, queue: str, limit: int, before: Sequence[Lease]) -> list[Lease]:
+        """Reserve jobs of a queue with limits, and check their gates. *before*: the leases that the call has so far.
+
+        A transaction may park many jobs and find none that can start. While the call goes on, the caller's new verdicts
+        and touches wait. So the call ends if it has leases, if it is interrupted, or after ``limits.LOOKING_TIME``.
+        """
         leases: list[Lease] = []
-        give_up_at = self._call_began + self._pool.timeout
+        gated = sum(map(_has_gates, before))
+        give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
         parks_until = self._call_began + limits.PARKING_TIME
         for turn in itertools.count():
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
@@ -517,14 +523,18 @@ class MysqlConsumer(Consumer):
                 self, self._pool, queue, limit - len(leases), most_gated, turn=turn, parks_until=parks_until
             )
             try:
-                leases += self._connection.run(claim.run)
+                found = self._connection.run(claim.run)
+                leases += found
                 for name in claim.changes:
                     self._connection.run(functools.partial(go_on, pool=self._pool, queue=queue, name=name, waits=False))
             except MultiqError:
                 if not leases:
                     raise
                 break
-            if claim.is_all or len(leases) >= limit or time.monotonic() > give_up_at:
+            if claim.is_all or len(leases) >= limit:
+                break
+            if ((leases or before) and not found) or self._interrupted or time.monotonic() > give_up_at:
+                self._has_more = True
                 break
         return leases
 
@@ -600,6 +610,7 @@ class MysqlConsumer(Consumer):
             # This is read before the poll, so that a later enqueue in this process ends the wait.
             notifications = poller.notifications
             outlooks: list[Outlook] = []
+            self._has_more = False
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 leases, outlooks = self._reserve_now(limit, outlooks)
                 if leases:
@@ -611,6 +622,8 @@ class MysqlConsumer(Consumer):
             if self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return []
+            if self._has_more:
+                continue
             wake_at = self._wake_at(outlooks, give_up_at)
             poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
 

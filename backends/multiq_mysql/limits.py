@@ -59,6 +59,7 @@ _EXAMINED = 250  # gates that one transaction examines for lines that wait for t
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
 _PARKING_TURNS = 40  # transactions of one call that first park the ready jobs of fair limits: about 18,000 jobs
 PARKING_TIME = 2.0  # seconds after which a call no longer parks these jobs first, because the server is busy
+LOOKING_TIME = 3.0  # seconds after which a call ends although it has found no job yet; more than PARKING_TIME
 _PAST_PER_GATE = 2  # gates of the past that each reserve deletes
 _WITHOUT_GATES = Sql("gates IS NULL")
 
