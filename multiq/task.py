@@ -366,7 +366,11 @@ class Task(Generic[P, R]):
         return self._gates(of_queue(options.limits), args, kwargs, results)
 
     def _gates(
-        self, limits: Sequence[Limit], args: Sequence[Any], kwargs: Mapping[str, Any], results: Container[int | str]
+        self,
+        limits: Sequence[Limit],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        results: Container[int | str],  # noqa: ARG002 - TypedTask does not decode these arguments
     ) -> tuple[Gate, ...]:
         from .limits import gates_of
 
