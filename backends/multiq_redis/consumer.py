@@ -437,7 +437,9 @@ class RedisConsumer(Consumer):
             exchange.was_answered = True
             if self._backoff.failures:
                 self._backoff.answered(partition)
-            can_have_more[partition] = more == _UNFINISHED or call.share in {0, len(found)}
+            # A script may only park jobs, and there may be many of them. Meanwhile the jobs of this call must not wait.
+            goes_on = more == _UNFINISHED and (bool(found) or not exchange.leases)
+            can_have_more[partition] = goes_on or call.share in {0, len(found)}
         for partition, failure in failures:
             self._failed(partition, failure, exchange)
         return can_have_more

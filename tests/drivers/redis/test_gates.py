@@ -470,6 +470,20 @@ def test_jobs_keep_their_order_behind_many_that_are_parked(backend: Backend, con
     assert [lease.body for lease in consumer.reserve(1, 5)] == [b"late"]
 
 
+def test_a_reserve_that_has_jobs_does_not_go_on_parking(
+    server: RedisServer, backend: Backend, consumer: Consumer
+) -> None:
+    # Given some jobs without gates before many jobs behind a closed gate
+    backend.limits(QUEUE, {"api": Quota(slots=0)})
+    first = backend.enqueue(QUEUE, [NewJob(b"x", new_id(), priority=0) for _ in range(5)])
+    add(backend, 3000)
+    # When they are reserved, then the call does not hold their leases while it parks all others
+    assert [lease.id for lease in consumer.reserve(100, 0)] == first
+    with server.client() as client:
+        assert 0 < int(client.execute_command("HLEN", key("parked"))) < 3000
+    assert consumer.reserve(100, 0) == []
+
+
 def test_listing_in_pages_has_all_ready_and_delayed_jobs_beside_parked_ones(
     backend: Backend, consumer: Consumer
 ) -> None:
