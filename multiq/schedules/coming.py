@@ -24,7 +24,10 @@ def delete_coming(backend: Backend, record: Record) -> None:
     its next attempt stays.
     """
     now = int(backend.now(record.home) * SECOND)
-    for former in (record.as_former(), *record.formers):
+    all_times = (record.as_former(), *record.formers)
+    # a scheduler may have died after it stored the schedule's note, and before it enqueued the jobs in a second step
+    backend.relay(sorted({former.queue for former in all_times}))
+    for former in all_times:
         try:
             coming = former.coming(record.definition.name, now)
         except ScheduleInvalid:  # this machine cannot compute the occurrences during the pause, so they run

@@ -664,9 +664,15 @@ def _changed(before: Record, definition: Definition, now: Milliseconds) -> Recor
 def is_there(backend: Backend, queue: str, job_id: str) -> bool:
     """Return whether a job waits or runs. A job that is gone or buried does neither."""
     try:
-        return backend.peek(queue, job_id).state is not State.BURIED
+        found = backend.peek(queue, job_id)
     except JobNotFound:
-        return False
+        # a process may have died after it stored the schedule's note, and before it enqueued the job in a second step
+        backend.relay([queue])
+        try:
+            found = backend.peek(queue, job_id)
+        except JobNotFound:
+            return False
+    return found.state is not State.BURIED
 
 
 def changes_of(backend: Backend) -> str:
