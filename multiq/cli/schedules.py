@@ -74,10 +74,13 @@ def show_(name: str, app_path: str | None, as_json: bool) -> None:
 
     with _opened(app_path) as app:
         info = app.schedules.get(name)
-        status = None if info.last_id is None else app.job(info.queue, info.last_id).state().value
+        status = None
+        if info.last_id is not None and info.last_queue is not None:
+            status = app.job(info.last_queue, info.last_id).state().value
     if as_json:
         print_json(_document(info) | {"last_state": status})
         return
+    place = "" if info.last_queue == info.queue else f" in queue {safe(str(info.last_queue))}"
     for label, value in [
         ("schedule", safe(info.name)),
         ("state", _state(info)),
@@ -88,7 +91,7 @@ def show_(name: str, app_path: str | None, as_json: bool) -> None:
         *([("jitter", duration(info.jitter))] if info.jitter else []),
         ("made by", "code" if info.origin == "code" else "app.schedules or multiq schedules add"),
         ("last made", "-" if info.last is None else _utc(info.last)),
-        *([("last job", f"{info.last_id}, {status}")] if info.last_id is not None else []),
+        *([("last job", f"{info.last_id}{place}, {status}")] if info.last_id is not None else []),
         *(
             [("zones", f"{safe(info.zones)}; this host has {zones_version()}")]
             if info.zones and info.zone != "UTC"
@@ -105,7 +108,7 @@ def show_(name: str, app_path: str | None, as_json: bool) -> None:
 
 @schedules.command("add", short_help="Store a new schedule.")
 @_name
-@click.argument("app_path", metavar="[APP]")
+@click.argument("app_path", metavar="[APP]", required=False)
 @click.argument("task_name", metavar="TASK", required=False)
 @click.option("--cron", metavar="EXPRESSION", help="Like '*/5 * * * *'; with six fields, the first is the second.")
 @click.option("--every", type=Duration(), metavar="TIME", help="Like 90, 5m, 1h.")
@@ -122,7 +125,7 @@ def show_(name: str, app_path: str | None, as_json: bool) -> None:
 def add(
     *,
     name: str,
-    app_path: str,
+    app_path: str | None,
     task_name: str | None,
     cron: str | None,
     every: float | None,
@@ -139,6 +142,8 @@ def add(
     """
     from .apps import default_app, load_app
 
+    if app_path is None:
+        raise click.UsageError("Missing argument 'TASK'.")
     if task_name is None:
         app_path, task_name = default_app(), app_path
     with load_app(app_path) as app:

@@ -84,6 +84,8 @@ class ScheduleInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The last occurrence whose job was made."""
     last_id: str | None
     """The id of the last occurrence's job."""
+    last_queue: str | None
+    """The queue of the last occurrence's job. It differs from ``queue`` if the schedule was moved since."""
     late: float
     """Seconds between the due time of the last occurrence and the moment when its job was made. 0: the job was made in
     advance."""
@@ -346,6 +348,7 @@ class Schedules:
             is_paused=record.is_paused,
             last=None if record.last is None else moment(record.last),
             last_id=None if record.last is None else occurrence_id(definition.name, record.last),
+            last_queue=None if record.last is None else record.queue_of(record.last),
             late=record.late,
             left_out=record.left_out,
             zones=record.zones,

@@ -96,6 +96,23 @@ def test_an_impossible_schedule_is_refused_with_the_way_out(shell: Shell) -> Non
         assert message in done.err
 
 
+def test_a_schedule_without_a_task_is_refused_with_the_name_of_what_is_missing(shell: Shell) -> None:
+    done = shell("schedules", "add", "nightly")
+    assert (done.code, done.err.splitlines()[0]) == (2, "error: missing argument 'TASK'")
+
+
+def test_the_last_job_of_a_moved_schedule_is_shown_in_the_queue_where_it_is(shell: Shell, tmp_path: Path) -> None:
+    # Given a schedule that has a job, and that is moved to another queue
+    (tmp_path / "moved.py").write_text(CODE.replace("@app.task\ndef other", '@app.task(queue="new")\ndef other'))
+    add(shell, "--every", "60")
+    shell("tick")
+    shell.run("schedules", "add", "nightly", "moved:app", "other", "--args", "[7]", "--every", "60", "--replace")
+    # When the schedule is shown, then its job waits in the former queue
+    document = shell("schedules", "show", "nightly", "--json").json
+    assert (document["queue"], document["last_queue"], document["last_state"]) == ("new", "default", "delayed")
+    assert f"{document['last_id']} in queue default, delayed" in shell("schedules", "show", "nightly").out
+
+
 def test_a_backend_without_notes_exits_with_5(shell: Shell) -> None:
     for arguments in (["schedules", "list"], ["scheduler"], ["tick"]):
         done = shell(*arguments, "-c", "beanstalk://localhost:1")
