@@ -98,6 +98,7 @@ def test_missed_occurrences_run_by_the_policy_after_the_store_was_down(
             app.schedules.add(name_of(policy), tick.s(), every=period, misfire=policy)
         scheduler = Scheduler(app, ahead=ahead)
         until(lambda: looks(scheduler) and all(info.last for info in app.schedules.list()))
+        looked_at = time.time()
         lasts = {info.name: round(info.last.timestamp()) for info in app.schedules.list() if info.last}
         # When the store is down until so many further occurrences have passed
         with place.is_down():
@@ -124,8 +125,10 @@ def test_missed_occurrences_run_by_the_policy_after_the_store_was_down(
             coming = [occurrence for occurrence in every if occurrence > ended]
             assert coming == [*range(coming[0], coming[-1] + 1, period)]
             assert coming[0] <= ended + period
-        if not missed:
-            assert not any(run.is_late for run in runs)
+        # An occurrence before the first look may be late. On a busy machine, the store may be down for longer than the
+        # jobs were made ahead.
+        if ended < min(lasts.values()):
+            assert not any(run.is_late for run in runs if run.occurrence > looked_at)
 
 
 def chosen(policy: str, grace: float | None, passed: list[int]) -> list[int]:
