@@ -9,6 +9,7 @@ from multiq.backend import State
 from multiq.errors import JobNotFound, JobReserved, ScheduleInvalid
 
 from .record import occurrence_id
+from .scheduler import carry_on
 from .timetable import SECOND
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ def delete_coming(backend: Backend, record: Record) -> None:
     """
     now = int(backend.now(record.home) * SECOND)
     all_times = (record.as_former(), *record.formers)
-    # a scheduler may have died after it stored the schedule's note, and before it enqueued the jobs in a second step
-    backend.relay(sorted({former.queue for former in all_times}))
+    carry_on(backend, {former.queue for former in all_times})
     for former in all_times:
         try:
             coming = former.coming(record.definition.name, now)

@@ -232,6 +232,7 @@ class Scheduler:
         for entry in stale:
             fresh = self._read(found[entry.key]) if entry.key in found else None
             if fresh is None:
+                carry_on(self._backend, [home])  # changes ``CHANGES`` if a process has died while it moved the schedule
                 self._entries.pop(entry.place, None)
                 self._note_gone(entry)
             else:
@@ -666,13 +667,23 @@ def is_there(backend: Backend, queue: str, job_id: str) -> bool:
     try:
         found = backend.peek(queue, job_id)
     except JobNotFound:
-        # a process may have died after it stored the schedule's note, and before it enqueued the job in a second step
-        backend.relay([queue])
+        carry_on(backend, [queue])
         try:
             found = backend.peek(queue, job_id)
         except JobNotFound:
             return False
     return found.state is not State.BURIED
+
+
+def carry_on(backend: Backend, queues: Iterable[str]) -> None:
+    """Carry out the steps that dead processes have left in these queues.
+
+    Without ``one_step_everywhere``, a process may die after it changed the note of a schedule, and before it enqueued
+    the job in another partition, or stored the note in another queue. An error changes nothing: the next call repeats.
+    """
+    if not backend.declared.one_step_everywhere:
+        with contextlib.suppress(BackendError):
+            backend.relay(sorted({*queues}))
 
 
 def changes_of(backend: Backend) -> str:
@@ -682,7 +693,18 @@ def changes_of(backend: Backend) -> str:
 
 
 def homes(backend: Backend) -> list[str]:
-    """Return the queues that have schedules now, or had schedules before."""
+    """Return the queues that have schedules now, or had schedules before.
+
+    If a process has died while it moved a schedule, the schedule is first stored in its new queue.
+    """
+    found = _noted_homes(backend)
+    if not found or backend.declared.one_step_everywhere:
+        return found
+    carry_on(backend, found)
+    return _noted_homes(backend)
+
+
+def _noted_homes(backend: Backend) -> list[str]:
     return [home for note in notes_of(backend, HOME, "") if (home := records.home_in(note)) is not None]
 
 

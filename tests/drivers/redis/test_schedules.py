@@ -1,7 +1,8 @@
-"""Schedules whose jobs go into several partitions: a job may be stored in a step of its own, after the schedule."""
+"""Schedules on Redis: steps in other queues and partitions are carried out later, and a process may die before."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,21 +34,29 @@ def apps(server: RedisServer) -> Iterator[list[multiq.App]]:
         yield [first, second]
 
 
+@contextlib.contextmanager
+def dying(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process dies when the first steps of its next change are carried out, and the others are not."""
+
+    def die(*_: object) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Relay, "after", die)
+        with pytest.raises(KilledError):
+            yield
+
+
 def make_and_die(app: multiq.App, monkeypatch: pytest.MonkeyPatch, **options: str) -> None:
     """Make jobs of schedules. The process dies when the schedules' notes are stored, and the jobs are not."""
 
     @app.task(queue=QUEUE)
     def work() -> None: ...
 
-    def die(*_: object) -> None:
-        raise KilledError
-
     for name in NAMES:
         app.schedules.add(name, work.s(), every=30, **options)  # type: ignore[arg-type]
-    with monkeypatch.context() as patch:
-        patch.setattr(Relay, "after", die)
-        with pytest.raises(KilledError):
-            Scheduler(app).look()
+    with dying(monkeypatch):
+        Scheduler(app).look()
 
 
 def made(app: multiq.App) -> int:
@@ -81,3 +90,27 @@ def test_a_pause_deletes_the_jobs_that_a_dead_scheduler_has_left_in_the_outbox(
             second.schedules.pause(name)
     # Then the schedules have no jobs
     assert made(second) == 0
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_schedule_goes_on_whose_move_to_another_queue_a_dead_process_has_begun(
+    apps: list[multiq.App], is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = apps
+
+    @first.task(queue=QUEUE)
+    def work() -> None: ...
+
+    # Given a schedule, and a scheduler which may have read it
+    first.schedules.add("moved", work.s(), every=600)
+    scheduler = Scheduler(second, ahead=240)
+    if is_known:
+        scheduler.look()
+    # When a process dies while it moves the schedule to another queue
+    with dying(monkeypatch):
+        first.schedules.change("moved", work.options(queue="new").s(), every=10)
+    # Then the schedule is in the other queue when the scheduler has looked for what is stored
+    scheduler._changes = None  # as after half an hour
+    scheduler.look()
+    assert [info.queue for info in second.schedules.list()] == ["new"]
+    assert scheduler.made > 0
