@@ -1,6 +1,6 @@
 --- flags: no-writes
 -- For each of some jobs, return the closed gate at which the job is parked.
--- KEYS  1 parked   2 limits   3 slots   4 rates   5 jobs
+-- KEYS  1 parked   2 limits   3 slots   4 rates   5 jobs   6 slot_ends
 -- ARGV  the jobs' ids
 -- =>    for each job: the packed gate, or nothing
 --- include record
@@ -8,6 +8,13 @@
 --- include keyed
 local key = { parked = KEYS[1], limits = KEYS[2], slots = KEYS[3], rates = KEYS[4] }
 --- include gates
+local MOST_ENDED = 10000 -- ended leases, in some milliseconds
+-- The next reserve deletes the entries of leases that have ended.
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, MOST_ENDED)) do
+    local size = 2 + unpacked('>I2', member)
+    local gate = sub(member, 1, size + 2 + unpacked('>I2', member, size + 1))
+    used[gate] = leases_at(gate) - 1
+end
 local reply = {}
 for i = 1, #ARGV do
     local line = redis.call('HGET', key.parked, ARGV[i])

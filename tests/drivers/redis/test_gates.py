@@ -223,6 +223,18 @@ def test_last_job_of_a_queue_leaves_no_slot_of_a_lease_that_has_ended(
     assert left(server) == {"limits"}
 
 
+def test_parked_job_is_held_by_no_lease_that_has_ended(backend: Backend, consumer: Consumer) -> None:
+    backend.limits(QUEUE, {"api": Quota(slots=1)})
+    first, second = add(backend, 2, ttr=0.3)
+    assert len(consumer.reserve(2, 0)) == 1
+    assert consumer.reserve(2, 0) == []
+    assert backend.peek(QUEUE, second).held_by == "limit api"
+    until(lambda: backend.stats(QUEUE).reserved == 0, "the lease has ended")
+    assert backend.peek(QUEUE, second).held_by is None
+    listed = {record.id: record.held_by for record in backend.jobs(QUEUE, State.READY).jobs}
+    assert listed == {first: None, second: None}
+
+
 @pytest.mark.parametrize("how", ["ack", "delete", "delete_many", "purge", "replace"])
 def test_empty_queue_leaves_only_its_limits(
     server: RedisServer, backend: Backend, consumer: Consumer, how: str
