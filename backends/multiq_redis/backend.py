@@ -340,9 +340,9 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         replies = self._pool.call_each("stats", self._partitions.all_of(queue))
         if more := self._partitions.learn(queue, replies[0][5]):
             replies += self._pool.call_each("stats", more)
+        if replies[0][_MAY_BE_PARKED] == b"1":  # parked jobs are in the first partition
+            replies[0] = self._pool.call("stats_gated", queue)
         ready, delayed, reserved, buried, held = (sum(reply[at] for reply in replies) for at in (0, 1, 2, 3, 6))
-        if replies[0][_MAY_BE_PARKED] == b"1":
-            ready += self._pool.call("parked_count", queue)
         pause = max(int(reply[4]) for reply in replies)
         return QueueStats(
             queue=queue,

@@ -20,6 +20,7 @@ from multiq.backend.registry import open_backend
 from multiq.errors import BackendCorrupt, BackendFull, MultiqError
 from multiq.ids import new_id
 from multiq_redis.connection import Connection
+from multiq_redis.pool import Pool
 from multiq_redis.records import pack_gate, pack_id, unpack_gate, unpack_id
 from multiq_redis.scripts import script
 
@@ -221,6 +222,31 @@ def test_last_job_of_a_queue_leaves_no_slot_of_a_lease_that_has_ended(
     else:
         assert backend.delete_many(QUEUE, [job_id]) == [None]
     assert left(server) == {"limits"}
+
+
+def test_job_that_is_handed_out_during_stats_is_counted_once(
+    backend: Backend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.limits(QUEUE, {"api": Quota(slots=0)})
+    add(backend)
+    assert consumer.reserve(1, 0) == []
+    backend.limits(QUEUE, {"api": None})
+    for verb in ("parked_count", "stats_gated"):
+        before(monkeypatch, verb, lambda: consumer.reserve(1, 0))
+    stats = backend.stats(QUEUE)
+    assert (stats.ready or 0) + (stats.reserved or 0) == 1
+
+
+def before(monkeypatch: pytest.MonkeyPatch, verb: str, action: Callable[[], object]) -> None:
+    """Carry out an action once, before the first script *verb*."""
+    call, actions = Pool.call, [action]
+
+    def act_and_call(pool: Pool, name: str, *args: Any, **options: Any) -> Any:
+        if name == verb and actions:
+            actions.pop()()
+        return call(pool, name, *args, **options)
+
+    monkeypatch.setattr(Pool, "call", act_and_call)
 
 
 def test_parked_job_is_held_by_no_lease_that_has_ended(backend: Backend, consumer: Consumer) -> None:
