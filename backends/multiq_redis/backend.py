@@ -378,7 +378,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
             return sum(outcomes.forget(self._pool, partition, ids) for partition in partitions)
         forgotten = 0
         for partition in partitions:
-            forgotten += self._in_slices("forget", partition, limit - forgotten)
+            forgotten += self._in_slices("forget", partition, limit - forgotten)[0]
         return forgotten
 
     def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
@@ -537,22 +537,33 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         promote_all(self._pool, partition)
         counts = self._pool.call("stats", partition)  # counted once: producers must not prolong the purge
         doomed = [(state, counts[at]) for state, at in _COUNTED.items() if state in states]
-        purged = 0
+        purged, had_gates = 0, False
+        may_be_parked = counts[_MAY_BE_PARKED] == b"1"
         for state, count in doomed:
             if state is State.HELD:
-                purged += self._in_slices("purge_held", partition, count)
-            else:
-                purged += self._in_slices("purge", partition, count, state=state)
-        if State.READY in states and counts[_MAY_BE_PARKED] == b"1":
-            purged += self._in_slices("purge_parked", partition, self._pool.call("parked_count", partition))
+                purged += self._in_slices("purge_held", partition, count)[0]
+                continue
+            found, is_marked = self._in_slices("purge", partition, count, state=state)
+            purged += found
+            had_gates = had_gates or is_marked
+            # a reserve may have parked some of the jobs since they were counted
+            may_be_parked = may_be_parked or (state is State.READY and found < count)
+        parked = self._pool.call("parked_count", partition) if may_be_parked and State.READY in states else 0
+        if parked:
+            purged += self._in_slices("purge_parked", partition, parked)[0]
+        elif had_gates:
+            self._pool.call("purge_parked", partition, (0,))  # deletes what the limits have left of the jobs
         return purged
 
-    def _in_slices(self, verb: str, partition: str, limit: int, *, state: str | None = None) -> int:
-        done = 0
+    def _in_slices(self, verb: str, partition: str, limit: int, *, state: str | None = None) -> tuple[int, bool]:
+        """Returns the number of jobs, and whether a script has put a minus before its number."""
+        done, is_marked = 0, False
         while done < limit:
             asked = min(_SLICE, limit - done)
-            moved = int(self._pool.call(verb, partition, (asked,), state=state))
+            answer = self._pool.call(verb, partition, (asked,), state=state)
+            moved = abs(int(answer))
+            is_marked = is_marked or answer.startswith(b"-")
             done += moved
             if moved < asked:
                 break
-        return done
+        return done, is_marked

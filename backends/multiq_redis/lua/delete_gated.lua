@@ -29,7 +29,7 @@ local forget_plain_keys = forget_if_empty
 
 local function forget_if_empty(...)
     forget_plain_keys(...)
-    forget_lines()
+    if not forget_lines() then forget_ended() end
 end
 
 --- include delete

@@ -3,7 +3,7 @@
 -- script for the reserved set or the held set.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 the state's set   6 sequence   7 hint
 -- ARGV  1 the call's number   2 the maximum number of jobs
--- =>    the number of jobs
+-- =>    the number of jobs; with a minus before it if one of these jobs had gates
 --- include record
 --- include once
 --- include empty
@@ -19,13 +19,18 @@ local function forget_beside(hash, ids)
     redis.call('HDEL', hash, unpack(extras))
 end
 
--- Forgets that the jobs took their unique keys. Only jobs with a field in the bodies hash have a key.
+-- Forgets that the jobs took their unique keys. Returns whether a job has gates. Only jobs with a field in the bodies hash
+-- have a key or gates.
 local function forget_unique_keys(ids)
-    if redis.call('EXISTS', KEYS[3]) == 0 then return end
-    local records = redis.call('HMGET', KEYS[2], unpack(ids))
+    if redis.call('EXISTS', KEYS[3]) == 0 then return false end
+    local records, is_any_gated = redis.call('HMGET', KEYS[2], unpack(ids)), false
     for i = 1, #ids do
-        if records[i] then forget_unique(ids[i], records[i], KEYS[3]) end
+        if records[i] then
+            forget_unique(ids[i], records[i], KEYS[3])
+            is_any_gated = is_any_gated or has_gates(records[i])
+        end
     end
+    return is_any_gated
 end
 
 local seen = earlier_answer()
@@ -35,13 +40,13 @@ local marker_at = redis.call('ZSCORE', KEYS[5], MARKER)
 if marker_at then redis.call('ZREM', KEYS[5], MARKER) end
 local popped = redis.call('ZPOPMIN', KEYS[5], ARGV[2])
 if marker_at then redis.call('ZADD', KEYS[5], marker_at, MARKER) end
-local ids = {}
+local ids, is_any_gated = {}, false
 for i = 1, #popped, 2 do ids[#ids + 1] = id_in(popped[i]) end
 if #ids > 0 then
-    forget_unique_keys(ids)
+    is_any_gated = forget_unique_keys(ids)
     redis.call('HDEL', KEYS[2], unpack(ids))
     forget_beside(KEYS[3], ids)
     forget_beside(KEYS[4], ids)
     forget_if_empty(KEYS[2], KEYS[6], KEYS[7], KEYS[3], KEYS[4])
 end
-return remember(tostring(#ids))
+return remember((is_any_gated and '-' or '') .. #ids)

@@ -1,11 +1,12 @@
 --- flags: allow-oom
--- Delete a slice of the parked jobs.
+-- Delete a slice of the parked jobs. Also delete what limits have left of jobs that are gone.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 lines   6 parked   7 sequence   8 hint   9 ready   10 delayed
 --       11 line_states   12 open_lines   13 fair_lines   14 blocked   15 slots   16 slot_ends   17 openings
 -- ARGV  1 the call's number   2 the maximum number of jobs
 -- =>    the number of jobs
 --- include record
 --- include once
+--- include clock
 --- include empty
 --- include keyed
 local key = {
@@ -38,8 +39,6 @@ if redis.call('EXISTS', KEYS[6]) == 0 then
     drop_marker()
     forget_turns()
 end
-if #found > 0 then
-    forget_if_empty(KEYS[2], KEYS[7], KEYS[8], KEYS[3], KEYS[4])
-    forget_lines()
-end
+if #found > 0 then forget_if_empty(KEYS[2], KEYS[7], KEYS[8], KEYS[3], KEYS[4]) end
+if not forget_lines() then forget_ended() end
 return remember(tostring(#found))

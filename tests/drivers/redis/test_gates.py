@@ -206,7 +206,7 @@ def test_queue_that_a_manager_empties_leaves_only_its_limits(
     assert left(server) == {"limits"}
 
 
-@pytest.mark.parametrize("how", ["delete", "delete_many"])
+@pytest.mark.parametrize("how", ["delete", "delete_many", "purge"])
 @pytest.mark.parametrize("state", [State.READY, State.DELAYED])
 def test_last_job_of_a_queue_leaves_no_slot_of_a_lease_that_has_ended(
     server: RedisServer, backend: Backend, consumer: Consumer, how: str, state: State
@@ -217,11 +217,45 @@ def test_last_job_of_a_queue_leaves_no_slot_of_a_lease_that_has_ended(
     until(lambda: backend.stats(QUEUE).reserved == 0, "the lease has ended")
     if state is State.DELAYED:
         backend.reschedule(QUEUE, job_id, LONG)
+    remove(backend, job_id, state, how)
+    assert left(server) == {"limits"}
+
+
+def remove(backend: Backend, job_id: str, state: State, how: str) -> None:
     if how == "delete":
         backend.delete(QUEUE, job_id)
-    else:
+    elif how == "delete_many":
         assert backend.delete_many(QUEUE, [job_id]) == [None]
+    else:
+        assert backend.purge(QUEUE, [state]) == 1
+
+
+@pytest.mark.parametrize("how", ["delete", "delete_many", "purge"])
+def test_job_without_gates_that_is_acked_last_leaves_no_slot_of_a_lease_that_has_ended(
+    server: RedisServer, backend: Backend, how: str
+) -> None:
+    backend.limits(QUEUE, {"api": Quota(slots=1)})
+    (job_id,) = add(backend, ttr=0.05)
+    with open_backend(server.url) as other, other.consumer([QUEUE]) as plain:
+        backend.enqueue(QUEUE, [NewJob(b"x", new_id(), priority=0)])
+        (lease,) = plain.reserve(1, 0)
+        with backend.consumer([QUEUE]) as consumer:
+            assert len(consumer.reserve(1, 0)) == 1
+        until(lambda: backend.stats(QUEUE).ready == 1, "the lease has ended")
+        remove(backend, job_id, State.READY, how)
+        assert plain.settle([Ack(lease)]) == [None]
     assert left(server) == {"limits"}
+
+
+def test_purge_deletes_the_jobs_that_a_reserve_parks_meanwhile(
+    backend: Backend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.limits(QUEUE, {"api": Quota(slots=1)})
+    add(backend, 10)
+    assert len(consumer.reserve(1, 0)) == 1
+    before(monkeypatch, "purge", lambda: consumer.reserve(1, 0))
+    assert backend.purge(QUEUE, [State.READY]) == 9
+    assert backend.stats(QUEUE).ready == 0
 
 
 def test_job_that_is_handed_out_during_stats_is_counted_once(

@@ -8,3 +8,18 @@ local function forget_lines()
     )
     return true
 end
+
+-- Deletes the entries of leases that have ended and whose jobs are gone. While jobs are parked, the next reserve does this,
+-- because it must then also look at the lines that the ended leases have closed.
+local function forget_ended()
+    if redis.call('EXISTS', key.parked) == 1 then return end
+    local ended = redis.call('ZRANGEBYSCORE', key.slot_ends, '-inf', now, 'LIMIT', 0, 500)
+    for i = 1, #ended do
+        local size = 2 + unpacked('>I2', ended[i])
+        size = size + 2 + unpacked('>I2', ended[i], size + 1)
+        if redis.call('HEXISTS', key.jobs, sub(ended[i], size + 1)) == 0 then
+            redis.call('ZREM', key.slot_ends, ended[i])
+            redis.call('ZREM', key.slots, ended[i])
+        end
+    end
+end
