@@ -75,6 +75,8 @@ def _guarded(method: Callable[..., Any], server: str, parse_errors: tuple[type[E
         except MultiqError:
             raise
         except parse_errors as exc:
+            if _has_not_begun(exc, call):
+                raise
             with contextlib.suppress(Exception):
                 self._discard_connections()
             what = str(exc)[:200]
@@ -84,3 +86,11 @@ def _guarded(method: Callable[..., Any], server: str, parse_errors: tuple[type[E
             ) from exc
 
     return call
+
+
+def _has_not_begun(exc: BaseException, call: Callable[..., Any]) -> bool:
+    """Whether *call* has raised the error itself, because the method does not take the caller's arguments."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_next is not None:  # a method may be guarded twice
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code is getattr(call, "__code__", None)
