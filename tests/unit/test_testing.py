@@ -7,6 +7,7 @@ import datetime as dt
 import subprocess
 import sys
 import threading
+from decimal import Decimal
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from multiq.backend.registry import installed
 from multiq.conformance.threads import HANGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -409,6 +410,34 @@ def test_a_unique_job_that_replaces_another_one_was_enqueued(shop: Shop, jobs: t
     jobs.assert_enqueued(tidy, (1, "new"))
 
 
+def test_equal_sets_are_equal_in_assertions(shop: Shop, jobs: testing.Fake) -> None:
+    # given two equal sets whose members have different orders, as many equal sets do
+    @shop.app.task
+    def stock(shelves: set[int], price: Decimal = Decimal(1)) -> None: ...
+
+    @shop.app.task
+    def tidy(_done: None, shelves: set[int]) -> None: ...
+
+    mine, theirs = {8}, {0}
+    mine.add(0)
+    theirs.add(8)
+    assert list(mine) != list(theirs)
+    # then assertions hold, as for other equal values
+    stock.enqueue(mine)
+    jobs.assert_enqueued(stock, (theirs,))
+    stock.enqueue({1}, Decimal("1.5"))
+    jobs.assert_enqueued(stock, ([1], "1.5"))
+    multiq.chain(stock.s(mine), tidy.s(shelves=mine)).enqueue()
+    jobs.assert_chained(stock.s(theirs), tidy.s(shelves=theirs))
+    multiq.group(stock.s(mine)).enqueue()
+    jobs.assert_batched([stock.s(theirs)])
+    # and a value that no enqueue accepts is not found
+    shop.app.queue().enqueue({"multiq": 1, "task": "stock", "args": [[1], "1", 7]})
+    for absent in ({9}, "no set"):
+        with pytest.raises(AssertionError, match="was not enqueued"):
+            jobs.assert_enqueued(stock, (absent,))
+
+
 def test_chains_are_asserted(shop: Shop, jobs: testing.Fake) -> None:
     multiq.chain(shop.send.s("ann"), shop.wait.s(), catch=shop.wait.s("failed")).enqueue()
     for wrong in (
@@ -571,6 +600,28 @@ def test_an_assertion_about_something_else_than_a_task_is_refused() -> None:
         for seconds in (-1, None, float("nan")):
             with pytest.raises(multiq.OptionInvalid, match="seconds must be"):
                 jobs.advance(seconds)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (lambda jobs, send: jobs.assert_enqueued(send, 1), "args must be a tuple"),
+        (lambda jobs, send: jobs.assert_enqueued(send, "ann@example.com"), "args must be a tuple"),
+        (lambda jobs, send: jobs.assert_enqueued(send, (object(),)), "arguments that can be enqueued"),
+        (lambda jobs, send: jobs.assert_enqueued(send, kwargs=["ann"]), "kwargs must be a dict"),
+        (lambda jobs, send: jobs.assert_enqueued(send, within="1"), "within must be a number of seconds"),
+        (lambda jobs, send: jobs.assert_enqueued(send, queue=5), "a queue name must have"),
+        (lambda jobs, send: jobs.assert_chained([send.s("ann@example.com")]), "must have calls like"),
+        (lambda jobs, send: jobs.assert_batched(send.s("ann@example.com")), "members must be a list of calls"),
+        (lambda jobs, send: jobs.assert_batched([send.s("ann@example.com")], then=send), "must have calls like"),
+    ],
+)
+def test_wrong_arguments_of_an_assertion_are_refused(
+    shop: Shop, jobs: testing.Fake, wrong: Callable[[testing.Fake, Any], object], what: str
+) -> None:
+    shop.send.enqueue("ann@example.com")
+    with pytest.raises((multiq.ArgumentsInvalid, multiq.OptionInvalid, multiq.NameInvalid), match=what):
+        wrong(jobs, shop.send)
 
 
 @pytest.mark.parametrize("kit", [testing.fake, testing.sync])
