@@ -234,7 +234,9 @@ class Tasks(Registrar):
     """
 
     def __init__(self, prefix: str = "") -> None:
-        self.prefix = prefix and check_name(prefix, "task")
+        self.prefix = prefix if prefix == "" else check_name(prefix, "task")
+        if self.prefix.endswith("."):
+            raise NameInvalid(f"a prefix must not end with a dot, because a dot follows it, got {shown(prefix)}")
         self.tasks: dict[str, Task[Any, Any]] = {}
         """The tasks by name. Each task's name begins with the registry's prefix."""
         self._schedules: dict[str, _Scheduled] = {}
