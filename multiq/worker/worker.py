@@ -243,6 +243,7 @@ class Worker:
             self._shared_state,
             grace=settings.grace,
             once=settings.stop_when_empty or settings.max_jobs is not None or self._max_time is not None,
+            shrinks=not settings.stop_when_empty,
             check=self.check,
             least=self._limits.least,
             reaps_all=self.owns_process and os.getpid() == 1,

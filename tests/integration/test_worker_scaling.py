@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -173,6 +174,23 @@ def test_a_worker_that_scales_ends_when_its_queues_are_empty(tmp_path: Path, url
     with worker(tmp_path, url, FAST + "scale_down_after=0.3, stop_when_empty=True") as working:
         assert working.wait() == 0
     assert ended(tmp_path) == list(range(20))
+
+
+@pytest.mark.long
+def test_the_last_process_of_a_worker_that_ends_runs_the_jobs_that_come_late(tmp_path: Path, url: str) -> None:
+    # given a worker of which one process still has a long job, and the others have ended, because no job is due
+    wait_for_a_file.options(priority=0).enqueue(0)
+    nap.enqueue_many([(number, 0.15) for number in range(1, 12)])
+    with worker(tmp_path, url, FAST + "scale_down_after=0.1, stop_when_empty=True") as working:
+        until(lambda: len(ended(tmp_path)) == 11)
+        until(lambda: len(alive(tmp_path)) == 1)
+        time.sleep(0.8)  # the worker needs fewer processes now
+        # when a job comes before the long job has ended
+        nap.enqueue(12, 0)
+        (tmp_path / "go-0").touch()
+        # then it runs before the worker ends
+        assert working.wait() == 0
+    assert ended(tmp_path) == list(range(13))
 
 
 def test_a_range_comes_from_the_settings(tmp_path: Path) -> None:

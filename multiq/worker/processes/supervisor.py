@@ -97,6 +97,8 @@ class Supervisor:
       code keeps running if the command fails. None: reload without a check.
     - *least*: the smallest number of needed slots. The sidecar decides how many slots are needed. None: all slots are
       needed.
+    - *shrinks*: whether children that are not needed are ended. False: each child ends by itself when no job is due. If
+      the last child ended earlier, the jobs that its jobs enqueue would be left.
     - *reaps_all*: also reap orphans of jobs. Process 1 of a container must do this.
     """
 
@@ -110,6 +112,7 @@ class Supervisor:
         once: bool,
         check: Sequence[str] | None = None,
         least: int | None = None,
+        shrinks: bool = True,
         reaps_all: bool = False,
     ) -> None:
         self._run_child = run_child
@@ -118,6 +121,7 @@ class Supervisor:
         self._worker_row = shared_state.worker
         self._slots = [ProcessSlot(index, row) for index, row in enumerate(shared_state.children)]
         self._least = len(self._slots) if least is None else least
+        self._shrinks = shrinks
         self._grace = grace
         self._once = once
         self._check = check
@@ -306,7 +310,7 @@ class Supervisor:
             return
         if wanted > before:
             self._need_more(wanted - before)
-        else:
+        elif self._shrinks:
             self._need_fewer(before - wanted)
         after = self._count_needed()
         if after != before:  # a slot that is done is not used again
