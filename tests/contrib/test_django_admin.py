@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import djangos
+import msgspec
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
@@ -17,7 +18,7 @@ from servers.redis import RedisServer
 from stores import STORES
 
 import multiq
-from multiq.contrib.django.admin import read_key
+from multiq.contrib.django.admin import Row, read_key
 from multiq.contrib.django.framework import Status, TaskResultDoesNotExist
 
 if TYPE_CHECKING:
@@ -85,6 +86,20 @@ def test_the_list_shows_failed_jobs_and_a_job_its_traceback(backend: TaskBackend
     assert 'value="Retry"' not in page + job
     assert 'value="Forget"' not in page + job
     assert "Failed jobs" in ann.get("/admin/").content.decode()
+
+
+def test_arguments_that_nest_deeply_are_shown(backend: TaskBackend) -> None:
+    # given a failed job
+    queue = backend.app.queue("raw")
+    queue.enqueue(b"{}")
+    queue.reserve().bury()
+    (job,) = queue.jobs("buried")
+
+    # when its arguments nest as deeply as can be decoded, and more deeply, then they are shown
+    for depth in range(900, 1010):
+        body = f'{{"multiq":1,"task":"gone","args":[{"[" * depth}{"]" * depth}]}}'.encode()
+        called = Row.of("default", msgspec.structs.replace(job, body=body)).called
+        assert called.count("[") > depth
 
 
 def test_a_failed_job_is_retried(backend: TaskBackend) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpResponseRedirect
@@ -58,11 +59,18 @@ class Row(NamedTuple):
 
     @property
     def called(self) -> str:
-        """The job's arguments, as JSON. If the body is not an envelope: the body."""
+        """The job's arguments, as JSON. If the body is not an envelope, or the arguments are nested too deeply:
+        the body."""
         value = self.job.value
         if self.job.task is not None:
             value = {"args": value.get("args", []), "kwargs": value.get("kwargs", {})}
-        return repr(value) if isinstance(value, bytes) else json.dumps(value, ensure_ascii=False, indent=2)
+        if isinstance(value, bytes):
+            return repr(value)
+        try:
+            # json.dumps would refuse values that are nested less deeply than those that can be decoded
+            return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        except (RecursionError, OverflowError, msgspec.MsgspecError):
+            return repr(self.job.body)
 
 
 def write_key(alias: str, job: ShownJob) -> str:
