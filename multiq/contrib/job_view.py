@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from multiq.errors import (
     EnqueueUncertain,
     JobNotFound,
     OptionInvalid,
+    PayloadInvalid,
 )
 from multiq.formatting import shown
 from multiq.memo import readable_memo
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.job import JobHandle
 
+_log = logging.getLogger("multiq.web")
+
 TIMEOUT = 5.0
 """Seconds after which a status endpoint answers 503."""
 
@@ -32,6 +36,7 @@ PASSING = (BackendUnavailable, BackendFull, EnqueueUncertain, EnqueuePartial)
 """Errors that a web application answers with 503: the same request may succeed later."""
 
 NO_ANSWER = "The job queue does not answer. Try again later."
+UNREADABLE = "the outcome cannot be read"
 NOT_FOUND = "There is no such job, or its outcome is no longer kept."
 
 HEADERS = {"Cache-Control": "no-store"}
@@ -103,7 +108,14 @@ def _view_outcome(app: App, handle: JobHandle, *, reasons: bool) -> dict[str, An
     (stored,) = app.backend.outcomes(handle.queue, [handle.id])
     if stored is None:
         return None
-    outcome = decode_outcome(stored)
+    try:
+        outcome = decode_outcome(stored)
+    except PayloadInvalid as exc:  # another program has stored it, or this program lacks the keys
+        _log.warning("the outcome of a job is not shown: %s", exc)
+        view = _view(handle, stored.kind)
+        if stored.kind == "done" or reasons:
+            view["reason"] = UNREADABLE
+        return view
     view = _view(handle, outcome.kind)
     view["result"] = outcome.value
     if outcome.kind == "done" or reasons:

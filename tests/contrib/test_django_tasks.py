@@ -27,7 +27,7 @@ from stores import STORES
 
 import multiq
 from multiq import errors, testing
-from multiq.backend import After, Release
+from multiq.backend import Ack, After, Release
 from multiq.conformance.threads import HANGS
 from multiq.contrib.django import framework, get_app, task_options
 from multiq.contrib.django.framework import InvalidTask, Status, TaskResultDoesNotExist
@@ -261,6 +261,20 @@ def test_a_time_that_no_calendar_has_is_no_obstacle_for_a_result(backend: TaskBa
 
     # then the result exists
     assert backend.get_result(result.id).status == Status.READY
+
+
+def test_an_outcome_of_another_program_is_no_result(backend: TaskBackend, caplog: pytest.LogCaptureFixture) -> None:
+    # given a job that is gone, with an outcome that is not multiq's
+    result = shop.add.enqueue(1)
+    consumer = backend.app.backend.consumer(["default"])
+    (lease,) = consumer.reserve(1, 5)
+    consumer.settle([Ack(lease, After(keep=60, outcome=b"done"))])
+    consumer.close()
+
+    # then there is no result, and the log says why
+    with pytest.raises(TaskResultDoesNotExist):
+        result.refresh()
+    assert f"the outcome of job {result.id} cannot be read" in caplog.text
 
 
 def test_a_job_that_is_no_task_of_django_s_is_no_result(backend: TaskBackend) -> None:

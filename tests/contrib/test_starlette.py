@@ -24,7 +24,7 @@ from stores import STORES
 
 import multiq
 from multiq import errors, testing
-from multiq.backend import After, NewJob, Release
+from multiq.backend import Ack, After, NewJob, Release
 from multiq.contrib.fastapi import AppDep, get_app, get_queue, status_router
 from multiq.contrib.starlette import exception_handlers, lifespan, status_route
 
@@ -297,6 +297,29 @@ def test_a_memo_of_another_program_does_not_hide_the_status(shop: Shop) -> None:
 
         # then the answer has the status, without a progress
         assert seen(client, ref) == {"ref": ref, "status": "queued", "progress": None, "result": None, "reason": None}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reasons", "reason"),
+    [
+        ("done", False, "the outcome cannot be read"),
+        ("cancelled", False, None),
+        ("cancelled", True, "the outcome cannot be read"),
+    ],
+)
+def test_an_outcome_of_another_program_does_not_hide_the_status(kind: Any, reasons: bool, reason: str | None) -> None:
+    # given a job that is gone, with an outcome that is not multiq's
+    shop = Shop("memory://", reasons=reasons)
+    with TestClient(shop.web) as client:
+        ref = client.post("/orders/7").json()["job"]
+        consumer = shop.app.backend.consumer(["mail"])
+        (lease,) = consumer.reserve(1, 0)
+        consumer.settle([Ack(lease, After(keep=60, outcome=b"done, pa\xdfword", kind=kind))])
+        consumer.close()
+
+        # then the answer has the status, without a result
+        assert seen(client, ref) == {"ref": ref, "status": kind, "progress": None, "result": None, "reason": reason}
+    shop.app.close()
 
 
 @pytest.mark.parametrize("reasons", [False, True])

@@ -7,6 +7,7 @@ both.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import time
 import uuid
 from dataclasses import replace
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from multiq.outcome import AttemptError, JobOutcome
 
     from .apps_of_backends import DjangoApp
+
+_log = logging.getLogger("multiq.django")
 
 RUN_AFTER = "django.run_after"
 """The header that has the task's ``run_after``."""
@@ -91,14 +94,19 @@ def kept_value(job: JobContext, value: Any, most: int) -> dict[str, Any]:
 
 
 def find_result(app: DjangoApp, queues: Iterable[str], result_id: str) -> Any:
-    """Return the ``TaskResult`` of a job in one of *queues*. None: there is no such job, or its task is gone."""
+    """Return the ``TaskResult`` of a job in one of *queues*. None: there is no such job, its task is gone, or it cannot
+    be read."""
     for queue in queues:
         try:
             return _of_record(app, app.backend.peek(queue, result_id))
         except JobNotFound:
             (outcome,) = app.backend.outcomes(queue, [result_id])
         if outcome is not None:
-            return _of_outcome(app, decode_outcome(outcome))
+            try:
+                return _of_outcome(app, decode_outcome(outcome))
+            except PayloadInvalid as exc:  # another program has stored it, or this program lacks the keys
+                _log.warning("a result does not exist for Django: %s", exc)
+                return None
     return None
 
 
