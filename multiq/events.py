@@ -193,6 +193,8 @@ class Events:
         has subscribers."""
         self.logged = False
         """Whether ``multiq.logging`` has subscribed already."""
+        self.last_calls: list[Callable[[], object]] = []
+        """What a worker's sidecar calls at its end. A sidecar runs no jobs, so it emits no ``WorkerStopped``."""
         self._async_subscribers: AsyncSubscribers | None = None  # None if no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
         self._session_lock = threading.Lock()

@@ -69,6 +69,7 @@ def instrument(app: App, *, errors: Literal["buried", "all", "none"] = "buried")
     app.events.subscribe(JobCrashed, _report_crash)
     app.events.subscribe(JobOverdue, _report_overdue)
     app.events.subscribe(WorkerStopped, _flush)
+    app.events.last_calls.append(_flush)
     ignore_logger("multiq.worker")  # else the log records of failed jobs would be reported as well
     return middleware
 
@@ -266,5 +267,5 @@ def _report(task: str | None, queue: str, job_id: str, text: str) -> None:
         sentry_sdk.capture_message(f"{task or 'a job without a task'}: {text}", level="error")
 
 
-def _flush(_event: WorkerStopped) -> None:
+def _flush(_event: WorkerStopped | None = None) -> None:
     sentry_sdk.flush(timeout=_LAST_EVENTS)

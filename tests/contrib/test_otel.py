@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode
 from otel_memory import Telemetry, is_link_to, links_of, telemetry
+from processes import until
 from shell import Shell
 from stores import NAMES, STORES
 
@@ -831,3 +832,44 @@ if __name__ == "__main__":
     assert names.count("process default 1") == 20
     assert names.count("create default 0") == 20
     assert names.count("send default 20") == 1
+
+
+@pytest.mark.long
+def test_the_sidecar_of_a_worker_sends_its_last_spans(shell: Shell) -> None:
+    # given an app with a schedule, whose spans wait in a batch for longer than the worker lives
+    (shell.folder / "shop" / "tasks.py").write_text(
+        """
+import multiq
+from multiq.contrib import otel
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+class ToFile(SpanExporter):
+    def export(self, spans):
+        with open("spans", "a") as file:
+            for span in spans:
+                file.write(span.name + chr(10))
+        return SpanExportResult.SUCCESS
+
+provider = TracerProvider()
+provider.add_span_processor(BatchSpanProcessor(ToFile(), schedule_delay_millis=3_600_000))
+app = multiq.App()
+otel.instrument(app, tracer_provider=provider)
+
+@app.task
+def noop() -> None: ...
+
+app.schedule("* * * * *", noop.s(), name="often")
+"""
+    )
+    # when the sidecar has made the schedule's job, and the worker ends
+    process = shell.start("worker", "shop.tasks:app", "-p", "1")
+    try:
+        until(lambda: shell.app.backend.stats("default").delayed or shell.app.backend.stats("default").ready)
+    finally:
+        process.terminate()
+        output = process.communicate(timeout=HANGS)
+    # then the span of the job's enqueue is not missing
+    assert process.returncode == 0, output
+    names = (shell.folder / "spans").read_text().splitlines()
+    assert "send default" in names, names

@@ -92,10 +92,11 @@ def instrument(
         middleware.calls = WorkerCalls(middleware)
     app.middleware(middleware)
 
-    def flush(_event: WorkerStopped) -> None:
+    def flush(_event: WorkerStopped | None = None) -> None:
         middleware.flush(_LAST_SPANS)
 
     app.events.subscribe(WorkerStopped, flush)
+    app.events.last_calls.append(flush)
     return middleware
 
 

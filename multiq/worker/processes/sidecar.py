@@ -31,6 +31,7 @@ from .inflight import FREE, LIVE
 from .recovery import UNKNOWN_EXIT, Recovery
 from .relaying import Relaying
 from .scheduling import Scheduling
+from .watchdog import run_in_thread
 
 if TYPE_CHECKING:
     import socket
@@ -51,6 +52,7 @@ _POLL = 0.25  # seconds; short enough for a lease with the shortest ttr of one s
 _CONTROL_EVERY = 5.0  # seconds
 _ANSWER_EVERY = 1.0  # seconds between two answers to viewers
 _LAST_EVENTS = 2.0  # seconds that coroutine subscribers get at the end
+_LAST_CALLS = 2.0  # seconds that the last calls get, all together; the supervisor waits for longer
 
 
 class Sidecar:
@@ -129,6 +131,7 @@ class Sidecar:
                 self._watch_orphans(killing=self._kill_requested or time.monotonic() >= kill_at)
                 if all(table.state == FREE for table in self._tables):
                     self._events.finish(_LAST_EVENTS)
+                    self._make_last_calls()
                     return 0
                 time.sleep(_POLL)
             else:
@@ -142,6 +145,12 @@ class Sidecar:
     def kill(self) -> None:
         """Kill the children when the supervisor has ended. Signal handlers may call this method."""
         self._kill_requested = True
+
+    def _make_last_calls(self) -> None:
+        """Let telemetry send what it has about the sidecar's own work, such as the jobs of schedules."""
+        give_up_at = time.monotonic() + _LAST_CALLS
+        for is_done in [run_in_thread(call) for call in self._events.last_calls]:
+            is_done.wait(max(0.0, give_up_at - time.monotonic()))
 
     def _poll_control(self, now: float) -> None:
         is_time = now >= self._poll_at
