@@ -24,7 +24,7 @@ import multiq
 from multiq.backend.memory import MemoryBackend
 from multiq.conformance.threads import HANGS
 from multiq.contrib import otel
-from multiq.errors import ArgumentsInvalid, BackendUnavailable, EnqueueRefused, OptionInvalid, PayloadInvalid
+from multiq.errors import ArgumentsInvalid, BackendUnavailable, EnqueueRefused, JobExists, OptionInvalid, PayloadInvalid
 from multiq.schedules.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -419,6 +419,25 @@ def test_inner_middleware_may_refuse_and_change_the_queue(app: multiq.App, told:
     moved, refused = told.spans("send")
     assert (moved.name, attributes(moved)["messaging.destination.name"]) == ("send elsewhere", "elsewhere")
     assert refused.status.status_code is StatusCode.ERROR
+    # and the refused job was not sent, so it is not counted
+    (point,) = told.points("messaging.client.sent.messages")
+    assert (point.value, point.attributes["messaging.destination.name"]) == (1, "elsewhere")
+
+
+def test_a_job_that_was_never_sent_is_not_counted_as_sent(app: multiq.App, told: Telemetry) -> None:
+    @app.task(unique=multiq.Unique(on_conflict="error"))
+    def noop(word: object) -> None: ...
+
+    # when arguments are not valid, and when a job has the unique key of another one
+    with pytest.raises(PayloadInvalid):
+        noop.enqueue(object())
+    noop.enqueue("x")
+    with pytest.raises(JobExists):
+        noop.enqueue("x")
+    # then only the calls that reached the backend are counted
+    points = told.points("messaging.client.sent.messages")
+    counts = {point.attributes.get("error.type"): point.value for point in points}
+    assert counts == {None: 1, "multiq.errors.JobExists": 1}
 
 
 def test_what_is_no_failure_has_no_error(app: multiq.App, told: Telemetry) -> None:

@@ -26,7 +26,7 @@ from opentelemetry.trace import (
 
 import multiq
 from multiq.driverkit.fork import forks
-from multiq.errors import MultiqError
+from multiq.errors import BackendError, JobError, MultiqError
 from multiq.job import HEADER_DELAY, describe, first_wait
 from multiq.middleware import Middleware
 from multiq.retry import ReleaseJob
@@ -236,7 +236,8 @@ class OpenTelemetry(Middleware):
                     "send", "send", queue if job is None else job.options.queue, error_type
                 )
                 self.instruments.operation_duration.record(seconds, attributes)
-                self.instruments.sent.add(labels, len(sending.jobs))
+                if error is None or _was_sent(sending, error):
+                    self.instruments.sent.add(labels, len(sending.jobs))
             except Exception:  # noqa: BLE001 - as in enqueue
                 self.note_failure()
 
@@ -533,6 +534,13 @@ def _valid_context(context: Context) -> SpanContext | None:
 def _is_made_elsewhere(sending: Sending, error: BaseException) -> bool:
     """Whether another scheduler has made the same occurrence. If so, the repeated occurrence is not a failure."""
     return sending.kind == "schedule" and not isinstance(error, MultiqError)
+
+
+def _was_sent(sending: Sending, error: BaseException) -> bool:
+    """Whether the jobs of a failed enqueue may have reached the backend. The conventions forbid to count other jobs."""
+    if isinstance(error, MultiqError):
+        return isinstance(error, BackendError | JobError)
+    return not _is_made_elsewhere(sending, error)
 
 
 def _stack(error: BaseException) -> str:
