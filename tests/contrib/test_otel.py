@@ -9,7 +9,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from opentelemetry import baggage, context, trace
+from opentelemetry import baggage, context, propagate, trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -285,6 +286,22 @@ def test_a_broken_context_is_replaced(app: multiq.App, told: Telemetry) -> None:
     (send,), (process,) = told.spans("send"), told.spans("process")
     assert process.links == ()  # the header is the caller's, and nothing overwrites it
     assert send.links == ()
+
+
+def test_the_global_propagator_may_be_set_after_the_call(app: multiq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.task
+    def noop() -> None: ...
+
+    # given an app that is instrumented, when the program sets another global propagator, and enqueues
+    monkeypatch.setattr(propagate, "_HTTP_TEXT_FORMAT", propagate.get_global_textmap())  # set back at the end
+    propagate.set_global_textmap(W3CBaggagePropagator())
+    token = context.attach(baggage.set_baggage("tenant", "ann"))
+    try:
+        handle = noop.enqueue()
+    finally:
+        context.detach(token)
+    # then the job's headers are those of this propagator
+    assert handle.peek().value["headers"] == {"baggage": "tenant=ann"}
 
 
 def test_baggage_reaches_the_run_and_what_it_enqueues(app: multiq.App) -> None:

@@ -87,8 +87,9 @@ class OpenTelemetry(Middleware):
         meter = meter_of(meter_provider)
         self.instruments = Instruments(meter)
         self._measures = not isinstance(meter, metrics.NoOpMeter)
-        self._propagator = propagate.get_global_textmap() if propagator is None else propagator
-        self._fields = self._propagator.fields
+        self._own_propagator = propagator
+        self._propagator: TextMapPropagator | None = None
+        self._fields: set[str] = set()
         self._continues_trace = continues_trace
         self._create_spans = create_spans
         self._body_size = body_size
@@ -266,7 +267,7 @@ class OpenTelemetry(Middleware):
         creation: SpanContext | None = None
         links: tuple[Link, ...] = ()
         if envelope is not None and envelope.headers:
-            sent = self._propagator.extract(envelope.headers, Context())
+            sent = self._current_propagator().extract(envelope.headers, Context())
             creation = _valid_context(sent)
             if creation is not None:
                 links = (Link(creation),)
@@ -438,18 +439,30 @@ class OpenTelemetry(Middleware):
             _keep(self._processes, (queue, task), found)
         return found[0], found[1].copy()
 
+    def _current_propagator(self) -> TextMapPropagator:
+        """Return the propagator. A program may set the global propagator after it has instrumented its apps."""
+        found = propagate.get_global_textmap() if self._own_propagator is None else self._own_propagator
+        if found is not self._propagator:
+            self._fields = found.fields  # first, because another thread may read both
+            self._propagator = found
+        return found
+
     def _context_in(self, headers: dict[str, str]) -> SpanContext | None:
         """Return the context that the caller has put into a job's headers, or None if there is none."""
-        if not headers or self._fields.isdisjoint(headers):
+        if not headers:
             return None
-        return _valid_context(self._propagator.extract(headers, Context()))
+        propagator = self._current_propagator()
+        if self._fields.isdisjoint(headers):
+            return None
+        return _valid_context(propagator.extract(headers, Context()))
 
     def _inject(self, headers: dict[str, str], context: Context) -> None:
+        propagator = self._current_propagator()
         if not headers:
-            self._propagator.inject(headers, context)
+            propagator.inject(headers, context)
             return
         carrier: dict[str, str] = {}
-        self._propagator.inject(carrier, context)
+        propagator.inject(carrier, context)
         for name, value in carrier.items():
             headers.setdefault(name, value)
 
