@@ -62,6 +62,28 @@ def parts(text: str) -> list[Any]:
     return found
 
 
+def manifests() -> dict[str, Any]:
+    """The manifests for Kubernetes in the documentation, by their kind."""
+    return {
+        document["kind"]: document["spec"]
+        for block in blocks_of(ROOT / "docs" / "deploying.md")
+        if block.language == "yaml"
+        for document in yaml.safe_load_all(block.code)
+    }
+
+
+def test_empty_queues_and_missing_metrics_do_not_mislead_keda() -> None:
+    # given the queues in the queries of KEDA, then the page of the exporter always has them: a query without a result
+    # is an error, and KEDA would keep its fallback while the queues are empty
+    (container,) = manifests()["Deployment"]["template"]["spec"]["containers"]
+    for trigger in manifests()["ScaledObject"]["triggers"]:
+        found = re.search(r'queue=~"([^"]+)"', trigger["metadata"]["query"])
+        assert found is not None
+        assert set(found[1].split("|")) <= set(container["command"])
+    # and an error removes no pods
+    assert manifests()["ScaledObject"]["fallback"]["behavior"] == "currentReplicasIfHigher"
+
+
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The names of the samples, each with its labels, that a worker and ``multiq metrics`` export in a real run."""
