@@ -204,6 +204,19 @@ def test_what_is_no_failure_is_not_reported(kept: Kept) -> None:
     assert [run["contexts"]["trace"]["status"] for run in kept.task_transactions()] == ["aborted"] * 2
 
 
+def test_a_job_that_releases_itself_in_its_last_attempt_is_reported(app: multiq.App, kept: Kept) -> None:
+    @app.task(max_attempts=2, backoff=0)
+    def ask() -> None:
+        raise multiq.ReleaseJob(reason="the van is full")
+
+    ask.enqueue()
+    drain(app)
+    (event,) = kept.errors
+    (value,) = event["exception"]["values"]
+    assert (value["type"], value["value"]) == ("ReleaseJob", "the van is full")
+    assert event["contexts"]["multiq"]["attempt"] == 2
+
+
 def test_a_job_whose_task_was_not_called_is_reported(app: multiq.App, kept: Kept) -> None:
     @app.task
     def noop() -> None: ...
