@@ -127,7 +127,8 @@ class FlowHandle:
         if record.state != "cancelled":
             return 0
         jobs = [(queue, own_id) for queue, own_id, _ in record.jobs(self.id)]
-        first = [jobs[number] for number in (record.last, record.catch) if number >= 0]
+        last = jobs[record.last]
+        first = [last, *([jobs[record.catch]] if record.catch >= 0 else [])]
         deleted, reserved = 0, list[tuple[str, str]]()
         # the other jobs are deleted in reverse order, because workers begin at the other end
         for some in (first, [job for job in reversed(jobs) if job not in first]):
@@ -136,6 +137,8 @@ class FlowHandle:
                     answers = backend.delete_many(queue, ids[at : at + MAX_STEPS])
                     deleted += sum(answer is None for answer in answers)
                     reserved += [(queue, answer.job_id) for answer in answers if isinstance(answer, JobReserved)]
+                    if any(answer is not None and (queue, answer.job_id) == last for answer in answers):
+                        backend.carry_out([records.put_cancel(self.id, record)])
         if running and reserved:
             request_many(backend, reserved, grace=seconds, reason=why)
         return deleted
@@ -206,7 +209,7 @@ class FlowHandle:
                     raise FlowInvalid(
                         f"flow {self.id} is {state}, and only a flow that has ended is forgotten: cancel it"
                     )
-            if backend.carry_out([Drop(HOME, key)], when=[Version(HOME, key, note.version)]):
+            if backend.carry_out(records.drops(self.id), when=[Version(HOME, key, note.version)]):
                 return
 
     async def ainfo(self) -> FlowInfo:
@@ -413,11 +416,17 @@ class Flows:
 
     def list(self) -> Iterator[FlowInfo]:
         """Yield all flows that are open or kept, sorted by their ids. The ids ascend with the time of the enqueue."""
+        backend = self._app.backend
+        cancels: dict[str, FlowRecord] | None = None
         after: str | None = None
         while True:
-            page = self._app.backend.notes(HOME, _PREFIX, after=after)
+            page = backend.notes(HOME, _PREFIX, after=after)
             for note in page.notes:
-                yield records.info(note.key.removeprefix(_PREFIX), records.decode(note))
+                flow_id, record = note.key.removeprefix(_PREFIX), records.decode(note)
+                if record.state == "finished":
+                    cancels = records.cancels(backend) if cancels is None else cancels
+                    record = cancels.get(flow_id, record)
+                yield records.info(flow_id, record)
             if page.after is None:
                 return
             after = page.after

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from multiq.backend import Put
+from multiq.backend import DELAY_MAX, Drop, Put
 from multiq.errors import FlowNotFound, PayloadInvalid
 
 if TYPE_CHECKING:
@@ -154,6 +155,43 @@ def ending(flow_id: str, record: FlowRecord) -> list[Put]:
     return steps
 
 
+#: The prefix of the keys of notes that outlast the verdict of the last job. After the prefix, a key has the flow's id.
+_CANCELS = "cancelled/"
+_CANCEL_KEPT = 86400.0  # seconds for which such a note is kept after the flow's record
+
+
+def put_cancel(flow_id: str, record: FlowRecord) -> Put:
+    """Return the step that keeps a flow cancelled although the verdict of its last job may replace the record.
+
+    A worker prepares this verdict before the cancel, and stores it after the cancel. *record*: the cancelled flow.
+    """
+    keep = min(record.keep + _CANCEL_KEPT, DELAY_MAX)
+    return Put(HOME, _cancel_key(flow_id), encode(record), keep)
+
+
+def drops(flow_id: str) -> list[Drop]:
+    """Return the steps that delete all that is stored about the state of a flow. The first deletes its record."""
+    return [Drop(HOME, key_of(flow_id)), Drop(HOME, _cancel_key(flow_id))]
+
+
+def cancels(backend: Backend) -> dict[str, FlowRecord]:
+    """Return the flows that were cancelled while their last jobs may have ended, by their ids."""
+    found = {}
+    after: str | None = None
+    while True:
+        page = backend.notes(HOME, _CANCELS, after=after)
+        for note in page.notes:
+            with contextlib.suppress(PayloadInvalid):
+                found[note.key.removeprefix(_CANCELS)] = decode(note)
+        if page.after is None:
+            return found
+        after = page.after
+
+
+def _cancel_key(flow_id: str) -> str:
+    return f"{_CANCELS}{flow_id}"
+
+
 class Leftover(msgspec.Struct, frozen=True):
     """The outcomes of the jobs of a flow that has ended. They are deleted later."""
 
@@ -190,7 +228,13 @@ def read(backend: Backend, flow_id: str) -> tuple[FlowRecord, str]:
     note = backend.note(HOME, key_of(flow_id))
     if note is None:
         raise not_found(flow_id)
-    return decode(note), note.version
+    record = decode(note)
+    if record.state == "finished":
+        cancel = backend.note(HOME, _cancel_key(flow_id))
+        if cancel is not None:
+            with contextlib.suppress(PayloadInvalid):
+                record = decode(cancel)
+    return record, note.version
 
 
 def not_found(flow_id: str) -> FlowNotFound:

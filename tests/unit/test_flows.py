@@ -833,6 +833,30 @@ def test_a_flow_that_is_cancelled_while_its_last_job_runs_stays_cancelled(
     assert flow.progress() == (1, 2)
 
 
+def test_a_flow_that_is_cancelled_before_the_ack_of_its_last_job_stays_cancelled(shop: Shop) -> None:
+    # Given a chain that is cancelled when the worker has prepared the ack of its last job
+    flow = multiq.chain(shop.note.s(1), shop.later.s()).enqueue()
+    infos = []
+
+    @shop.app.on(multiq.events.JobDone)
+    def cancel(event: multiq.events.JobDone) -> None:
+        if event.job.task == "later":
+            flow.cancel()
+            infos.append((flow.info(), flow.progress()))
+
+    # When the worker acks the job
+    shop.work()
+    # Then the flow is as it was cancelled, its result is kept, and it can be forgotten
+    assert infos[0][0].state == "cancelled"
+    assert infos == [(flow.info(), flow.progress())]
+    assert list(shop.app.flows.list()) == [flow.info()]
+    assert flow.cancel() == 0
+    assert infos == [(flow.info(), flow.progress())]
+    assert flow.result(timeout=0) == 2
+    flow.forget()
+    assert shop.app.backend.notes(HOME, "flow/").notes == shop.app.backend.notes(HOME, "cancelled/").notes == []
+
+
 def test_a_cancelled_flow_starts_no_further_job(shop: Shop) -> None:
     flow = multiq.chain(shop.note.s(1), shop.note.s(2)).enqueue()
     assert flow.cancel() == 2
