@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from .backend import DELAY_MAX, MAX_STEPS, After, Drop, Put, State
+from .backend import MAX_STEPS, Drop, Put, State
 from .control.flags import Control
 from .driverkit.fork import forks
-from .envelope import decode_envelope
-from .errors import JobEnded, JobNotFound, JobReserved, OptionInvalid, PayloadInvalid
+from .errors import JobEnded, JobNotFound, JobReserved, OptionInvalid
 from .formatting import shown
-from .outcome import encode_outcome
 from .validation import check_reason
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ REQUEST_KEPT = 3600.0  # seconds
 _TRIES = 20  # the most attempts to cancel a job whose state changes between the attempts
 _PAGE = 1000  # requests
 _LOOKS = 3  # the most reads of a job whose age is compared with a request's age
-_ANY_SIZE = 2**62  # bytes: in effect no limit, because the body is already stored
 
 
 class CancelRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -200,33 +197,10 @@ def listen(look: Callable[[], None]) -> None:
 def _delete(backend: Backend, queue: str, job_id: str, followers: Followers, reason: str) -> None:
     """Delete a job that does not run. If the job has ``keep``, keep an outcome which says that the job was
     cancelled."""
-    from .deletion import delete_job
+    from .deletion import cancelled_outcome, delete_job
 
-    after = _cancelled(backend, queue, job_id, reason) if backend.declared.outcomes else None
+    after = cancelled_outcome(backend, queue, job_id, reason) if backend.declared.outcomes else None
     delete_job(backend, queue, job_id, followers, after)
-
-
-def _cancelled(backend: Backend, queue: str, job_id: str, reason: str) -> After | None:
-    """Return the outcome of a job that is deleted. None means that the job has no ``keep``, or is not a task's job."""
-    record = backend.peek(queue, job_id)
-    try:
-        keep = decode_envelope(record.body, max_body=_ANY_SIZE).keep
-    except PayloadInvalid:
-        return None
-    if not keep:
-        return None
-    now = time.time()
-    body, _ = encode_outcome(
-        None,
-        reason,
-        started=now,
-        finished=now,
-        worker="",
-        attempt=record.attempt or 0,
-        errors=[],
-        most=backend.capabilities.max_body,
-    )
-    return After(keep=min(keep, DELAY_MAX), outcome=body, kind="cancelled")
 
 
 def _check_followers(backend: Backend, queue: str, job_id: str, followers: Followers) -> None:

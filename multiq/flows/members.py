@@ -29,8 +29,10 @@ _DELETION = "deletion"  # the arrival for which a job waits while it is about to
 _ANY_SIZE = 2**62  # bytes: the body was stored, so it may be read
 
 
-def prepare_delete(backend: Backend, queue: str, job_id: str, followers: Followers = "refuse") -> None:
+def prepare_delete(backend: Backend, queue: str, job_id: str, followers: Followers = "refuse") -> bool:
     """Before a job is deleted, send its arrivals to the jobs that wait for it. The job need not belong to a flow.
+
+    Returns whether other jobs were told.
 
     Raises ``JobAwaited`` if other jobs wait for it and *followers* is ``"refuse"``, and the errors of
     ``Backend.delete``. Reads the job only if its id has the form of a flow's job id.
@@ -50,6 +52,8 @@ def prepare_delete(backend: Backend, queue: str, job_id: str, followers: Followe
             if steps:  # comes before the delete: if this program dies in between, no follower waits forever
                 _keep_from_workers(backend, queue, job_id, job.state)
                 backend.carry_out(steps)
+                return True
+    return False
 
 
 def refuse_awaited(backend: Backend, queue: str, job_id: str) -> None:

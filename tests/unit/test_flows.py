@@ -912,6 +912,27 @@ def test_a_deleted_member_counts_as_ended_for_the_call_after_the_batch(shop: Sho
     assert flow.info().state == "finished"
 
 
+@pytest.mark.parametrize("how", ["cancel", "delete", "forget"])
+def test_a_job_that_waits_for_the_result_of_a_deleted_one_runs(shop: Shop, how: str) -> None:
+    # Given a chain whose second job gets the result of the first one, which is buried
+    shop.failing.add(1)
+    flow = multiq.chain(shop.note.s(1), shop.note.s()).enqueue()
+    shop.work()
+    first = next(iter(flow.jobs()))
+    # When the first job is deleted, and the second one must run
+    if how == "cancel":
+        first.cancel(followers="go")
+    elif how == "delete":
+        shop.app.queue().delete(first.id, followers="go")
+    else:
+        assert shop.app.failed.forget(followers="go").changed == 1
+    shop.work()
+    # Then it runs without a result
+    assert shop.ran == [None]
+    assert flow.info().state == "finished"
+    assert list(shop.app.failed.list()) == []
+
+
 def test_the_jobs_after_a_running_one_are_told_nothing_when_it_cannot_be_deleted(shop: Shop) -> None:
     # Given a chain whose first job runs
     flow = multiq.chain(shop.note.s(1), shop.note.s(2)).enqueue()
