@@ -69,7 +69,7 @@ def test_a_registry_puts_its_prefix_in_front_of_names(prefix: str, options: Any,
 
 @pytest.mark.parametrize("prefix", ["a b", "-a", "a" * 129, "mail.", None, 0, False])
 def test_a_prefix_must_be_a_name(prefix: Any) -> None:
-    with pytest.raises(NameInvalid, match="task name|prefix"):
+    with pytest.raises(NameInvalid, match=r"task name|prefix"):
         multiq.Tasks(prefix=prefix)
 
 

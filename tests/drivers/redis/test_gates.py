@@ -552,7 +552,7 @@ def test_a_reserve_that_has_jobs_does_not_go_on_parking(
     # When they are reserved, then the call does not hold their leases while it parks all others
     assert [lease.id for lease in consumer.reserve(100, 0)] == first
     with server.client() as client:
-        assert 0 < int(client.execute_command("HLEN", key("parked"))) < 3000
+        assert 0 < client.hlen(key("parked")) < 3000
     assert consumer.reserve(100, 0) == []
 
 
