@@ -326,8 +326,14 @@ class Limits:
         - *queue*: the limit's queue, or ``"@app"`` for a limit with ``scope="app"``.
 
         ``set`` pins the limit: after the call, the numbers in the code do not replace the limit's numbers. ``remove``
-        also removes the pin. Raises ``OptionInvalid``, ``NameInvalid``, ``Unsupported``.
+        also removes the pin. The limit ``follow`` of unique jobs cannot be changed. Raises ``OptionInvalid``,
+        ``NameInvalid``, ``Unsupported``.
         """
+        if name == FOLLOW.name:
+            raise OptionInvalid(
+                f"the limit must have another name than {FOLLOW.name!r}: with other slots, several unique jobs with "
+                "on_conflict='follow' and the same key would run at the same time"
+            )
         place = queue if queue == APP_SCOPE else check_name(queue)
         before = {state.name: state.quota for state in self._states(place)}
         given = {"slots": slots, "rate": rate, "per": per, "burst": burst, "fair": fair}

@@ -327,6 +327,16 @@ class Other(MemoryBackend):
         self._store = first._store
 
 
+def test_the_limit_of_jobs_that_follow_cannot_be_changed(app: multiq.App) -> None:
+    @app.task(unique=multiq.Unique(by=[], on_conflict="follow"))
+    def sync() -> None: ...
+
+    sync.enqueue()
+    with pytest.raises(OptionInvalid, match="must have another name than 'follow'"):
+        app.limits.set("default", "follow", slots=2)
+    assert [state.quota.slots for state in app.limits.list()["default"]] == [1]
+
+
 def test_set_leaves_options_that_are_not_given(app: multiq.App) -> None:
     app.limits.set("default", "api", rate=5, per=60, burst=3)
     app.limits.set("default", "api", slots=2)
