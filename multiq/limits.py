@@ -108,7 +108,7 @@ def check_quota(name: str, quota: Quota) -> Quota:
     if quota.rate is not None and not 1 / _PER_MAX <= quota.rate / quota.per <= _RATE_MAX:
         raise OptionInvalid(
             f"the rate of limit {name} must be from one job in {_PER_MAX:.0f} seconds to {_RATE_MAX:.0f} jobs in a "
-            f"second, got {quota.rate:g} in {quota.per:g} s"
+            f"second, got {quota.rate:.12g} in {quota.per:.12g} s"
         )
     check_count(quota.burst, f"burst of limit {name}")
     if not isinstance(quota.fair, bool):

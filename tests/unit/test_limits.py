@@ -74,6 +74,7 @@ def app(backend: Noting) -> multiq.App:
         ({"name": "api", "rate": float("nan")}, OptionInvalid, "must be more than 0 jobs"),
         ({"name": "api", "rate": True}, OptionInvalid, "must be more than 0 jobs"),
         ({"name": "api", "rate": 2e6}, OptionInvalid, "to 1000000 jobs in a second"),
+        ({"name": "api", "rate": 1000001}, OptionInvalid, "got 1000001 in 1 s"),
         ({"name": "api", "rate": 1, "per": 0}, OptionInvalid, "per of limit api must be more than 0"),
         ({"name": "api", "rate": 1, "burst": 0}, OptionInvalid, "burst of limit api must be a whole number from 1"),
         ({"name": "api", "slots": 1, "fair": 1}, OptionInvalid, "fair of limit api must be True or False, got 1"),
