@@ -329,11 +329,7 @@ class Limits:
         also removes the pin. The limit ``follow`` of unique jobs cannot be changed. Raises ``OptionInvalid``,
         ``NameInvalid``, ``Unsupported``.
         """
-        if name == FOLLOW.name:
-            raise OptionInvalid(
-                f"the limit must have another name than {FOLLOW.name!r}: with other slots, several unique jobs with "
-                "on_conflict='follow' and the same key would run at the same time"
-            )
+        _refuse_follow(name)
         place = queue if queue == APP_SCOPE else check_name(queue)
         before = {state.name: state.quota for state in self._states(place)}
         given = {"slots": slots, "rate": rate, "per": per, "burst": burst, "fair": fair}
@@ -345,10 +341,20 @@ class Limits:
     def remove(self, queue: str, name: str) -> None:
         """Remove a limit, which no longer applies to jobs. *queue*: as in ``set``.
 
-        A process whose code has the limit stores the limit again when the process starts.
+        A process whose code has the limit stores the limit again when the process starts. Raises ``OptionInvalid`` for
+        the limit ``follow`` of unique jobs.
         """
+        _refuse_follow(name)
         place = queue if queue == APP_SCOPE else check_name(queue)
         self._change(place, check_name(name, "limit"), None)
+
+
+def _refuse_follow(name: str) -> None:
+    if name == FOLLOW.name:
+        raise OptionInvalid(
+            f"the limit must have another name than {FOLLOW.name!r}: without this limit, or with other slots, several "
+            "unique jobs with on_conflict='follow' and the same key would run at the same time"
+        )
 
 
 def _fields(limit: Limit) -> list[str]:

@@ -335,6 +335,8 @@ def test_the_limit_of_jobs_that_follow_cannot_be_changed(app: multiq.App) -> Non
     sync.enqueue()
     with pytest.raises(OptionInvalid, match="must have another name than 'follow'"):
         app.limits.set("default", "follow", slots=2)
+    with pytest.raises(OptionInvalid, match="must have another name than 'follow'"):
+        app.limits.remove("default", "follow")
     assert [state.quota.slots for state in app.limits.list()["default"]] == [1]
 
 
