@@ -91,6 +91,7 @@ def _parked(pool: Pool, queue: str, jobs: list[JobRecord], limit: int, after: st
         member = bytes.fromhex(after.removeprefix(_PARKED))
     except ValueError:
         raise foreign_cursor(after) from None
+    listed = {job.id for job in jobs}  # a reserve may have parked some of these jobs since they were read
     while True:
         asked = min(limit + 1 - len(jobs), _SLICE)
         found, now = parse_parked(pool.call("jobs_parked", queue, (asked, member)))
@@ -99,9 +100,11 @@ def _parked(pool: Pool, queue: str, jobs: list[JobRecord], limit: int, after: st
             if not job.record:  # the job is gone
                 member = following
                 continue
-            if len(jobs) == limit:
-                return Page(jobs, _PARKED + member.hex())
-            jobs.append(job.to_record(queue, now, gate))
+            record = job.to_record(queue, now, gate)
+            if record.id not in listed:
+                if len(jobs) == limit:
+                    return Page(jobs, _PARKED + member.hex())
+                jobs.append(record)
             member = following
         if len(found) < asked:
             return Page(jobs, None)

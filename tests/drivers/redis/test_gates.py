@@ -271,6 +271,16 @@ def test_job_that_is_handed_out_during_stats_is_counted_once(
     assert (stats.ready or 0) + (stats.reserved or 0) == 1
 
 
+def test_page_has_a_job_once_that_is_parked_while_the_page_is_read(
+    backend: Backend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.limits(QUEUE, {"api": Quota(slots=0)})
+    ids = add(backend, 3)
+    before(monkeypatch, "jobs_parked", lambda: consumer.reserve(1, 0))
+    assert [record.id for record in backend.jobs(QUEUE, State.READY).jobs] == ids
+    assert len(backend.jobs(QUEUE, State.READY).jobs) == 3
+
+
 def before(monkeypatch: pytest.MonkeyPatch, verb: str, action: Callable[[], object]) -> None:
     """Carry out an action once, before the first script *verb*."""
     call, actions = Pool.call, [action]
