@@ -177,8 +177,8 @@ def batch(
 def _parts(parts: tuple[Part, ...], what: str) -> list[Part]:
     if not parts:
         raise FlowInvalid(f"{what} must have at least one part, got none")
-    if len(parts) == 1 and isinstance(parts[0], list | tuple):
-        raise FlowInvalid(f"{what} must have its parts as arguments, got a list: write *parts")
+    if len(parts) == 1 and isinstance(parts[0], Iterable) and not isinstance(parts[0], str):
+        raise FlowInvalid(f"{what} must have its parts as arguments, got a {type(parts[0]).__name__}: write *parts")
     return list(parts)
 
 

@@ -112,11 +112,17 @@ class Graph:
             node = self._add_call(part, on_failure)
             node.after |= edges
             return node
-        fragment = self.add_part(part)
+        count = len(self.nodes)
+        try:
+            fragment = self.add_part(part)
+        except BaseException:
+            del self.nodes[count:]  # a part that is refused adds no job
+            raise
+        if isinstance(fragment.value, list):
+            del self.nodes[count:]
+            raise FlowInvalid("a group must be a step of a chain here, because it has several last jobs")
         for entry in fragment.entries:
             entry.after |= edges
-        if isinstance(fragment.value, list):
-            raise FlowInvalid("a group must be a step of a chain here, because it has several last jobs")
         return fragment.value
 
     def add_part(self, part: Part) -> Fragment:

@@ -1144,6 +1144,25 @@ def test_a_flow_that_makes_no_sense_is_refused_with_the_way_out(shop: Shop, make
         make(shop)
 
 
+@pytest.mark.parametrize("make", [multiq.chain, multiq.group])
+@pytest.mark.parametrize("kind", [list, tuple, iter])
+def test_parts_in_one_iterable_are_refused_with_the_way_out(shop: Shop, make: Any, kind: Any) -> None:
+    with pytest.raises(FlowInvalid, match=r"as arguments, got .+: write \*parts"):
+        make(kind([shop.note.s(1), shop.note.s(2)]))
+
+
+def test_a_part_that_is_refused_leaves_no_job_in_its_flow(shop: Shop) -> None:
+    flow = multiq.Flow("x")
+    first = flow.add(shop.note.s(1))
+    for part in (multiq.group(shop.note.s(2), shop.note.s(3)), multiq.chain(shop.note.s(4), "no call")):  # type: ignore[arg-type]
+        with pytest.raises(FlowInvalid):
+            flow.add(part, after=[first])
+    handle = flow.enqueue()
+    shop.work()
+    assert shop.ran == [1]
+    assert handle.result(timeout=0) == 1
+
+
 def test_a_flow_that_would_not_keep_the_results_of_its_steps_is_refused(shop: Shop) -> None:
     with pytest.raises(OptionInvalid, match="more than 0 seconds"):
         multiq.chain(shop.note.s(1), shop.note.s(), keep=0).enqueue()
