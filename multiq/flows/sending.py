@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from multiq.backend import MAX_STEPS, Arrive, Enqueue, Version
 from multiq.enqueue import add_jobs, later
 from multiq.envelope import END_TASK, Tell
-from multiq.errors import BackendError, BackendUnavailable, EnqueuePartial, EnqueueUncertain, FlowInvalid
+from multiq.errors import (
+    BackendError,
+    BackendUnavailable,
+    EnqueuePartial,
+    EnqueueUncertain,
+    FlowInvalid,
+    PayloadTooLarge,
+)
 from multiq.ids import new_id
 
 from . import record as records
@@ -65,6 +72,7 @@ def _send_graph(flow: Graph, app: App, flow_id: str, calls: Sequence[Signature])
         steps: list[Step] = [put, *(Enqueue(plan.queue, plan.job) for plan in planned)]
         _Sending(handle, app, starts, [], [_Once(backend, flow_id, steps)]).run()
         return handle, record
+    _check_sizes(backend, planned)
     before = [lambda _: backend.carry_out([put]), *_calls(backend, [plan for plan in planned if plan.is_held])]
     _Sending(handle, app, starts, before, [*_calls(backend, starts), lambda _: _open(handle)]).run()
     return handle, record
@@ -107,6 +115,7 @@ def _send_batch(batch: Batch, app: App, flow_id: str, calls: Sequence[Signature]
         record.add(catch.queue, catch.task)
         tells.append(Tell(catch.queue, catch.job.id, "catch"))
     members = numbered_members(plan_members(calls[:count], flow_id, tells), flow_id, record)
+    _check_sizes(backend, [*members, *held])
     handle, put = FlowHandle(app, flow_id), records.put(flow_id, record)
     seal = Arrive(last_queue, last.job.id, records.SEAL)
     after = [*_calls(backend, members), lambda _: backend.carry_out([seal]), lambda _: _open(handle)]
@@ -226,6 +235,20 @@ def _check_powers(backend: Backend) -> None:
     for power in ("holds", "notes", "outcomes"):
         if not backend.declared.claim(power):
             raise backend.unsupported(power)
+
+
+def _check_sizes(backend: Backend, planned: Iterable[Planned]) -> None:
+    """Raise ``PayloadTooLarge`` before the first call, because a later call would leave a part of the flow behind."""
+    limit = backend.capabilities.max_body
+    if limit is None:
+        return
+    for plan in planned:
+        if len(plan.job.body) > limit:
+            raise PayloadTooLarge(
+                len(plan.job.body),
+                limit,
+                f"it is the call of task {plan.task}; keep the data elsewhere and store its address",
+            )
 
 
 def _one_app(signatures: Sequence[Signature]) -> App:

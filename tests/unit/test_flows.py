@@ -28,6 +28,7 @@ from multiq.errors import (
     JobReserved,
     OptionInvalid,
     PayloadInvalid,
+    PayloadTooLarge,
     Unsupported,
 )
 from multiq.flows.graph import NODES_MAX
@@ -1183,6 +1184,29 @@ def test_the_largest_flow_is_enqueued_in_the_steps_that_a_backend_takes(
     assert counts == [MAX_STEPS]
     with pytest.raises(FlowInvalid, match="at most 997 jobs"):
         multiq.group(*(shop.note.s(n) for n in range(NODES_MAX + 1))).enqueue()
+
+
+class _Small(MemoryBackend):
+    """A backend that takes small bodies, and enqueues a flow in several calls."""
+
+    declared = msgspec.structs.replace(
+        MemoryBackend.declared, max_body=1000, one_step_everywhere=Gap("never", "for the test")
+    )
+
+    def enqueue(self, queue: str, jobs: Any, **options: Any) -> list[str]:
+        for job in jobs:
+            if len(job.body) > 1000:
+                raise PayloadTooLarge(len(job.body), 1000, "store it elsewhere")
+        return super().enqueue(queue, jobs, **options)
+
+
+@pytest.mark.parametrize("make", [multiq.chain, lambda *parts: multiq.batch(parts)])
+def test_a_flow_with_a_body_that_is_too_large_leaves_nothing_behind(make: Any) -> None:
+    shop = Shop(backend=_Small())
+    with pytest.raises(PayloadTooLarge, match="the limit of 1,000 bytes: it is the call of task note"):
+        make(shop.note.s("x" * 1000), shop.note.s(2)).enqueue()
+    assert list(shop.app.flows.list()) == []
+    assert shop.app.backend.queues() == []
 
 
 @pytest.mark.parametrize("option", [{"id": "mine"}, {"connection": object()}])
