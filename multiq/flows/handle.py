@@ -186,9 +186,16 @@ class FlowHandle:
 
     def _grow(self, added: Sequence[Signature], record: FlowRecord) -> None:
         growth = plan_growth(added, self.id, record)  # first, so that an invalid call raises before the record changes
+        backend = self._app.backend
         for grow in growth:
+
+            def steps(record: FlowRecord, grow: Callable[[FlowRecord], list[Step]] = grow) -> list[Step]:
+                found = grow(record)  # adds the members to the record
+                records.check_size(backend, record)
+                return found
+
             with self._last_kept_waiting(record):
-                self._change_with(grow)
+                self._change_with(steps)
                 self._finish_steps()
 
     def forget(self) -> None:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from multiq.backend import DELAY_MAX, Drop, Put
-from multiq.errors import FlowNotFound, PayloadInvalid
+from multiq.errors import FlowNotFound, PayloadInvalid, PayloadTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from multiq.backend import Backend, Note
+
+_ROOM = 100  # bytes by which a record grows when the flow ends or is cancelled
 
 #: the records of all flows have the same home, so that listing flows needs no queue names
 HOME = "multiq.flows"
@@ -141,6 +143,22 @@ def put(flow_id: str, record: FlowRecord) -> Put:
     """Return the step that stores the record. The record of a flow expires only if the flow has ended."""
     has_ended = record.state in {"finished", "cancelled"}
     return Put(HOME, key_of(flow_id), encode(record), record.keep if has_ended else None)
+
+
+def check_size(backend: Backend, record: FlowRecord) -> None:
+    """Raise ``PayloadTooLarge`` if the record of a flow is too large for the backend, or may be at the flow's end.
+
+    If the verdict of the last job were refused, a worker would send it again and again.
+    """
+    limit = backend.capabilities.max_body
+    size = len(encode(record)) + _ROOM
+    if limit is not None and size > limit:
+        raise PayloadTooLarge(
+            size,
+            limit,
+            "it is the record of a flow, which grows with each change of queue or task from one job to the next: add "
+            "the jobs of one queue and task together, or enqueue several flows",
+        )
 
 
 def ending(flow_id: str, record: FlowRecord) -> list[Put]:

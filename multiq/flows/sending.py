@@ -65,6 +65,7 @@ def _send_graph(flow: Graph, app: App, flow_id: str, calls: Sequence[Signature])
     planned, record = plan_graph(flow, app, flow_id, calls)
     handle, put = FlowHandle(app, flow_id), records.put(flow_id, record)
     starts = [plan for plan in planned if not plan.is_held]
+    _check_sizes(backend, planned, record)
     # enqueue atomically if the backend can do this; if not, enqueue the jobs that wait for other jobs first
     if backend.declared.one_step_everywhere:
         record.state = "open"
@@ -72,7 +73,6 @@ def _send_graph(flow: Graph, app: App, flow_id: str, calls: Sequence[Signature])
         steps: list[Step] = [put, *(Enqueue(plan.queue, plan.job) for plan in planned)]
         _Sending(handle, app, starts, [], [_Once(backend, flow_id, steps)]).run()
         return handle, record
-    _check_sizes(backend, planned)
     before = [lambda _: backend.carry_out([put]), *_calls(backend, [plan for plan in planned if plan.is_held])]
     _Sending(handle, app, starts, before, [*_calls(backend, starts), lambda _: _open(handle)]).run()
     return handle, record
@@ -115,7 +115,7 @@ def _send_batch(batch: Batch, app: App, flow_id: str, calls: Sequence[Signature]
         record.add(catch.queue, catch.task)
         tells.append(Tell(catch.queue, catch.job.id, "catch"))
     members = numbered_members(plan_members(calls[:count], flow_id, tells), flow_id, record)
-    _check_sizes(backend, [*members, *held])
+    _check_sizes(backend, [*members, *held], record)
     handle, put = FlowHandle(app, flow_id), records.put(flow_id, record)
     seal = Arrive(last_queue, last.job.id, records.SEAL)
     after = [*_calls(backend, members), lambda _: backend.carry_out([seal]), lambda _: _open(handle)]
@@ -237,8 +237,9 @@ def _check_powers(backend: Backend) -> None:
             raise backend.unsupported(power)
 
 
-def _check_sizes(backend: Backend, planned: Iterable[Planned]) -> None:
+def _check_sizes(backend: Backend, planned: Iterable[Planned], record: FlowRecord) -> None:
     """Raise ``PayloadTooLarge`` before the first call, because a later call would leave a part of the flow behind."""
+    records.check_size(backend, record)
     limit = backend.capabilities.max_body
     if limit is None:
         return

@@ -1199,6 +1199,28 @@ class _Small(MemoryBackend):
                 raise PayloadTooLarge(len(job.body), 1000, "store it elsewhere")
         return super().enqueue(queue, jobs, **options)
 
+    def carry_out(self, steps: Any, **options: Any) -> bool:
+        for step in steps:
+            if isinstance(step, Put) and len(step.value) > 1000:
+                raise PayloadTooLarge(len(step.value), 1000, "store it elsewhere")
+        return super().carry_out(steps, **options)
+
+
+def test_a_batch_that_has_grown_as_far_as_its_record_can_is_cancelled() -> None:
+    # Given a batch to which members are added until its record is too large
+    shop = Shop(backend=_Small())
+    flow = multiq.batch([shop.note.s(0)]).enqueue()
+
+    def grow() -> None:
+        for n in range(100):
+            flow.add([shop.double.s(n) if n % 2 else shop.note.s(n)])
+
+    with pytest.raises(PayloadTooLarge):
+        grow()
+    # Then the larger record of the cancelled flow can be stored
+    assert flow.cancel() == flow.info().jobs
+    assert flow.info().state == "cancelled"
+
 
 @pytest.mark.parametrize("make", [multiq.chain, lambda *parts: multiq.batch(parts)])
 def test_a_flow_with_a_body_that_is_too_large_leaves_nothing_behind(make: Any) -> None:
