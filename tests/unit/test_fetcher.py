@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 import multiq
-from multiq.backend import Abandon, Ack, After, Consumer, Lease, Touch, Verdict
+from multiq.backend import Abandon, Ack, After, Consumer, Lease, Put, Touch, Verdict
 from multiq.errors import BackendUnavailable, PayloadTooLarge
 from multiq.events import BackendDown, BackendUp, Events, WorkerEvent
 from multiq.memo import Progress, decode_memo
@@ -200,6 +200,32 @@ def test_verdicts_over_the_backend_s_limit_are_sent_again_without_what_they_stor
     outcome = child.app.job("default", child.held.lease.id).outcome()
     assert outcome is not None
     assert "over the limit of 200 bytes" in (outcome.omitted or "")
+
+
+def test_a_verdict_with_a_step_over_the_limit_does_not_hold_up_other_verdicts(child: Child) -> None:
+    # Given a backend that refuses a large note, and two jobs, of which the first one stores such a note
+    settle = child.consumer.settle
+
+    def refuse(verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        for verdict in verdicts:
+            if isinstance(verdict, Ack) and verdict.after and any(isinstance(one, Put) for one in verdict.after.steps):
+                raise PayloadTooLarge(300, 200, "no")
+        return settle(verdicts)
+
+    child.consumer.settle = refuse  # type: ignore[method-assign]
+    child.app.queue().enqueue(2, ttr=60)
+    (other,) = child.fetcher.exchange((), 1, 0)
+    child.held.verdict = Ack(child.held.lease, After(steps=(Put("default", "key", b"x" * 300),)))
+    body, _ = encode_outcome(b"7", None, started=1, finished=2, worker="w", attempt=1)
+    other.verdict = Ack(other.lease, After(keep=60, outcome=body))
+    # When their verdicts are settled in one call
+    assert not child.fetcher.settle([child.held, other])
+    assert child.fetcher.settle(())
+    # Then the first job is buried with the reason, and the outcome of the other job has its value
+    assert "over the limit of 200 bytes" in (child.app.queue().peek(child.held.lease.id).reason or "")
+    outcome = child.app.job("default", other.lease.id).outcome()
+    assert outcome is not None
+    assert outcome.value == 7
 
 
 class HalfDown(Consumer):

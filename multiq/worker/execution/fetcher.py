@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq import timeout_notices
-from multiq.backend import Ack, After, Bury, GiveBack, Release, Touch
+from multiq.backend import Abandon, Ack, After, Bury, Enqueue, GiveBack, Put, Release, Touch
 from multiq.envelope import decode_json
 from multiq.errors import BackendError, LeaseLost, MultiqError, PayloadTooLarge
 from multiq.events import BackendDown, BackendUp, JobLost
 from multiq.job import task_of
 from multiq.outcome import without_value
+from multiq.validation import check_reason
 from multiq.worker.processes.inflight import Held
 from multiq.worker.processes.watchdog import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from multiq.backend import Consumer, Lease, Verdict
+    from multiq.backend import Consumer, Lease, Step, Verdict
     from multiq.events import Event, Events
     from multiq.worker.processes.inflight import InflightWriter
 
@@ -504,21 +505,44 @@ class Fetcher:
 
 
 def _leaner(refused: Sequence[Held], error: PayloadTooLarge) -> list[Held]:
-    """Remove values, memos and details from these refused verdicts, but not their steps.
+    """Remove the values, memos and details that are too large from refused verdicts, but not their steps.
 
     The backend has refused the call, because a body is larger than the backend accepts. So the backend has carried out
-    none of the verdicts.
+    none of the verdicts. If no body is over the limit in the error, all verdicts are made smaller. A job with a step
+    that is too large is buried, because its verdict would be refused again and again, together with all other verdicts.
     """
-    _log.error("the verdicts on %d jobs are sent again, without values, memos and details: %s", len(refused), error)
-    for held in refused:
+    limit = error.limit_bytes
+    large = [held for held in refused if _largest(held.verdict) > limit] or refused
+    _log.error("the verdicts on %d jobs are sent again, without values, memos and details: %s", len(large), error)
+    for held in large:
         verdict = held.verdict
-        if isinstance(verdict, Ack) and verdict.after is not None and verdict.after.outcome:
+        if verdict is None or isinstance(verdict, Abandon) or verdict.after is None:
+            continue
+        steps = verdict.after.steps  # without these steps a flow would stop
+        if any(_size_of(step) > limit for step in steps):
+            held.verdict = Bury(
+                verdict.lease, check_reason(f"the job has run, and its verdict cannot be stored: {error}")
+            )
+        elif isinstance(verdict, Ack) and verdict.after.outcome:
             short = without_value(verdict.after.outcome, str(error), with_errors=False)
             held.verdict = Ack(verdict.lease, msgspec.structs.replace(verdict.after, outcome=short))
-        elif isinstance(verdict, Release | Bury | GiveBack) and verdict.after is not None:
-            steps = verdict.after.steps  # without these steps a flow would stop
+        elif isinstance(verdict, Release | Bury | GiveBack):
             held.verdict = msgspec.structs.replace(verdict, after=After(steps=steps) if steps else None)
     return list(refused)
+
+
+def _largest(verdict: Verdict | None) -> int:
+    """Return the number of bytes of the largest body that a verdict stores."""
+    after = None if verdict is None or isinstance(verdict, Abandon) else verdict.after
+    if after is None:
+        return 0
+    return max(len(after.outcome), len(after.memo or b""), len(after.detail or b""), *map(_size_of, after.steps), 0)
+
+
+def _size_of(step: Step) -> int:
+    if isinstance(step, Enqueue):
+        return len(step.job.body)
+    return len(step.value) if isinstance(step, Put) else 0
 
 
 def _touch_at(held: Held) -> float:
