@@ -229,16 +229,22 @@ def put_leftover(flow_id: str, leftover: Leftover, now: float) -> Put:
 
 def due_leftovers(backend: Backend, limit: int) -> list[tuple[Note, str, Leftover]]:
     """Return leftovers that are due, each with its note and the id of its flow. Raises ``BackendError``."""
-    found = []
-    for note in backend.notes(HOME, _LEFTOVERS, limit=limit).notes:
-        due, _, flow_id = note.key.removeprefix(_LEFTOVERS).partition("/")
-        try:
-            if float(due) > time.time():
-                break
-            found.append((note, flow_id, _leftover_decoder.decode(note.value)))
-        except (ValueError, msgspec.DecodeError):  # another version of multiq wrote it
-            continue
-    return found
+    found: list[tuple[Note, str, Leftover]] = []
+    after: str | None = None
+    while len(found) < limit:
+        page = backend.notes(HOME, _LEFTOVERS, limit=limit, after=after)
+        for note in page.notes:
+            due, _, flow_id = note.key.removeprefix(_LEFTOVERS).partition("/")
+            try:
+                if float(due) > time.time():
+                    return found[:limit]
+                found.append((note, flow_id, _leftover_decoder.decode(note.value)))
+            except (ValueError, msgspec.DecodeError):  # another version of multiq wrote it
+                continue
+        if page.after is None:
+            break
+        after = page.after
+    return found[:limit]
 
 
 def read(backend: Backend, flow_id: str) -> tuple[FlowRecord, str]:

@@ -33,7 +33,7 @@ from multiq.errors import (
 )
 from multiq.flows.graph import NODES_MAX
 from multiq.flows.record import HOME
-from multiq.flows.retention import delete_leftovers
+from multiq.flows.retention import AT_ONCE, delete_leftovers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -1382,6 +1382,18 @@ def test_the_result_of_a_job_that_outlives_its_cancelled_flow_is_deleted_later(
     assert delete_leftovers(shop.app.backend) == 1
     assert first.status() == "unknown"
     assert shop.app.backend.notes(HOME, "ended/").notes == []
+
+
+def test_notes_that_cannot_be_read_do_not_keep_the_results_of_ended_flows(shop: Shop) -> None:
+    # Given as many notes of another version of multiq as a worker handles at once
+    backend = shop.app.backend
+    backend.carry_out([Put(HOME, f"ended/0000000000001.000/{n}", b"?") for n in range(AT_ONCE)])
+    flow = multiq.chain(shop.note.s(1), shop.note.s(), keep=0.001).enqueue()
+    shop.work()
+    time.sleep(0.01)
+    # When a worker deletes the results of ended flows, then it finds the flow behind these notes
+    assert delete_leftovers(backend) == 1
+    assert next(iter(backend.outcomes("default", [f"{flow.id}.0"]))) is None
 
 
 # --- deleting a job that a worker wants ---
