@@ -623,7 +623,9 @@ def _signature(task: Task[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
     for name in ("connection", "id"):
         if getattr(options, name) is not None:
-            raise OptionInvalid(f"a part of a flow must have no {name}: multiq makes the ids, and enqueues all at once")
+            raise OptionInvalid(
+                f"the call of a flow or schedule must have no {name}: multiq makes the ids, and enqueues the jobs"
+            )
     return Signature(task, args, kwargs, options)
 
 

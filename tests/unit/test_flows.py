@@ -1232,8 +1232,8 @@ def test_a_flow_with_a_body_that_is_too_large_leaves_nothing_behind(make: Any) -
 
 
 @pytest.mark.parametrize("option", [{"id": "mine"}, {"connection": object()}])
-def test_a_part_of_a_flow_takes_no_id_and_no_connection(shop: Shop, option: dict[str, Any]) -> None:
-    with pytest.raises(OptionInvalid, match="a part of a flow must have no"):
+def test_the_call_of_a_flow_or_schedule_takes_no_id_and_no_connection(shop: Shop, option: dict[str, Any]) -> None:
+    with pytest.raises(OptionInvalid, match="the call of a flow or schedule must have no"):
         shop.note.options(**option).s(1)
 
 
