@@ -387,6 +387,10 @@ class App(Registrar):
     def _schedule(self, call: Signature, timing: Timing, name: str | None) -> None:
         from .schedules.defining import define
 
+        if call.task.app is not self:
+            raise ArgumentsInvalid(
+                f"an app must schedule its own tasks, got task {call.task.name!r} of {call.task.app!r}: use that app"
+            )
         definition = define(call.task.name if name is None else name, call, timing, origin="code")
         check_schedule_free(self._code_schedules, definition)
         self._code_schedules.setdefault(definition.name, definition)

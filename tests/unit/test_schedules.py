@@ -730,6 +730,19 @@ def test_a_task_without_a_call_is_refused(shop: Shop) -> None:
         shop.app.schedules.add("x", call, "* * * * *")
 
 
+def test_a_schedule_in_code_has_a_task_of_its_app(shop: Shop) -> None:
+    # Given a task of another app, which the workers of this app do not have
+    other = multiq.App("memory://")
+
+    @other.task
+    def mail() -> None: ...
+
+    # When it is scheduled by this app, then the error says how it can be scheduled
+    with pytest.raises(multiq.ArgumentsInvalid, match=r"must schedule its own tasks, got task 'mail' of App\("):
+        shop.app.schedule("* * * * *", mail.s())
+    assert shop.app.code_schedules == {}
+
+
 def test_a_call_with_wrong_arguments_or_a_delay_is_refused(shop: Shop) -> None:
     @shop.app.task
     def add(a: int) -> int:
