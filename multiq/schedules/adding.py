@@ -28,15 +28,22 @@ _TRIES = 400
 
 
 @contextlib.contextmanager
-def alone(backend: Backend, is_needed: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Wait until no other process adds schedules, and keep other processes from it.
+def alone(backend: Backend, is_needed: Callable[[], bool] = lambda: True) -> Iterator[Callable[[], bool]]:
+    """Wait until no other process adds schedules, and keep other processes from it for ten seconds.
 
-    Does nothing, and waits no longer, if *is_needed* returns False. Raises ``OptionInvalid`` after 20 seconds.
+    Yields a function that returns whether the ten seconds are not over. If they are, another process may have added
+    schedules meanwhile. Does nothing, and waits no longer, if *is_needed* returns False. Raises ``OptionInvalid`` after
+    20 seconds.
     """
     token = new_id().encode()
+
+    def is_alone() -> bool:
+        note = backend.note(HOME, _ADDING)
+        return note is not None and bytes(note.value) == token
+
     for _ in range(_TRIES):
         if not is_needed():
-            yield
+            yield lambda: True
             return
         if backend.carry_out([Put(HOME, _ADDING, token, ttl=_HELD)], when=[Version(HOME, _ADDING, "")]):
             break
@@ -46,7 +53,7 @@ def alone(backend: Backend, is_needed: Callable[[], bool] = lambda: True) -> Ite
             "other processes have added schedules for 20 seconds, so this process got no turn: try again"
         )
     try:
-        yield
+        yield is_alone
     finally:
         with contextlib.suppress(BackendError):  # the note expires
             note = backend.note(HOME, _ADDING)

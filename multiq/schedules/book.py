@@ -15,7 +15,6 @@ from multiq.envelope import decode_envelope, encode_envelope
 from multiq.errors import (
     MultiqError,
     OptionInvalid,
-    PayloadInvalid,
     ScheduleExists,
     ScheduleInvalid,
     ScheduleNotFound,
@@ -27,7 +26,7 @@ from multiq.validation import check_name
 
 from . import record as records
 from .adding import alone
-from .coming import delete_coming
+from .coming import delete_coming, remove, remove_copies
 from .defining import check_timing, define
 from .record import Record, key_of, occurrence_id
 from .scheduler import HEADER_NAME, changes_of, homes, notes_of, store
@@ -122,8 +121,12 @@ class Schedules:
         """
         definition = define(name, call, check_timing(cron, **options), origin="stored")
         self._check(definition, call)
-        with alone(self._backend):
+        with alone(self._backend) as is_alone:
             is_done = self._find(name) is None and store(self._backend, definition, None)
+            is_sure = is_alone()
+        if is_done and not is_sure:  # this process stood still, and another one may have added the name meanwhile
+            with alone(self._backend):
+                is_done = remove_copies(self._backend, name, definition.queue, keeps_own=False)
         if is_done:
             return self.get(name)
         raise ScheduleExists(
@@ -180,12 +183,7 @@ class Schedules:
         Raises ``ScheduleNotFound``.
         """
         for _ in range(_TRIES):
-            home, note = self._note(name)
-            record = _readable(note)
-            steps = [*records.drop(home, name, record), *records.announce(home)]
-            if self._backend.carry_out(steps, when=[Version(home, note.key, note.version)]):
-                if record is not None:  # if not, its occurrences are not known
-                    delete_coming(self._backend, record)
+            if remove(self._backend, *self._note(name)):
                 return
         raise _busy(name)
 
@@ -370,13 +368,6 @@ def _next_runs(record: Record, now: Milliseconds) -> list[NextRun]:
     after = record.through if record.is_beyond(now) else now
     coming = itertools.islice(times.following(after), _SHOWN_NEXT)
     return [NextRun(moment(at), moment(at).astimezone(zone)) for at in coming]
-
-
-def _readable(note: Note) -> Record | None:
-    try:
-        return records.decode(note)
-    except PayloadInvalid:
-        return None
 
 
 def _busy(name: str) -> MultiqError:

@@ -1,21 +1,24 @@
-"""Deletes the jobs that were made in advance, when a schedule is paused or removed."""
+"""Removes schedules, and deletes the jobs that were made in advance when a schedule is paused or removed."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING
 
-from multiq.backend import State
-from multiq.errors import JobNotFound, JobReserved, ScheduleInvalid
+from multiq.backend import State, Version
+from multiq.errors import JobNotFound, JobReserved, PayloadInvalid, ScheduleInvalid
 
+from . import record as records
 from .record import occurrence_id
-from .scheduler import carry_on
+from .scheduler import carry_on, homes
 from .timetable import SECOND
 
 if TYPE_CHECKING:
-    from multiq.backend import Backend
+    from multiq.backend import Backend, Note
 
     from .record import Record
+
+_TRIES = 20  # attempts to remove schedules whose occurrences are being made
 
 
 def delete_coming(backend: Backend, record: Record) -> None:
@@ -38,3 +41,32 @@ def delete_coming(backend: Backend, record: Record) -> None:
                 # due_in may be rounded down to 0
                 if backend.peek(former.queue, job_id).state is State.DELAYED:
                     backend.delete(former.queue, job_id)
+
+
+def remove(backend: Backend, home: str, note: Note) -> bool:
+    """Remove a schedule and its coming jobs. Returns False if another process has changed the schedule."""
+    try:
+        record = records.decode(note)
+    except PayloadInvalid:  # its occurrences are not known
+        record = None
+    steps = [*records.drop(home, note.key.removeprefix(records.PREFIX), record), *records.announce(home)]
+    if not backend.carry_out(steps, when=[Version(home, note.key, note.version)]):
+        return False
+    if record is not None:
+        delete_coming(backend, record)
+    return True
+
+
+def remove_copies(backend: Backend, name: str, home: str, *, keeps_own: bool) -> bool:
+    """Leave one schedule of a name. If the name is stored in other homes, too, either *home* or the others keep it.
+
+    Returns whether *home* has kept it.
+    """
+    for _ in range(_TRIES):
+        found = [(at, note) for at in homes(backend) if (note := backend.note(at, records.key_of(name))) is not None]
+        if len(found) < 2 or home not in dict(found):
+            break
+        removed = [remove(backend, at, note) for at, note in found if (at == home) is not keeps_own]
+        if all(removed):
+            break
+    return backend.note(home, records.key_of(name)) is not None

@@ -16,6 +16,7 @@ is due                version, and every half hour
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import heapq
 import itertools
@@ -489,7 +490,7 @@ class Scheduler:
         """
         self._born = self._first_value()
         self._load_if_changed()
-        with alone(self._backend, self._has_new):
+        with alone(self._backend, self._has_new) as is_alone:
             self._has_new()  # loads the schedules that other processes have added before this process got its turn
             self._settle()
             for attempt in range(_TRIES):
@@ -497,13 +498,27 @@ class Scheduler:
                 groups = [group for some in self._not_stored(lost) for group in _batches(some, at_once)]
                 refused = [group for group in groups if not self._store(group)]
                 if not refused:
-                    return
+                    break
                 self._reload()
                 self._settle()
-        raise OptionInvalid(
-            f"other processes have changed the schedules of the app's code in each of {_TRIES} attempts to store them: "
-            "try again"
-        )
+            else:
+                raise OptionInvalid(
+                    "other processes have changed the schedules of the app's code in each of "
+                    f"{_TRIES} attempts to store them: try again"
+                )
+            is_sure = is_alone()
+        if not is_sure:  # this process stood still, and another one may have added the same names meanwhile
+            self._remove_copies()
+
+    def _remove_copies(self) -> None:
+        from .coming import remove_copies  # imported late, because it imports this module
+
+        with alone(self._backend):
+            self._reload()
+            names = collections.Counter(entry.record.definition.name for entry in self._entries.values())
+            for name, definition in self._app.code_schedules.items():
+                if names[name] > 1:
+                    remove_copies(self._backend, name, definition.queue, keeps_own=True)
 
     def _has_new(self) -> bool:
         """Return whether the code has a schedule whose name is not stored. Loads the stored schedules unless this

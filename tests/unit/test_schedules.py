@@ -479,6 +479,34 @@ def test_two_programs_with_a_schedule_in_two_queues_store_it_once() -> None:
     assert [info.name for info in multiq.App(backend=backend).schedules.list()] == ["ann"]
 
 
+@pytest.mark.parametrize("is_in_code", [False, True])
+def test_a_name_is_taken_once_although_a_process_stood_still_while_it_added_it(
+    shop: Shop, is_in_code: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a process that stands still before it stores a schedule, longer than it may keep others from adding any
+    slow, other = multiq.App(backend=shop.backend), multiq.App(backend=shop.backend)
+    tasks = {app: app.task(queue=queue, name="work")(new_id_task) for app, queue in ((slow, "slow"), (other, "other"))}
+    turns = iter([True])
+    carry_out = MemoryBackend.carry_out
+
+    def late(backend: MemoryBackend, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        if any(version.key == key_of("ann") for version in when) and next(turns, False):
+            shop.clock.advance(11)
+            other.schedules.add("ann", tasks[other].s(), every=60)
+        return carry_out(backend, steps, when=when)
+
+    monkeypatch.setattr(MemoryBackend, "carry_out", late)
+    # When both add one name in different queues
+    if is_in_code:
+        slow.schedule(None, tasks[slow].s(), every=60, name="ann")
+        Scheduler(slow).look()
+    else:
+        with pytest.raises(ScheduleExists):
+            slow.schedules.add("ann", tasks[slow].s(), every=60)
+    # Then there is one schedule with this name
+    assert [info.queue for info in slow.schedules.list()] == ["slow" if is_in_code else "other"]
+
+
 def together(function: Callable[[str], None], *arguments: str) -> None:
     with ThreadPoolExecutor() as pool:
         for done in [pool.submit(function, argument) for argument in arguments]:
