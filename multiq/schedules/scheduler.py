@@ -165,6 +165,26 @@ class Scheduler:
 
     def look(self) -> float:
         """Make the jobs that are due soon. Returns the seconds until the next look. Raises ``MultiqError``."""
+        began = time.monotonic()
+        error: BackendError | None = None
+        try:
+            self._look_for_changes()
+        except BackendError as exc:
+            if not self._entries:
+                raise
+            error = exc  # the queues of the known schedules may be on other servers
+        due = self._due()
+        try:
+            self._make_all(due, began, error)
+        except BaseException:
+            for entry in due:  # the next look plans them again, whether this call succeeds or fails
+                self._wake_at(entry, 0)
+            raise
+        return self._pause()
+
+    # --- what is stored ---
+
+    def _look_for_changes(self) -> None:
         self._load_if_changed()
         if not self._is_synced:
             if self._app.code_schedules:
@@ -175,16 +195,6 @@ class Scheduler:
             self._store_lost()
         if self._entries and time.monotonic() > self._base[1] + _BASE_FOR:
             self._read_time()
-        due = self._due()
-        try:
-            self._make_all(due)
-        except BaseException:
-            for entry in due:  # the next look plans them again, whether this call succeeds or fails
-                self._wake_at(entry, 0)
-            raise
-        return self._pause()
-
-    # --- what is stored ---
 
     def _load_if_changed(self) -> None:
         version = changes_of(self._backend)
@@ -198,18 +208,34 @@ class Scheduler:
             self._is_synced = born is not None and bytes(born.value) == self._born
             if not self._is_synced:  # the notes of schedules may be on other servers, which have kept them
                 self._announce({home for home, _ in self._entries})
-        entries: dict[tuple[str, str], _Entry] = {}
-        for home in homes(self._backend):
-            for note in notes_of(self._backend, home):
-                if (entry := self._read(note)) is not None:
-                    entries[home, note.key] = entry
+        entries, error = self._listed()
         for place in self._entries.keys() - entries.keys():
             self._note_gone(self._entries[place])
         self._entries = entries
         self._queue, self._urgent = [], []
         for entry in entries.values():
             self._wake_at(entry, 0)
+        if error is not None:
+            raise error
         self._changes = version
+
+    def _listed(self) -> tuple[dict[tuple[str, str], _Entry], BackendError | None]:
+        """Return all schedules as they are stored now. If a server does not answer, its schedules are returned as they
+        were before, with the error: other queues may be on other servers."""
+        entries: dict[tuple[str, str], _Entry] = {}
+        error: BackendError | None = None
+        began = time.monotonic()
+        for home in homes(self._backend):
+            try:
+                if error is None or time.monotonic() < began + _WITH_ERRORS:
+                    for note in notes_of(self._backend, home):
+                        if (entry := self._read(note)) is not None:
+                            entries[home, note.key] = entry
+                    continue
+            except BackendError as exc:
+                error = error or exc
+            entries |= {place: entry for place, entry in self._entries.items() if place[0] == home}
+        return entries, error
 
     def _read(self, note: Note) -> _Entry | None:
         try:
@@ -289,11 +315,12 @@ class Scheduler:
 
     # --- making ---
 
-    def _make_all(self, due: list[_Entry]) -> None:
+    def _make_all(self, due: list[_Entry], began: float, error: BackendError | None) -> None:
         """Make the jobs of all homes. If a server does not answer, its homes delay the other homes only for a short
-        time."""
-        error: BackendError | None = None
-        began = time.monotonic()
+        time.
+
+        *began*: when the look began. *error*: an error of the look. It is raised at the end.
+        """
         by_home = list(_by_home(due).items())
         random.shuffle(by_home)
         for home, entries in by_home:

@@ -966,6 +966,40 @@ def test_an_error_of_one_queue_s_server_does_not_stop_the_schedules_of_other_que
 # --- hosts with other time zones -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("down", ["default", HOME])
+def test_a_server_that_is_down_when_the_schedules_are_read_stops_only_its_own(
+    shop: Shop, down: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a scheduler that has read schedules, and a queue whose server is down, or the server with the list of queues
+    for queue in ("a", "default", "z"):
+        shop.app.schedules.add(queue, shop.work.options(queue=queue).s(), "*/10 * * * * *")
+    scheduler = Scheduler(shop.app)
+    scheduler.look()
+    for method in ("now", "note", "notes"):
+        monkeypatch.setattr(MemoryBackend, method, failing(getattr(MemoryBackend, method), down))
+    # When the schedules are read again, as every half hour
+    shop.clock.advance(2000)
+    with pytest.raises(BackendUnavailable, match="no answer"):
+        scheduler.look()
+    # Then the jobs of the other queues are made: the missed one, and those of the next minute
+    stats = {queue: shop.app.queue(queue).stats() for queue in ("a", "z")}
+    assert {queue: (found.ready, found.delayed) for queue, found in stats.items()} == {"a": (7, 6), "z": (7, 6)}
+    # And the schedules are read again when the server is back
+    monkeypatch.undo()
+    monkeypatch.setattr("multiq.schedules.scheduler.time.monotonic", lambda: shop.clock() / _SECOND)
+    scheduler.look()
+    assert shop.app.queue("default").stats().delayed == 6
+
+
+def failing(function: Callable[..., Any], down: str) -> Callable[..., Any]:
+    def fail(self: MemoryBackend, home: str, *args: Any, **options: Any) -> Any:
+        if home == down:
+            raise BackendUnavailable("no answer")
+        return function(self, home, *args, **options)
+
+    return fail
+
+
 def test_workers_with_other_time_zones_are_told(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
