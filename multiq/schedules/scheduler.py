@@ -165,7 +165,6 @@ class Scheduler:
 
     def look(self) -> float:
         """Make the jobs that are due soon. Returns the seconds until the next look. Raises ``MultiqError``."""
-        began = time.monotonic()
         error: BackendError | None = None
         try:
             self._look_for_changes()
@@ -175,7 +174,7 @@ class Scheduler:
             error = exc  # the queues of the known schedules may be on other servers
         due = self._due()
         try:
-            self._make_all(due, began, error)
+            self._make_all(due, error)
         except BaseException:
             for entry in due:  # the next look plans them again, whether this call succeeds or fails
                 self._wake_at(entry, 0)
@@ -315,12 +314,13 @@ class Scheduler:
 
     # --- making ---
 
-    def _make_all(self, due: list[_Entry], began: float, error: BackendError | None) -> None:
+    def _make_all(self, due: list[_Entry], error: BackendError | None) -> None:
         """Make the jobs of all homes. If a server does not answer, its homes delay the other homes only for a short
         time.
 
-        *began*: when the look began. *error*: an error of the look. It is raised at the end.
+        *error*: an error of the look. It is raised at the end.
         """
+        began = time.monotonic()
         by_home = list(_by_home(due).items())
         random.shuffle(by_home)
         for home, entries in by_home:
