@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -140,6 +141,8 @@ def add(
 
     Without APP, the command uses the app that the settings name. The arguments are checked against the task's function.
     """
+    from multiq.errors import ScheduleNotFound
+
     from .apps import default_app, load_app
 
     if app_path is None:
@@ -148,11 +151,13 @@ def add(
         app_path, task_name = default_app(), app_path
     with load_app(app_path) as app:
         call = app.find_task(task_name).s(*(args or []), **(kwargs or {}))
-        book = app.schedules
-        is_change = replace and any(info.name == name for info in book.list())
-        store = book.change if is_change else book.add
-        info = store(name, call, cron, every=every, at=at or None, **options)
-    word = "changed" if is_change else "stored"
+        word = "changed"
+        info = None
+        if replace:
+            with contextlib.suppress(ScheduleNotFound):
+                info = app.schedules.change(name, call, cron, every=every, at=at or None, **options)
+        if info is None:
+            word, info = "stored", app.schedules.add(name, call, cron, every=every, at=at or None, **options)
     following = f": due next at {_utc(info.next[0].utc)}" if info.next else ""
     say(as_json, f"{word} schedule {safe(name)}{following}", **_document(info))
 

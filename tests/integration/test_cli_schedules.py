@@ -12,6 +12,7 @@ from processes import until, worker
 from shell import Shell
 
 import multiq
+from multiq.backend import Put
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +100,13 @@ def test_an_impossible_schedule_is_refused_with_the_way_out(shell: Shell) -> Non
 def test_a_schedule_without_a_task_is_refused_with_the_name_of_what_is_missing(shell: Shell) -> None:
     done = shell("schedules", "add", "nightly")
     assert (done.code, done.err.splitlines()[0]) == (2, "error: missing argument 'TASK'")
+
+
+def test_a_schedule_is_replaced_although_another_one_cannot_be_read(shell: Shell) -> None:
+    add(shell, "--every", "1h")
+    shell.app.backend.carry_out([Put("default", "schedule/bad", b"{}")])
+    add(shell, "--every", "2h", "--replace")
+    assert shell("schedules", "show", "nightly", "--json").json["when"] == "every 7200 s"
 
 
 def test_the_last_job_of_a_moved_schedule_is_shown_in_the_queue_where_it_is(shell: Shell, tmp_path: Path) -> None:
