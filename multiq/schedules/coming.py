@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from multiq.backend import State, Version
 from multiq.errors import JobNotFound, JobReserved, PayloadInvalid, ScheduleInvalid
 
@@ -44,17 +46,29 @@ def delete_coming(backend: Backend, record: Record) -> None:
 
 
 def remove(backend: Backend, home: str, note: Note) -> bool:
-    """Remove a schedule and its coming jobs. Returns False if another process has changed the schedule."""
+    """Remove a schedule and its coming jobs. Returns False if another process has changed the schedule.
+
+    The schedule is paused while its jobs are deleted. If it were removed first, another process could add it again, and
+    the jobs of the new schedule would be deleted.
+    """
     try:
         record = records.decode(note)
     except PayloadInvalid:  # its occurrences are not known
         record = None
-    steps = [*records.drop(home, note.key.removeprefix(records.PREFIX), record), *records.announce(home)]
-    if not backend.carry_out(steps, when=[Version(home, note.key, note.version)]):
-        return False
+    version = note.version
     if record is not None:
+        record = msgspec.structs.replace(record, is_paused=True)
+        if not backend.carry_out(
+            [records.put(record), *records.announce(home)], when=[Version(home, note.key, version)]
+        ):
+            return False
+        stored = backend.note(home, note.key)
+        if stored is None or bytes(stored.value) != records.encode(record):
+            return False
+        version = stored.version
         delete_coming(backend, record)
-    return True
+    steps = [*records.drop(home, note.key.removeprefix(records.PREFIX), record), *records.announce(home)]
+    return backend.carry_out(steps, when=[Version(home, note.key, version)])
 
 
 def remove_copies(backend: Backend, name: str, home: str, *, keeps_own: bool) -> bool:

@@ -564,6 +564,32 @@ def test_a_removed_schedule_and_its_coming_jobs_are_gone(shop: Shop) -> None:
         shop.app.schedules.get("ten")
 
 
+def test_a_removal_keeps_the_jobs_of_a_schedule_that_is_added_again_meanwhile(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a process that adds a schedule again as soon as it is no longer stored, and makes its jobs
+    shop.app.schedules.add("ten", shop.work.s(), every=10)
+    Scheduler(shop.app).look()
+    turns = iter([True])
+
+    def add_again(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            if shop.backend.note("default", key_of("ten")) is None and next(turns, False):
+                shop.app.schedules.add("ten", shop.work.s(), every=10)
+                Scheduler(shop.app).look()
+            return function(*args, **options)
+
+        return call
+
+    monkeypatch.setattr(shop.backend, "delete", add_again(shop.backend.delete))
+    monkeypatch.setattr(shop.backend, "peek", add_again(shop.backend.peek))
+    # When the schedule is removed
+    shop.app.schedules.remove("ten")
+    # Then each job that the schedule has made since is there
+    added = [info for info in shop.app.schedules.list() if info.last is not None]
+    assert shop.app.queue().stats().delayed == 6 * len(added)
+
+
 def test_a_changed_schedule_keeps_what_was_made_and_has_no_missed_occurrences(shop: Shop) -> None:
     shop.app.schedules.add("x", shop.work.s(1), "0 0 * * *", misfire="all")
     scheduler = Scheduler(shop.app)
