@@ -10,7 +10,7 @@ import msgspec
 
 from .backend import NewJob
 from .enqueue import add_jobs, handles_of, make_job
-from .errors import JobExists, OptionInvalid
+from .errors import EnqueueUncertain, JobExists, OptionInvalid
 from .ids import new_id, new_ids
 from .job import JobHandle
 from .middleware import AroundEnqueue, Outgoing, Sending
@@ -49,7 +49,11 @@ def send(
             from .limits import store_limits
 
             store_limits(backend, parcel.queue, limits, options.connection)
-        stored = add_jobs(backend, parcel.queue, jobs, options.connection, is_one=is_one) if jobs else []
+        try:
+            stored = add_jobs(backend, parcel.queue, jobs, options.connection, is_one=is_one) if jobs else []
+        except EnqueueUncertain as error:
+            parcel.refuse_existing_later(error)
+            raise
         return parcel.stored(backend, jobs, stored)
 
 
@@ -74,13 +78,17 @@ async def asend(
         if limits := parcel.limits():
             await astore_limits(backend, parcel.queue, limits, options.connection)
         has_own_ids = ids is not None or options.id is not None
-        stored = (
-            await asend_jobs(
-                backend, parcel.queue, jobs, connection=options.connection, is_one=is_one, has_own_ids=has_own_ids
+        try:
+            stored = (
+                await asend_jobs(
+                    backend, parcel.queue, jobs, connection=options.connection, is_one=is_one, has_own_ids=has_own_ids
+                )
+                if jobs
+                else []
             )
-            if jobs
-            else []
-        )
+        except EnqueueUncertain as error:
+            parcel.refuse_existing_later(error)
+            raise
         return parcel.stored(backend, jobs, stored)
 
 
@@ -203,11 +211,27 @@ class _Parcel:
         for job, job_id in zip(self._sent, ids, strict=True):
             job.id = job_id
         handles = handles_of(backend, self.queue, jobs, ids)
+        self._refuse_existing(handles)
+        return handles
+
+    def refuse_existing_later(self, error: EnqueueUncertain) -> None:
+        """Let the method ``repeat`` of *error* raise ``JobExists``, as the enqueue does."""
+        again = error.repeated
+        if again is None or not self._is_one:  # on_conflict="error" is refused for several jobs
+            return
+
+        def repeat() -> JobHandle:
+            handle: JobHandle = again()
+            self._refuse_existing([handle])
+            return handle
+
+        error.repeat_by(repeat)
+
+    def _refuse_existing(self, handles: Sequence[JobHandle]) -> None:
         for job, handle in zip(self._sent, handles, strict=True):
             unique = job.options.unique
             if not handle.was_new and unique is not None and unique.on_conflict == "error":
                 raise JobExists(handle.queue, handle.id)
-        return handles
 
 
 def _refuse_error(options: CallOptions) -> None:

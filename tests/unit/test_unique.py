@@ -507,6 +507,33 @@ def test_a_repeated_enqueue_is_still_new() -> None:
         assert app.queue("default").stats().ready == 2
 
 
+@pytest.mark.parametrize("way", ["enqueue", "aenqueue"])
+def test_a_repeated_enqueue_refuses_another_job_s_key(way: str) -> None:
+    backend = Losing()
+    with multiq.App(backend=backend) as app:
+
+        @app.task(unique=Unique(on_conflict="error"))
+        def sync(customer: int) -> dt.date:
+            return dt.date.min
+
+        def enqueue(customer: int) -> None:
+            asyncio.run(sync.aenqueue(customer)) if way == "aenqueue" else sync.enqueue(customer)
+
+        first = sync.enqueue(1)
+        backend.lost = 1000
+        with pytest.raises(EnqueueUncertain) as taken:
+            enqueue(1)
+        with pytest.raises(EnqueueUncertain) as free:
+            enqueue(2)
+        backend.lost = 0
+        with pytest.raises(JobExists) as caught:
+            taken.value.repeat()
+        assert caught.value.job_id == first.id
+        with pytest.raises(JobExists):
+            asyncio.run(taken.value.arepeat())
+        assert free.value.repeat().was_new
+
+
 # --- permits ---
 
 
