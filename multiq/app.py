@@ -374,7 +374,8 @@ class App(Registrar):
         if payloads is None:
             payloads = Payloads(**msgspec.structs.asdict(settings))
         elif not isinstance(payloads, Payloads):
-            raise OptionInvalid(f"payloads must be a multiq.Payloads, got {shown(payloads)}")
+            # the value itself may contain keys
+            raise OptionInvalid(f"payloads must be a multiq.Payloads, got a {type(payloads).__name__}")
         return sealed(backend, payloads, max(self.settings.max_body, self.settings.max_result))
 
     def _register(self, function: Callable[..., Any], options: dict[str, Any]) -> Task[..., Any]:

@@ -37,9 +37,9 @@ class Payloads(msgspec.Struct, frozen=True, kw_only=True):
             except ValueError as exc:
                 raise OptionInvalid(f"{name}: {exc}") from None  # the cause could contain the secret
         if self.compress is not None and (type(self.compress) is not int or self.compress < 0):
-            raise OptionInvalid(f"compress must be a number of bytes from 0, or None, got {self.compress!r}")
+            raise OptionInvalid(f"compress must be a number of bytes from 0, or None, got {_shown(self.compress)}")
         if not isinstance(self.accept_unsigned, bool):
-            raise OptionInvalid(f"accept_unsigned must be True or False, got {self.accept_unsigned!r}")
+            raise OptionInvalid(f"accept_unsigned must be True or False, got {_shown(self.accept_unsigned)}")
         if self.encrypt:
             check_crypto()
 
@@ -55,6 +55,11 @@ class Payloads(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def encrypt_keys(self) -> tuple[Key, ...]:
         return read_keys(self.encrypt)
+
+
+def _shown(value: object) -> str:
+    """Return the text of a number, or else the name of the value's type. A text may be a key."""
+    return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
 def check_crypto() -> None:

@@ -6,6 +6,7 @@ import binascii
 import re
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]*")
 SECRET_BYTES = 32
 
 
@@ -26,9 +27,9 @@ class Key:
                 "secret in base64"
             )
         try:
-            self.secret = binascii.a2b_base64(
-                secret.strip().encode().translate(_STANDARD) + b"=="
-            )  # base64 would be slow to import
+            plain = secret.strip().encode().translate(_STANDARD).rstrip(b"=")
+            # the module base64 would be slow to import; a2b_base64 ignores other characters, and all that follows a "="
+            self.secret = binascii.a2b_base64(plain + b"==") if _BASE64.fullmatch(plain) else b""
         except (binascii.Error, UnicodeEncodeError):
             self.secret = b""
         if len(self.secret) != SECRET_BYTES:

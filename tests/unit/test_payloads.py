@@ -27,7 +27,7 @@ from multiq.settings import PayloadSettings
 from multiq.settings.loader import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from multiq.backend import NewJob
 
@@ -235,6 +235,31 @@ def test_wrong_keys_are_refused_without_showing_them(text: str, complaint: str) 
         with pytest.raises(OptionInvalid, match=complaint) as caught:
             Payloads(**{option: [text]})  # type: ignore[arg-type]
         assert "canary" not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
+
+
+@pytest.mark.parametrize("after", ["AAAA", f",{A}", f" {A}", "!", "\n\nb"])
+def test_a_key_has_nothing_behind_its_secret(after: str) -> None:
+    # such as a second key, which would not be used
+    with pytest.raises(OptionInvalid, match="the secret of key 'a' must be 32 random bytes"):
+        Payloads(sign=[A + after])
+    assert Key(A.rstrip("=").replace("+", "-").replace("/", "_")) == Key(f"{A}\n") == Key(A)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: Payloads(compress=A),  # type: ignore[arg-type]
+        lambda: Payloads(compress=[A]),  # type: ignore[arg-type]
+        lambda: Payloads(accept_unsigned=A),  # type: ignore[arg-type]
+        lambda: multiq.App("memory://", payloads={"sign": [A]}).backend,  # type: ignore[arg-type]
+        lambda: multiq.App("memory://", payloads=[A]).backend,  # type: ignore[arg-type]
+        lambda: multiq.App("memory://", payloads=A).backend,  # type: ignore[arg-type]
+    ],
+)
+def test_a_key_in_the_place_of_another_option_is_not_shown(use: Callable[[], object]) -> None:
+    with pytest.raises(OptionInvalid, match=r"got a (str|list|dict)") as caught:
+        use()
+    assert A.partition(":")[2] not in f"{caught.value!r} {caught.value.__cause__!r} {caught.value.__context__!r}"
 
 
 def test_keys_show_no_secret() -> None:
