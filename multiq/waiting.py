@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .backend import JobRecord, State
 from .driverkit.fork import forks
-from .envelope import decode_json
+from .envelope import decode_json, refusal_of
 from .errors import (
     BackendUnavailable,
     JobCancelled,
@@ -295,6 +295,8 @@ def _judge_record(record: JobRecord, *, is_first: bool) -> Pending:
     """
     if record.state is State.BURIED:
         raise JobFailed(record.queue, record.id, record.reason, _traceback(record.detail))
+    if is_first and (refusal := refusal_of(record.body)) is not None:
+        raise OutcomeUnknown(record.queue, record.id, f"the job is {STATUS[record.state]}; {refusal}")
     if is_first and not _is_kept(record.body):
         raise OutcomeUnknown(
             record.queue,

@@ -381,3 +381,17 @@ def test_a_job_that_replaces_another_one_is_opened_under_the_other_one_s_id() ->
     assert second.id == first.id
     multiq.Worker(app, stop_when_empty=True).run()
     assert seen == ["new"]
+
+
+@pytest.mark.parametrize("payloads", [Payloads(), Payloads(sign=[B])])
+def test_a_program_that_cannot_open_a_job_does_not_say_that_its_outcome_is_not_kept(payloads: Payloads) -> None:
+    app = multiq.App("memory://", payloads=Payloads(sign=[A], encrypt=[E]))
+
+    @app.task(keep=60)
+    def pay(card: str) -> None: ...
+
+    ref = pay.enqueue("4111 1111").ref
+    assert isinstance(app.backend, SealedBackend)
+    other = multiq.App(backend=app.backend.inner, payloads=payloads)
+    with pytest.raises(multiq.OutcomeUnknown, match=r"is queued; the payload is sealed \(aes256gcm, hmac-sha256\)"):
+        other.job(ref).result(timeout=0)
