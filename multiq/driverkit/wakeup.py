@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 
 from .fork import forks
 
@@ -14,6 +15,9 @@ class Wakeup:
     def __init__(self) -> None:
         self._pipe: tuple[int, int] | None = None
         self._generation = -1
+        # Without the lock, ``notify`` could write into a file that the process has opened after another thread has
+        # closed the pipe.
+        self._lock = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -25,14 +29,21 @@ class Wakeup:
             read_end, write_end = os.pipe()
             os.set_blocking(read_end, False)
             os.set_blocking(write_end, False)
+            if self._generation != forks.generation:
+                self._lock = threading.Lock()  # a thread of the parent may have held the old lock at the fork
             self._pipe, self._generation = (read_end, write_end), forks.generation
         return self._pipe[0]
 
     def notify(self) -> None:
         """End the wait, if a thread waits. Thread-safe."""
-        if self._pipe is not None and self._generation == forks.generation:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._pipe[1], b"!")
+        # If the lock is taken, another thread is notifying or closing. A signal handler must not wait for the lock.
+        if self._generation == forks.generation and self._lock.acquire(blocking=False):
+            try:
+                if self._pipe is not None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.write(self._pipe[1], b"!")
+            finally:
+                self._lock.release()
 
     def drain(self) -> None:
         """Discard pending wake-ups."""
@@ -42,9 +53,12 @@ class Wakeup:
 
     def close(self) -> None:
         """Close the pipe. The next ``open`` opens a new pipe."""
-        pipe, self._pipe = self._pipe, None
-        if pipe is not None and self._generation == forks.generation:
-            for end in pipe:
+        if self._generation != forks.generation:  # the pipe is the parent's
+            self._pipe = None
+            return
+        with self._lock:
+            pipe, self._pipe = self._pipe, None
+            for end in pipe or ():
                 os.close(end)
 
     def __del__(self) -> None:
