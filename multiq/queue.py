@@ -46,6 +46,7 @@ R = TypeVar("R")
 
 _YIELD_EVERY = 0.0005  # seconds between two checks for other threads that wait to settle
 _INTERRUPT_EVERY = 0.002  # seconds between two interrupts of a thread that waits for jobs
+_CLOSE_PATIENCE = 1.0  # seconds that ``close`` waits for the end of another thread's call
 
 _reserver_lock = threading.Lock()
 """Guards the creation of reservers. A thread holds this lock only for a moment."""
@@ -504,14 +505,31 @@ class SharedConsumer:
         self._consumer.interrupt()
 
     def close(self) -> None:
-        """Close the connection. The consumer's next call opens a new connection."""
-        self._consumer.close()
+        """Close the connection. The consumer's next call opens a new connection.
 
-    def _interrupt_and_lock(self) -> None:
-        """Acquire the lock. If another thread holds the lock while it waits for jobs, interrupt that thread."""
+        ``close`` interrupts another thread that waits for jobs, because no two threads may use a driver's consumer at
+        the same time. A call of another thread that does not end soon, because its server hangs, loses its connection.
+        """
+        is_ours = self.generation == forks.generation  # in a forked child, no thread would release the lock
+        is_locked = is_ours and self._interrupt_and_lock(_CLOSE_PATIENCE)
+        try:
+            self._consumer.close()
+        finally:
+            if is_locked:
+                self._lock.release()
+
+    def _interrupt_and_lock(self, patience: float | None = None) -> bool:
+        """Acquire the lock. If another thread holds the lock while it waits for jobs, interrupt that thread.
+
+        Returns False if the lock was not free within *patience* seconds.
+        """
+        give_up_at = None if patience is None else time.monotonic() + patience
         self._settling.add(threading.get_ident())
         try:
             while not self._lock.acquire(timeout=_INTERRUPT_EVERY):
+                if give_up_at is not None and time.monotonic() >= give_up_at:
+                    return False
                 self._consumer.interrupt()
         finally:
             self._settling.discard(threading.get_ident())
+        return True

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from servers.process import until
@@ -279,6 +280,75 @@ def test_an_error_of_the_backend_reaches_all_who_wait() -> None:
         assert (await queue.areserve(5)).body == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["close", "aclose"])
+def test_no_consumer_is_closed_while_another_thread_uses_it(way: str) -> None:
+    class BusyConsumer(MemoryConsumer):
+        calls: ClassVar[list[str]] = []
+
+        def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+            self.calls.append("reserve")
+            leases = super().reserve(limit, timeout, queues)
+            time.sleep(0.05)  # a driver may need the connection after its wait
+            self.calls.append("end")
+            return leases
+
+        def close(self) -> None:
+            self.calls.append("close")
+
+    class Busy(MemoryBackend):
+        def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
+            consumer = super().consumer(queues)
+            consumer.__class__ = BusyConsumer
+            return consumer
+
+    app = multiq.App(backend=Busy())
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(app.queue().areserve(1))
+        await asyncio.sleep(0.02)
+        if way == "aclose":
+            await app.aclose()
+        else:
+            await asyncio.to_thread(app.close)
+        await asyncio.gather(waiting, return_exceptions=True)
+
+    asyncio.run(main())
+    calls = BusyConsumer.calls
+    assert "close" in calls
+    assert calls[calls.index("close") - 1] == "end"
+
+
+def test_a_call_that_hangs_does_not_keep_its_consumer_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiq.queue._CLOSE_PATIENCE", 0.02)
+    is_closed = threading.Event()
+
+    class HangingConsumer(MemoryConsumer):
+        def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+            assert is_closed.wait(10)
+            return []
+
+        def close(self) -> None:
+            is_closed.set()
+
+    class Hanging(MemoryBackend):
+        def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
+            consumer = super().consumer(queues)
+            consumer.__class__ = HangingConsumer
+            return consumer
+
+    app = multiq.App(backend=Hanging())
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(app.queue().areserve(60))
+        await asyncio.sleep(0.02)
+        await app.aclose()
+        with pytest.raises(BackendUnavailable, match="was closed"):
+            await waiting
+
+    asyncio.run(main())
+    assert is_closed.is_set()
 
 
 def test_a_lost_lease_is_told_by_the_coroutine_too(queue: multiq.Queue) -> None:
