@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -12,7 +13,7 @@ from .deletion import delete_job
 from .driverkit.fork import forks
 from .enqueue import put, put_one
 from .envelope import encode_json, refusal_of
-from .errors import ArgumentsInvalid, OptionInvalid, QueueEmpty
+from .errors import ArgumentsInvalid, BackendError, OptionInvalid, QueueEmpty
 from .formatting import shown
 from .job import Job, JobHandle, JobInfo, JobPage
 from .validation import (
@@ -486,7 +487,9 @@ class SharedConsumer:
             if reason is not None
         ]
         if refused:
-            self._consumer.settle(refused)
+            # after an error, the refused jobs stay reserved until their leases end; the others must reach the caller
+            with contextlib.suppress(BackendError):
+                self._consumer.settle(refused)
         return [lease for lease, reason in zip(leases, reasons, strict=True) if reason is None]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import multiq
 from multiq import Payloads
-from multiq.backend import Backend, Consumer
-from multiq.backend.memory import MemoryBackend
-from multiq.errors import EnqueueUncertain, OptionInvalid, PayloadInvalid, SettingsInvalid
+from multiq.backend import Backend, Consumer, NewJob
+from multiq.backend.memory import MemoryBackend, MemoryConsumer
+from multiq.errors import BackendUnavailable, EnqueueUncertain, OptionInvalid, PayloadInvalid, SettingsInvalid
 from multiq.payloads import Key
 from multiq.payloads.backend import SealedBackend, SealedConsumer
 from multiq.payloads.seal import Seal, SealBroken
@@ -28,8 +28,6 @@ from multiq.settings.loader import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from multiq.backend import NewJob
 
 GOLDEN = Path(__file__).parent / "golden" / "seal_1"
 
@@ -395,3 +393,19 @@ def test_a_program_that_cannot_open_a_job_does_not_say_that_its_outcome_is_not_k
     other = multiq.App(backend=app.backend.inner, payloads=payloads)
     with pytest.raises(multiq.OutcomeUnknown, match=r"is queued; the payload is sealed \(aes256gcm, hmac-sha256\)"):
         other.job(ref).result(timeout=0)
+
+
+def test_a_refused_job_that_cannot_be_buried_keeps_no_other_job_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = multiq.App("memory://", payloads=Payloads(sign=[A]))
+    assert isinstance(app.backend, SealedBackend)
+    app.backend.inner.enqueue("default", [NewJob(b'{"order":6}', "a" * 32)])
+    app.queue().enqueue({"order": 7})
+
+    def fail(*_: object) -> None:
+        raise BackendUnavailable("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryConsumer, "settle", fail)
+        jobs = app.queue().reserve_many(10, timeout=0)
+    assert [job.body for job in jobs] == [{"order": 7}]
+    jobs[0].ack()
