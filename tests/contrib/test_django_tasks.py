@@ -23,7 +23,7 @@ from django_shop import tasks as shop
 from django_shop.models import Order
 from djangos import tasks, work
 from servers.redis import RedisServer
-from stores import STORES
+from stores import PAIRED, STORES
 
 import multiq
 from multiq import errors, testing
@@ -302,8 +302,10 @@ def test_tasks_run_on_each_store(store: str, tmp_path: Path) -> None:
             good.refresh()
             bad.refresh()
             assert (good.return_value, good.attempts) == (3, 1)
-            assert (bad.status, bad.attempts) == (Status.FAILED, 3)
-            assert [error.exception_class for error in bad.errors] == [ValueError] * 3
+            assert bad.status == Status.FAILED
+            assert {error.exception_class for error in bad.errors} == {ValueError}
+            if store != PAIRED:  # while its store does not answer, each reservation counts as an attempt
+                assert (bad.attempts, len(bad.errors)) == (3, 3)
         else:
             with pytest.raises(NotImplementedError):
                 good.refresh()
