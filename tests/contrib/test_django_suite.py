@@ -6,12 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pythons import python_of_django_6
 from stores import STORES
 
 if TYPE_CHECKING:
@@ -41,23 +41,11 @@ INSTALLED_APPS = ["multiq.contrib.django", "tasks"]
 _RESULT = re.compile(r"^(?:ERROR|FAIL): \w+ \(tasks\.\w+\.(\w+\.\w+)\)", re.MULTILINE)
 
 
-def newest_python() -> str:
-    """The newest Python on this machine that Django 6 supports. The test is skipped if there is none."""
-    for name in ("python3.14", "python3.13", "python3.12"):
-        for folder in [*os.environ["PATH"].split(os.pathsep), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]:
-            path = Path(folder, name)
-            if path.is_file() and not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode:
-                return str(path)
-    if sys.version_info >= (3, 12):
-        return sys.executable
-    pytest.skip("Django 6, which has tasks and tests of them, needs Python 3.12, and there is none")
-
-
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with an environment, and with Django's tests of tasks, in which multiq replaces Django's backends."""
     folder = tmp_path_factory.mktemp("suite")
-    subprocess.run([newest_python(), "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([python_of_django_6(), "-m", "venv", folder / "venv"], check=True)
     pip: list[Path | str] = [folder / "venv/bin/python", "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "install", f"multiq[redis] @ file://{ROOT}", "django>=6.0"], check=True)
     code = "import django; print(django.__version__)"
