@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import threading
@@ -868,6 +869,50 @@ if __name__ == "__main__":
     assert names.count("process default 1") == 20
     assert names.count("create default 0") == 20
     assert names.count("send default 20") == 1
+
+
+@pytest.mark.long
+def test_a_run_that_does_not_end_at_its_timeout_has_a_span(shell: Shell) -> None:
+    # given a task that goes on after its timeout, so its process has to end
+    (shell.folder / "shop" / "tasks.py").write_text(
+        """
+import json, time, multiq
+from multiq.contrib import otel
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+class ToFile(SpanExporter):
+    def export(self, spans):
+        with open("spans", "a") as file:
+            for span in spans:
+                file.write(json.dumps([span.name, span.status.status_code.name, dict(span.attributes)]) + chr(10))
+        return SpanExportResult.SUCCESS
+
+provider = TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(ToFile()))
+app = multiq.App()
+otel.instrument(app, tracer_provider=provider)
+
+@app.task(max_attempts=1, timeout=0.2)
+def dawdle() -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            time.sleep(30)
+        except multiq.SoftTimeout:
+            pass
+
+if __name__ == "__main__":
+    dawdle.enqueue()
+"""
+    )
+    subprocess.run([sys.executable, "-m", "shop.tasks"], cwd=shell.folder, env=shell.all_environment(), check=True)
+    # when a worker has ended the run
+    done = shell.run("worker", "shop.tasks:app", "-p", "1", "--stop-when-empty")
+    # then the run has a span, with its verdict
+    spans = [json.loads(line) for line in (shell.folder / "spans").read_text().splitlines()]
+    runs = [(status, own["messaging.multiq.verdict"]) for name, status, own in spans if name == "process default"]
+    assert runs == [("ERROR", "buried")], (done, spans)
 
 
 @pytest.mark.long

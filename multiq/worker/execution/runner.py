@@ -207,12 +207,16 @@ class Runner:
         Returns a verdict and a function that emits the verdict's events, in the same way as ``timed_out``. Raises the
         errors of ``cancelled``.
         """
+        call = held.call  # None: the run ends at this moment
+        state = None if call is None else call.job.kept
         if held.cancel is None:
-            return self.timed_out(held.lease, stack)
-        return self.cancelled(held.lease, held.cancel.request)
+            return self.timed_out(held.lease, stack, state=state)
+        return self.cancelled(held.lease, held.cancel.request, state=state)
 
-    def cancelled(self, lease: Lease, request: CancelRequest) -> tuple[Verdict, Callable[[], None]]:
-        """Judge a job that must end because it was cancelled. Returns what ``timed_out`` returns.
+    def cancelled(
+        self, lease: Lease, request: CancelRequest, *, state: dict[str, Any] | None = None
+    ) -> tuple[Verdict, Callable[[], None]]:
+        """Judge a job that must end because it was cancelled. Takes and returns what ``timed_out`` takes and returns.
 
         Raises ``BackendError`` if the record of the flow that the job ends cannot be read. An ack without this record
         would leave the flow open for ever.
@@ -220,21 +224,26 @@ class Runner:
         call = self._prepare(lease)
         if not isinstance(call, TaskCall):
             return call, lambda: None
+        msgspec.structs.force_setattr(call.job, "kept", state)
         try:
             record = self._record(call.job)
         except PayloadInvalid:  # no worker can finish this flow
             record = None
         return self._cancelled(call.job, request, record, 0.0)
 
-    def timed_out(self, lease: Lease, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
+    def timed_out(
+        self, lease: Lease, stack: str | None = None, *, state: dict[str, Any] | None = None
+    ) -> tuple[Verdict, Callable[[], None]]:
         """Judge a job that must end because it ran longer than its timeout.
 
+        *state*: the run's ``JobContext.state``, for the ``ended`` of middleware. None: the run was in another process.
         Returns the verdict, and a function that emits the verdict's events. Call the function when the backend has
         accepted the verdict.
         """
         call = self._prepare(lease)
         if not isinstance(call, TaskCall):
             return call, lambda: None
+        msgspec.structs.force_setattr(call.job, "kept", state)
         return self._judge_safely(call, SoftTimeout(), call.timeout or 0.0, stack)
 
     def close_loop(self) -> None:
