@@ -99,8 +99,7 @@ class Sentry(Middleware):
         if not sentry_sdk.get_client().is_active():
             yield
             return
-        with sentry_sdk.isolation_scope() as scope:
-            scope.clear_breadcrumbs()
+        with _scope_of_a_job() as scope:
             _describe_job(scope, job)
             with _processing(job) as spans:
                 _describe_span(spans[-1], job)
@@ -118,7 +117,7 @@ class Sentry(Middleware):
             return
         with contextlib.ExitStack() as stack:
             if scopes is None:  # the task was not called, or ran in a process that was killed
-                _describe_job(stack.enter_context(sentry_sdk.isolation_scope()), job)
+                _describe_job(stack.enter_context(_scope_of_a_job()), job)
             else:
                 isolation, current = scopes
                 stack.enter_context(use_isolation_scope(isolation))
@@ -153,6 +152,14 @@ def _caught(spans: Sequence[Any]) -> Any:
         else:
             span.set_status(status)
     return error
+
+
+@contextlib.contextmanager
+def _scope_of_a_job() -> Iterator[Scope]:
+    """An isolation scope without the breadcrumbs of the worker, which tell about other jobs."""
+    with sentry_sdk.isolation_scope() as scope:
+        scope.clear_breadcrumbs()
+        yield scope
 
 
 @contextlib.contextmanager
@@ -262,7 +269,7 @@ def _report_overdue(event: JobOverdue) -> None:
 def _report(task: str | None, queue: str, job_id: str, text: str) -> None:
     if not sentry_sdk.get_client().is_active():
         return
-    with sentry_sdk.isolation_scope() as scope:
+    with _scope_of_a_job() as scope:
         _tag(scope, task, queue, job_id)
         sentry_sdk.capture_message(f"{task or 'a job without a task'}: {text}", level="error")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -226,6 +227,26 @@ def test_a_job_whose_task_was_not_called_is_reported(app: multiq.App, kept: Kept
     (event,) = kept.errors
     assert event["message"].startswith("noop is buried: task noop cannot be called like this")
     assert event["tags"]["multiq.task"] == "noop"
+
+
+def test_a_report_without_a_run_has_no_breadcrumbs_of_other_jobs(app: multiq.App, kept: Kept) -> None:
+    # given a subscriber that logs the failures of jobs, and a job that fails
+    @app.on(multiq.events.JobFailed)
+    def tell(event: multiq.events.JobFailed) -> None:
+        logging.getLogger("shop").warning("%s failed: %s", event.job.task, event.error)
+
+    @app.task(max_attempts=1)
+    def fail() -> None:
+        raise ValueError("it is about ann")
+
+    fail.enqueue()
+    # when another job is buried before its task is called
+    app.queue().enqueue({"multiq": 1, "task": "fail", "args": [1, 2]})
+    drain(app)
+    # then its report does not have the log of the first one
+    (_, event) = kept.errors
+    assert event["message"].startswith("fail is buried: ")
+    assert event["breadcrumbs"]["values"] == []
 
 
 @pytest.mark.filterwarnings("ignore:The send_default_pii option is deprecated")
