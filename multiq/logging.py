@@ -190,6 +190,8 @@ def _plain(value: Any) -> Any:
     """Convert a field's value to a type of JSON. Escape characters that a terminal does not print."""
     if value is None or isinstance(value, int | float):
         return value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
     return safe(_cut(value if isinstance(value, str) else str(value)), keep=_LINE_ENDS)
 
 

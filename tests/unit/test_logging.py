@@ -140,6 +140,7 @@ def test_terminal_codes_in_an_error_are_shown_and_not_obeyed(capsys: pytest.Capt
 def test_json_lines_carry_the_event_s_fields(capsys: pytest.CaptureFixture[str]) -> None:
     run("info", "json", log_jobs=True)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["queues"] for line in lines if line.get("event") == "working"] == [["default"]]
     done = next(line for line in lines if line.get("event") == "done")
     assert (done["task"], done["queue"], done["attempt"], done["level"]) == ("greet", "default", 1, "info")
     failed = next(line for line in lines if line.get("event") == "failed")
