@@ -35,8 +35,8 @@ class Telemetry:
         self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self._logs))
         self.tracer = self.tracer_provider.get_tracer("test")
 
-    def instrument(self, app: multiq.App, **options: Any) -> None:
-        otel.instrument(
+    def instrument(self, app: multiq.App, **options: Any) -> otel.OpenTelemetry:
+        return otel.instrument(
             app,
             tracer_provider=self.tracer_provider,
             meter_provider=self.meter_provider,

@@ -388,6 +388,22 @@ def test_a_job_within_its_enqueue_is_a_child_of_the_enqueue(told: Telemetry) -> 
     assert is_link_to(process, send)
 
 
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("redis://ann:pw@web-1:6380/2", {"server.address": "web-1", "server.port": 6380}),
+        ("redis://a,b:7000", {"server.address": "a"}),
+        ("redis+unix:///run/redis%20a.sock", {"server.address": "/run/redis a.sock"}),
+        ("mysql://ann@/jobs?unix_socket=/run/mysqld.sock", {"server.address": "/run/mysqld.sock"}),
+        ("sqlite:///jobs.db", {}),
+    ],
+)
+def test_the_server_s_address_is_that_of_the_url(told: Telemetry, url: str, address: dict[str, Any]) -> None:
+    with multiq.App(url) as app:
+        own = told.instrument(app).attributes("send", "send", "mail")
+    assert {name: value for name, value in own.items() if name.startswith("server.")} == address
+
+
 # --- failures ---
 
 

@@ -103,8 +103,8 @@ def instrument(
 def observe_queues(app: App, queues: Sequence[str] = (), *, meter_provider: MeterProvider | None = None) -> None:
     """Report the numbers of queues as metrics: ``multiq.queue.jobs`` and ``multiq.queue.oldest_age``.
 
-    *queues*: the names of these queues. Default: all queues. Call this function in only one process. The numbers come
-    from the store, so a second process would report the same jobs again.
+    *queues*: the names of these queues. Default: all queues that have jobs or are paused. Call this function in only
+    one process. The numbers come from the store, so a second process would report the same jobs again.
     """
     from .numbers import observe_queues as observe
     from .tracing import labels_of, meter_of

@@ -10,6 +10,7 @@ import socket
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from opentelemetry import baggage, metrics, propagate, trace
 from opentelemetry._logs import LogRecord, SeverityNumber, get_logger
@@ -519,11 +520,20 @@ def labels_of(app: App) -> Labels:
     from multiq.settings.url import first_host
 
     host, port = first_host(app.url)
+    host = host or _socket_of(app.url)
     labels: Labels = ((conv.MESSAGING_SYSTEM, conv.SYSTEM),)
     if host:
         labels = (*labels, (conv.SERVER_ADDRESS, host))
         labels = labels if port is None else (*labels, (conv.SERVER_PORT, port))
     return labels
+
+
+def _socket_of(url: str) -> str | None:
+    """Return the path of the server's UNIX socket, which the conventions use as its address. None: there is none."""
+    parts = urlsplit(url)
+    if parts.scheme.endswith("+unix"):
+        return unquote(parts.path)
+    return next(iter(parse_qs(parts.query).get("unix_socket", ())), None)
 
 
 def type_name(error: BaseException) -> str:
