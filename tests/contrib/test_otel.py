@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import threading
@@ -13,10 +14,12 @@ import pytest
 from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from otel_memory import Telemetry, is_link_to, links_of, telemetry
 from processes import until
 from shell import Shell
@@ -287,6 +290,101 @@ def test_a_broken_context_is_replaced(app: multiq.App, told: Telemetry) -> None:
     (send,), (process,) = told.spans("send"), told.spans("process")
     assert process.links == ()  # the header is the caller's, and nothing overwrites it
     assert send.links == ()
+
+
+class Slow(CompositePropagator):
+    """The default propagator, as one that multiq does not know."""
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"tenant": "ann"},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-ff", "tenant": "ann"},
+        {
+            "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "tracestate": "a=b",
+            "baggage": "c=d",
+        },
+        {"traceparent": "00-00000000000000000000000000000000-b7ad6b7169203331-01"},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"},
+        {"traceparent": "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01"},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more"},
+        {"traceparent": "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-more"},
+        {"traceparent": "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+        {"traceparent": " 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01 "},
+        {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\n"},
+        {"traceparent": "", "baggage": "c=d"},
+    ],
+    ids=str,
+)
+def test_headers_are_read_as_the_default_propagator_reads_them(told: Telemetry, headers: dict[str, str]) -> None:
+    found = []
+    for propagator in (None, Slow([TraceContextTextMapPropagator(), W3CBaggagePropagator()])):
+        with multiq.App("memory://") as app:
+            told.instrument(app, propagator=propagator)
+
+            @app.task
+            def noop() -> None:
+                found.append(dict(baggage.get_all()))
+
+            app.queue().enqueue({"multiq": 1, "task": "noop", "headers": headers})
+            drain(app)
+            found.append([link.context for link in told.spans("process")[-1].links])  # type: ignore[arg-type]
+    assert found[:2] == found[2:]
+
+
+@pytest.mark.parametrize("state", [TraceState(), TraceState([("a", "b")])], ids=["no state", "state"])
+@pytest.mark.parametrize("flags", [0, 1, 3])
+@pytest.mark.parametrize("items", [{}, {"c": "d"}], ids=str)
+def test_headers_are_written_as_the_default_propagator_writes_them(
+    told: Telemetry, state: TraceState, flags: int, items: dict[str, str]
+) -> None:
+    # given a job within a span
+    parent = SpanContext(0xAF7651916CD43DD8448EB211C80319C, 0xB7AD, is_remote=True, trace_flags=TraceFlags(flags),
+                         trace_state=state)  # fmt: skip
+    current = trace.set_span_in_context(trace.NonRecordingSpan(parent))
+    for name, value in items.items():
+        current = baggage.set_baggage(name, value, current)
+    app = multiq.App("memory://")
+    told.instrument(app)
+
+    @app.task
+    def noop() -> None: ...
+
+    token = context.attach(current)
+    try:
+        headers = noop.enqueue().peek().value["headers"]
+    finally:
+        context.detach(token)
+    # then the headers are those of the default propagator, for the span of the enqueue
+    expected: dict[str, str] = {}
+    sent = re.fullmatch(r"00-0af7651916cd43dd8448eb211c80319c-([0-9a-f]{16})-(..)", headers["traceparent"])
+    assert sent is not None
+    own = SpanContext(parent.trace_id, int(sent[1], 16), is_remote=False, trace_flags=TraceFlags(int(sent[2], 16)),
+                      trace_state=state)  # fmt: skip
+    propagate.get_global_textmap().inject(expected, trace.set_span_in_context(trace.NonRecordingSpan(own), current))
+    assert headers == expected
+
+
+def test_a_traceparent_alone_needs_no_propagator(
+    app: multiq.App, told: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task
+    def noop() -> None: ...
+
+    # given propagators that would take as long as multiq's own code for a span
+    for name in ("inject", "extract"):
+        monkeypatch.delattr(TraceContextTextMapPropagator, name)
+        monkeypatch.delattr(W3CBaggagePropagator, name)
+    noop.enqueue()
+    drain(app)
+    # then they are not called
+    (send,), (process,) = told.spans("send"), told.spans("process")
+    assert is_link_to(process, send)
 
 
 def test_the_global_propagator_may_be_set_after_the_call(app: multiq.App, monkeypatch: pytest.MonkeyPatch) -> None:
