@@ -857,6 +857,32 @@ def test_queues_are_observed(told: Telemetry) -> None:
 # --- how it is set up ---
 
 
+def test_the_metrics_have_the_jobs_of_all_apps(told: Telemetry, tmp_path: Path) -> None:
+    # given two apps with one meter provider
+    apps = [multiq.App(f"sqlite:///{tmp_path}/{name}.db") for name in ("a", "b")]
+    for number, app in enumerate(apps, start=1):
+        told.instrument(app)
+
+        @app.task(queue="mail")
+        def noop() -> None: ...
+
+        # when the first one enqueues and runs a job, and the second one two
+        for _ in range(number):
+            noop.enqueue()
+        noop.options(queue="later").enqueue()
+        drain(app, queues=["mail"])
+        otel.observe_queues(app, meter_provider=told.meter_provider)
+        otel.observe_queues(app, ["later"], meter_provider=told.meter_provider)  # counts no job twice
+    # then no job is missing
+    assert [point.value for point in told.points("messaging.client.sent.messages")] == [3, 2]
+    for name in ("messaging.client.consumed.messages", "multiq.job.outcomes"):
+        assert [point.value for point in told.points(name)] == [3]
+    points = told.points("multiq.queue.jobs")
+    assert [point.value for point in points if point.attributes["messaging.multiq.state"] == "ready"] == [2]
+    for app in apps:
+        app.close()
+
+
 def test_an_app_is_instrumented_once(app: multiq.App, told: Telemetry) -> None:
     with pytest.raises(OptionInvalid, match="must be instrumented once"):
         told.instrument(app)

@@ -115,7 +115,7 @@ def observe_queues(app: App, queues: Sequence[str] = (), *, meter_provider: Mete
         raise OptionInvalid(f"queues must be a list of names, got {shown(queues)}")
     names = [check_name(name) for name in queues]
     _check_providers(meter_provider=meter_provider)
-    observe(app, meter_of(meter_provider), names, labels_of(app))
+    observe(app, meter_provider, meter_of(meter_provider), names, labels_of(app))
 
 
 def _check_providers(**providers: object) -> None:

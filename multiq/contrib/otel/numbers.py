@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from opentelemetry.metrics import Observation
+from opentelemetry.metrics import Observation, get_meter_provider
 
 from multiq.control.flags import visible_queues
 from multiq.driverkit.fork import forks
@@ -15,9 +16,9 @@ from multiq.worker.monitoring.queue_numbers import QueueNumbers, QueueReader
 from . import conventions as conv
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, MutableMapping, Sequence
 
-    from opentelemetry.metrics import CallbackOptions, Histogram, Meter
+    from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider
     from opentelemetry.util.types import AttributeValue
 
     from multiq.app import App
@@ -31,7 +32,7 @@ _STATES = ("ready", "delayed", "reserved", "buried", "held")
 
 
 class Instruments:
-    """The instruments of one app's jobs.
+    """The instruments of the jobs of all apps with one meter provider.
 
     This class keeps the counts. The counts are read when metrics are collected. Each addition to a counter of the SDK
     would take a third of the time that a span takes. A forked process begins at 0, because the parent reports its own
@@ -84,13 +85,37 @@ class Counts:
         return [Observation(number, dict(labels)) for labels, number in counts]
 
 
-def observe_queues(app: App, meter: Meter, queues: Sequence[str], common: Labels) -> None:
+def instruments_of(provider: MeterProvider | None, meter: Meter) -> Instruments:
+    """Return the instruments of a provider. None: the global provider."""
+    return _shared(_instruments, provider, lambda: Instruments(meter))
+
+
+def observe_queues(
+    app: App, provider: MeterProvider | None, meter: Meter, queues: Sequence[str], common: Labels
+) -> None:
     """Report the numbers of *queues*. If *queues* is empty, report the numbers of all queues."""
-    numbers = _QueueNumbers(app, queues, common)
-    meter.create_observable_up_down_counter(conv.QUEUE_JOBS, [numbers.jobs], "{job}", "Jobs of a queue, by state.")
-    meter.create_observable_gauge(
-        conv.QUEUE_OLDEST_AGE, [numbers.ages], "s", "Age of the ready job that is next, since its enqueue."
-    )
+    observed = _shared(_observed, provider, lambda: _Observed(meter))
+    observed.apps.append(_QueueNumbers(app, queues, common))
+
+
+class _Observed:
+    """The instruments of the queues of all apps with one meter provider."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.apps: list[_QueueNumbers] = []
+        meter.create_observable_up_down_counter(conv.QUEUE_JOBS, [self._jobs], "{job}", "Jobs of a queue, by state.")
+        meter.create_observable_gauge(
+            conv.QUEUE_OLDEST_AGE, [self._ages], "s", "Age of the ready job that is next, since its enqueue."
+        )
+
+    def _jobs(self, _options: CallbackOptions) -> Iterator[Observation]:
+        seen: set[tuple[str, str]] = set()  # the SDK would add up the jobs of a queue that is observed twice
+        for numbers in tuple(self.apps):
+            yield from numbers.jobs(seen)
+
+    def _ages(self, _options: CallbackOptions) -> Iterator[Observation]:
+        for numbers in tuple(self.apps):
+            yield from numbers.ages()
 
 
 class _QueueNumbers:
@@ -100,15 +125,19 @@ class _QueueNumbers:
         self._common = dict(common)
         self._reader: QueueReader | None = None
 
-    def jobs(self, _options: CallbackOptions) -> Iterator[Observation]:
+    def jobs(self, seen: set[tuple[str, str]]) -> Iterator[Observation]:
+        """Observe the queues that are not among *seen*, and add them. An entry is a connection's URL and a queue."""
         holds = self._app.backend.declared.holds
         for stats, _ in self._read():
+            if (self._app.url, stats.queue) in seen:
+                continue
+            seen.add((self._app.url, stats.queue))
             for state in _STATES:
                 number = getattr(stats, state)
                 if number is not None and (state != "held" or holds):
                     yield Observation(number, {**self._common, conv.DESTINATION: stats.queue, conv.STATE: state})
 
-    def ages(self, _options: CallbackOptions) -> Iterator[Observation]:
+    def ages(self) -> Iterator[Observation]:
         for stats, age in self._read():
             if age is not None:
                 yield Observation(age, {**self._common, conv.DESTINATION: stats.queue})
@@ -120,6 +149,33 @@ class _QueueNumbers:
 
     def _find(self) -> Sequence[str]:
         return self._queues or visible_queues(self._app.backend)
+
+
+T = TypeVar("T")
+
+
+class _Global:
+    """Stands for the global meter provider, because a program may set it later."""
+
+
+_GLOBAL = _Global()
+_instruments: MutableMapping[object, Instruments] = weakref.WeakKeyDictionary()
+_observed: MutableMapping[object, _Observed] = weakref.WeakKeyDictionary()
+_shared_lock = threading.Lock()
+
+
+def _shared(known: MutableMapping[object, T], provider: MeterProvider | None, make: Callable[[], T]) -> T:
+    """Return the entry of a provider, which is made if there is none.
+
+    All apps of a provider share one entry, because the SDK ignores the callbacks of a second observable instrument that
+    has the same name.
+    """
+    key: object = _GLOBAL if provider is None or provider is get_meter_provider() else provider
+    with _shared_lock:
+        found = known.get(key)
+        if found is None:
+            found = known[key] = make()
+        return found
 
 
 def _seconds(meter: Meter, name: str, description: str, bounds: Sequence[float] = conv.DURATION_BOUNDS) -> Histogram:

@@ -40,7 +40,7 @@ from multiq.retry import ReleaseJob
 from multiq.worker.processes.watchdog import run_in_thread
 
 from . import conventions as conv
-from .numbers import Instruments
+from .numbers import instruments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ class OpenTelemetry(Middleware):
         self.tracer = trace.get_tracer(_NAME, multiq.__version__, tracer_provider, conv.SCHEMA_URL)
         self._logger = get_logger(_NAME, multiq.__version__, logger_provider, conv.SCHEMA_URL)
         meter = meter_of(meter_provider)
-        self.instruments = Instruments(meter)
+        self.instruments = instruments_of(meter_provider, meter)
         self._measures = not isinstance(meter, metrics.NoOpMeter)
         self._own_propagator = propagator
         self._propagator: TextMapPropagator | None = None
