@@ -6,9 +6,11 @@ import html
 import re
 from typing import TYPE_CHECKING, Any
 
+import django.urls
 import djangos
 import msgspec
 import pytest
+from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.core.management import call_command
 from django.test import Client, override_settings
@@ -18,8 +20,9 @@ from servers.redis import RedisServer
 from stores import STORES
 
 import multiq
-from multiq.contrib.django.admin import Row, read_key
+from multiq.contrib.django.admin import FailedJobAdmin, Row, read_key
 from multiq.contrib.django.framework import Status, TaskResultDoesNotExist
+from multiq.contrib.django.models import FailedJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +103,23 @@ def test_arguments_that_nest_deeply_are_shown(backend: TaskBackend) -> None:
         body = f'{{"multiq":1,"task":"gone","args":[{"[" * depth}{"]" * depth}]}}'.encode()
         called = Row.of("default", msgspec.structs.replace(job, body=body)).called
         assert called.count("[") > depth
+
+
+def test_a_second_admin_site_links_to_its_own_pages(backend: TaskBackend) -> None:
+    # given a failed job, and two admin sites that show failed jobs
+    failed("one")
+    work(backend)
+    site = admin.AdminSite(name="ops")
+    site.register(FailedJob, FailedJobAdmin)
+    urls = django.urls.path("ops/", site.urls), django.urls.path("admin/", admin.site.urls)
+
+    # when the second site shows the list
+    with override_settings(ROOT_URLCONF=urls):
+        page = client("view_failedjob").get("/ops/multiq/failedjob/").content.decode()
+
+    # then the link to the job leads to the second site
+    (link,) = re.findall(r'href="([^"]*job/\?[^"]*)"', page)
+    assert link.startswith("/ops/multiq/failedjob/job/?backend=default&amp;queue=default&amp;id=")
 
 
 def test_a_failed_job_is_retried(backend: TaskBackend) -> None:

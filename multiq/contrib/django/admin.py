@@ -52,10 +52,9 @@ class Row(NamedTuple):
         return cls(alias, job, None if failure is None else moment(failure.at), write_key(alias, ShownJob.of(job)))
 
     @property
-    def url(self) -> str:
-        """The page of the job."""
-        asked = urlencode({"backend": self.alias, "queue": self.job.queue, "id": self.job.id})
-        return f"{reverse('admin:multiq_failedjob_job')}?{asked}"
+    def query(self) -> str:
+        """The query part of the URL of the job's page."""
+        return str(urlencode({"backend": self.alias, "queue": self.job.queue, "id": self.job.id}))
 
     @property
     def called(self) -> str:
