@@ -163,8 +163,6 @@ class MysqlConsumer(Consumer):
         """Whether this user may delete the rows of pauses that have ended."""
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
-        self._has_more = False
-        """Whether the last reserve ended before it had looked at all jobs of a queue with limits."""
         self._gated: str | None = None
         """The first queue of the present call whose jobs have gates. A separate transaction reserves the jobs of this
         queue."""
@@ -304,6 +302,7 @@ class MysqlConsumer(Consumer):
 
     def _exchange(self, batch: Batch | None, limit: int) -> _Exchanged:
         self._call_began = time.monotonic()
+        self.sees_all = True
         if not self._unconfirmed_leases:  # Unconfirmed leases run from the time of an earlier call.
             self.asked_at = self._call_began
         exchanged = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
@@ -512,6 +511,7 @@ class MysqlConsumer(Consumer):
 
         A transaction may park many jobs and find none that can start. While the call goes on, the caller's new verdicts
         and touches wait. So the call ends if it has leases, if it is interrupted, or after ``limits.LOOKING_TIME``.
+        ``sees_all`` is then False, because the jobs that the call has not looked at may include one that can start.
         """
         leases: list[Lease] = []
         gated = sum(map(_has_gates, before))
@@ -534,7 +534,7 @@ class MysqlConsumer(Consumer):
             if claim.is_all or len(leases) >= limit:
                 break
             if ((leases or before) and not found) or self._interrupted or time.monotonic() > give_up_at:
-                self._has_more = True
+                self.sees_all = False
                 break
         return leases
 
@@ -610,7 +610,7 @@ class MysqlConsumer(Consumer):
             # This is read before the poll, so that a later enqueue in this process ends the wait.
             notifications = poller.notifications
             outlooks: list[Outlook] = []
-            self._has_more = False
+            self.sees_all = True
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 leases, outlooks = self._reserve_now(limit, outlooks)
                 if leases:
@@ -622,7 +622,7 @@ class MysqlConsumer(Consumer):
             if self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return []
-            if self._has_more:
+            if not self.sees_all:
                 continue
             wake_at = self._wake_at(outlooks, give_up_at)
             poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))

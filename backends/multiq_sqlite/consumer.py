@@ -96,6 +96,7 @@ class SqliteConsumer(Consumer):
             lambda: self._exchange(verdicts, limit, self._clock(), afters)
         )
         self._notify_released(verdicts, afters)
+        self.sees_all = is_all
         if leases or (is_all and timeout <= 0):
             self._interrupted = False
             return answers, leases
@@ -154,8 +155,8 @@ class SqliteConsumer(Consumer):
         """
         until = self._clock()
         while True:
-            _, leases, is_all = self._exchange((), limit, until, ())
-            if leases or is_all or self._interrupted:
+            _, leases, self.sees_all = self._exchange((), limit, until, ())
+            if leases or self.sees_all or self._interrupted:
                 return leases
             time.sleep(SLICE_PAUSE)
 
@@ -206,6 +207,7 @@ class SqliteConsumer(Consumer):
             looked_at = time.monotonic()
             outlooks = look(self._connection, self._asked) if limit > 0 else []
             now = self._clock()
+            self.sees_all = True
             if any(outlook.has_work(now) or outlook.has_past_pause(now) for outlook in outlooks):
                 leases = self._reserve_in_slices(limit)
             if leases or self._interrupted or time.monotonic() >= give_up_at:

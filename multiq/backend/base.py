@@ -537,8 +537,8 @@ class Consumer(ABC):
 
     sees_all: bool = True
     """Whether ``reserve`` looks at all due jobs. False: ``reserve`` may have missed jobs, because a part of the backend
-    does not answer. The other parts still deliver jobs, so this is no error. With ``stop_when_empty``, a worker does
-    not end while ``sees_all`` is False.
+    does not answer, or because the last call ended before it had looked at all due jobs. The other parts still
+    deliver jobs, so this is no error. With ``stop_when_empty``, a worker does not end while ``sees_all`` is False.
     """
 
     def in_order(self, queues: Sequence[str]) -> tuple[str, ...]:

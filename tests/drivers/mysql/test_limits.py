@@ -103,16 +103,20 @@ def test_a_reserve_ends_in_time_while_jobs_are_parked_and_the_next_one_goes_on(
     add(backend, 3000, API)
     (last,) = add(backend, 1)
     with backend.consumer([QUEUE]) as consumer:
-        # When a call does not wait, then it ends with a part of the jobs parked
-        assert consumer.reserve(10, 0) == []
+        # When a call does not wait, then it ends with a part of the jobs parked, and tells that there may be due jobs
+        assert (consumer.reserve(10, 0), consumer.sees_all) == ([], False)
         before = parked(mysql_server, place)
         assert 0 < before < 3000
         # And an interrupted one, too
         consumer.interrupt()
-        assert consumer.reserve(10, 60) == []
+        assert (consumer.reserve(10, 60), consumer.sees_all) == ([], False)
         assert before < parked(mysql_server, place) < 3000
         # And a call that waits gets the job behind them
-        assert [lease.id for lease in consumer.reserve(10, 60)] == [last]
+        (lease,) = consumer.reserve(10, 60)
+        assert lease.id == last
+        # And a call that has looked at all jobs tells so
+        assert consumer.exchange([Ack(lease)], 10, 0) == ([None], [])
+        assert consumer.sees_all
 
 
 def test_due_jobs_of_a_queue_after_one_with_limits_keep_their_order(place: Place) -> None:

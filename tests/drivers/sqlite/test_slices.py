@@ -59,6 +59,24 @@ def test_hundred_thousand_jobs_due_at_once_are_reserved_in_order(
     assert len(pauses) == MANY // 1000
 
 
+def test_an_interrupted_reserve_tells_that_it_has_not_looked_at_all_due_jobs(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given due jobs for several small slices
+    monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
+    backend.enqueue("q", [NewJob(b"", f"{number:02}", delay=5.0) for number in range(35)])
+    clock.advance(5)
+    consumer = backend.consumer(["q"])
+    # When a reserve is interrupted, then its empty result does not mean that no job is due
+    consumer.interrupt()
+    assert (consumer.reserve(35, 60), consumer.sees_all) == ([], False)
+    # And the next one goes on
+    leases = consumer.reserve(35, 60)
+    assert (len(leases), consumer.sees_all) == (35, True)
+    assert consumer.exchange([Ack(lease) for lease in leases], 35, 0) == ([None] * 35, [])
+    assert consumer.sees_all
+
+
 @pytest.mark.parametrize("name", ["promote", "kick", "purge"])
 def test_bulk_moves_are_made_in_slices(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str
