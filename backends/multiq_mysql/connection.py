@@ -26,7 +26,7 @@ from multiq.driverkit.call_retry import Attempts
 from multiq.errors import BackendError, MultiqError
 
 from . import receipts
-from .errors import GARBLED, READ_ONLY, classify, code_of, explain, is_lost, malformed
+from .errors import GARBLED, READ_ONLY, classify, code_of, explain, is_lost, malformed, reason_of
 from .pymysql_private import drop, leave_to_parent, socket_of
 from .receipts import ReceiptBook
 
@@ -234,6 +234,7 @@ class Connection:
         timeout = self._pool.timeout
         deadline = time.monotonic() + timeout if deadline is None else deadline
         attempts: Attempts | None = None
+        errors: list[BaseException] = []
         unconfirmed: list[Proof] = []
         with self._lock:
             while True:
@@ -264,10 +265,11 @@ class Connection:
                     failure = classify(
                         exc, is_connected=session is not None, is_broken=session is not None and session.is_broken
                     )
+                    errors.append(exc)
                     attempts = attempts or Attempts(deadline)
                     if attempts.again(failure):
                         continue
-                    error = explain(exc, self._pool.dsn.place, timeout)
+                    error = explain(reason_of(errors), self._pool.dsn.place, timeout)
                     if isinstance(error, BackendError):
                         error.may_be_done = attempts.may_be_done
                     raise error from exc

@@ -13,6 +13,8 @@ from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from multiq.errors import MultiqError
 
 DEADLOCK, LOCK_WAIT, CHANGED, REFUSED_BY_GROUP = 1213, 1205, 1020, 3101
@@ -159,12 +161,23 @@ def classify(exc: BaseException, *, is_connected: bool, is_broken: bool) -> Fail
     return Failure.FINAL
 
 
+def reason_of(errors: Sequence[BaseException]) -> BaseException:
+    """Return the error that explains the failure of a call. *errors*: the errors of its attempts.
+
+    If the last attempt got no reply in time, and an earlier attempt waited for a lock in vain, the last attempt most
+    likely waited for the same lock.
+    """
+    last = errors[-1]
+    waits = [exc for exc in errors if code_of(exc) == LOCK_WAIT]
+    return waits[-1] if waits and _is_timeout(last) else last
+
+
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
     """Return the ``MultiqError`` for an error of the server or of PyMySQL. *place* is the server's address."""
     number = code_of(exc)
     if isinstance(exc, NameTimeoutError):
         return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
-    if isinstance(exc, TimeoutError) or "timed out" in str(exc):
+    if _is_timeout(exc):
         return BackendTimeout(
             f"{place} did not answer within {timeout:g} s ({exc}): look at the server's load, or wait longer with "
             "?timeout= in the URL"
@@ -172,7 +185,8 @@ def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
     if number in _LOCKED:
         return BackendTimeout(
             f"{place} could not get a lock within {timeout:g} s ({exc}): look for a transaction that is kept open, or "
-            "wait longer with ?timeout= in the URL"
+            "wait longer with ?timeout= in the URL; if this program itself has the transaction open, pass the "
+            "transaction's connection as connection=, or end the transaction first"
         )
     named: tuple[tuple[dict[int, str], type[BackendError]], ...] = (
         (_UNAVAILABLE, BackendUnavailable),
@@ -186,3 +200,7 @@ def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
     if is_lost(exc):
         return BackendUnavailable(f"{place} cannot be reached, or went away ({exc})")
     return BackendError(f"{place} failed: {exc}")
+
+
+def _is_timeout(exc: BaseException) -> bool:
+    return isinstance(exc, TimeoutError) or "timed out" in str(exc)

@@ -17,7 +17,7 @@ import pytest
 
 from multiq.backend import Ack, After, Bury, Enqueue, NewJob, State, Terms, UniqueKey
 from multiq.backend.registry import open_backend
-from multiq.errors import BackendUnavailable, EnqueueUncertain, UniqueTaken
+from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain, UniqueTaken
 from multiq.ids import new_id
 from multiq_mysql import schema
 from multiq_mysql.connection import Session
@@ -331,6 +331,22 @@ def test_a_callers_transaction_with_a_key_blocks_no_other_key(
             leases = consumer.reserve(100, 0)
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
         app.commit()
+
+
+@pytest.mark.long
+def test_an_enqueue_that_waits_for_the_key_of_an_open_transaction_names_the_lock(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    with mysql_server.client(place.name, autocommit=False) as app, open_backend(f"{place.url}?timeout=3") as other:
+        # Given a transaction that has taken a key, and stays open
+        backend.enqueue(QUEUE, [job(b"taken")], connection=app)
+        # When another enqueue with the key waits for it until the end of its time
+        with pytest.raises(BackendTimeout, match=r"could not get a lock within 3 s .*as connection="):
+            other.enqueue(QUEUE, [job(b"taken")])
+        # Then the key is free after a rollback
+        app.rollback()
+        new = job(b"taken")
+        assert other.enqueue(QUEUE, [new]) == [new.id]
 
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
