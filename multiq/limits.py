@@ -17,7 +17,7 @@ from .validation import APP_SCOPE, check_count, check_name
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from .app import App
     from .backend import Backend, LimitState, NewJob
@@ -157,6 +157,43 @@ def gates_of(
             if parameter.kind is parameter.VAR_KEYWORD:
                 arguments = {**arguments[parameter.name], **arguments}
     return tuple(limit.gate(arguments) for limit in limits)
+
+
+def refuse_results(
+    limits: Sequence[Limit],
+    signature: inspect.Signature,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    results: Container[int | str],
+) -> None:
+    """Raise ``ArgumentsInvalid`` if the key of a limit is made of an argument that is the result of an earlier job.
+
+    The key is computed at the enqueue, when there is no result yet. So all jobs would have the same key.
+
+    - *results*: the positions and names of the arguments that are results.
+    """
+    if not results:
+        return
+    parameters = signature.parameters
+    late = {name for name in kwargs if name in results}
+    for position, parameter in enumerate(parameters.values()):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            positions = range(position, len(args))
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            positions = range(0)
+            if late.difference(parameters):
+                late.add(parameter.name)
+        else:
+            positions = range(position, position + 1)
+        if any(at in results for at in positions):
+            late.add(parameter.name)
+    for limit in limits:
+        name = next((name for name in _fields(limit) if name in late), None)
+        if name is not None:
+            raise ArgumentsInvalid(
+                f"the key {limit.key!r} of limit {limit.name} must be made of arguments that are known at the enqueue, "
+                f"got {name}, which is the result of an earlier job of the flow"
+            )
 
 
 def of_queue(limits: Sequence[Limit]) -> list[Limit]:

@@ -372,8 +372,9 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any],
         results: Container[int | str],  # noqa: ARG002 - TypedTask does not decode these arguments
     ) -> tuple[Gate, ...]:
-        from .limits import gates_of
+        from .limits import gates_of, refuse_results
 
+        refuse_results(limits, self.signature, args, kwargs, results)
         return gates_of(limits, self.signature, args, kwargs)
 
     def terms(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Terms:

@@ -208,6 +208,36 @@ def test_a_result_that_is_not_there_yet_does_not_fail_the_other_keys(app: multiq
     assert days == [dt.date(2026, 11, 28)]
 
 
+@pytest.mark.parametrize("scope", ["queue", "app"])
+@pytest.mark.parametrize("key", ["{customer}", "{customer[id]}", "{rest}", "{more[where]}", "{where}"])
+def test_a_key_of_a_result_is_refused(
+    app: multiq.App, backend: Noting, key: str, scope: Literal["queue", "app"]
+) -> None:
+    limit = multiq.Limit("api", key=key, slots=1, scope=scope)
+    name = key.strip("{}").split("[")[0]
+
+    @app.task
+    def find() -> None: ...
+
+    @app.task(name="one", limits=[limit] if name == "customer" else None)
+    def one(customer: Any, page: int = 0) -> None: ...
+
+    @app.task(name="any", limits=[limit] if name == "rest" else None)
+    def some(page: int, *rest: Any) -> None: ...
+
+    @app.task(name="more", limits=[limit] if name in {"more", "where"} else None)
+    def more(page: int, **more: Any) -> None: ...
+
+    flow = multiq.Flow("orders")
+    found = flow.add(find.s())
+    call = {"customer": one.s(found), "rest": some.s(1, found)}.get(name) or more.s(1, where=found)
+    flow.add(call, after=[found])
+    # When a limit's key would be made of a result that is not there yet, then the flow is refused
+    with pytest.raises(ArgumentsInvalid, match=f"got {name}, which is the result of an earlier job"):
+        flow.enqueue()
+    assert backend.jobs_sent == []
+
+
 # --- enqueuing -------------------------------------------------------------------------------------------
 
 
