@@ -163,6 +163,8 @@ class MysqlConsumer(Consumer):
         """Whether this user may delete the rows of pauses that have ended."""
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
+        self._parks_until: dict[str, float] = {}
+        """Queue -> the time from which a reserve no longer parks its ready jobs of fair limits first."""
         self._gated: str | None = None
         """The first queue of the present call whose jobs have gates. A separate transaction reserves the jobs of this
         queue."""
@@ -516,15 +518,16 @@ class MysqlConsumer(Consumer):
         leases: list[Lease] = []
         gated = sum(map(_has_gates, before))
         give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
-        parks_until = self._call_began + limits.PARKING_TIME
         for turn in itertools.count():
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
+            parks_until = self._parks_until.get(queue, self._call_began + limits.PARKING_TIME)
             claim = _GatedClaim(
                 self, self._pool, queue, limit - len(leases), most_gated, turn=turn, parks_until=parks_until
             )
             try:
                 found = self._connection.run(claim.run)
                 leases += found
+                self._note_parking(queue, claim, found)
                 for name in claim.changes:
                     self._connection.run(functools.partial(go_on, pool=self._pool, queue=queue, name=name, waits=False))
             except MultiqError:
@@ -537,6 +540,18 @@ class MysqlConsumer(Consumer):
                 self.sees_all = False
                 break
         return leases
+
+    def _note_parking(self, queue: str, claim: _GatedClaim, found: Sequence[Lease]) -> None:
+        """Let the reserves of a queue park jobs first for ``limits.PARKING_TIME`` at most, until one of them has found
+        jobs that can start.
+
+        While other consumers park jobs, their locks hide the open gates, and this consumer's calls find nothing. If
+        each call had a new time, the consumers could hold each other up until all jobs are parked.
+        """
+        if claim.has_parked_first:
+            self._parks_until.setdefault(queue, self._call_began + limits.PARKING_TIME)
+        elif found or not claim.is_full:
+            self._parks_until.pop(queue, None)
 
     def claim_gated(self, session: Session, claim: Claim, queue: str) -> list[Lease]:
         """Reserve the jobs that a claim has chosen, and commit."""
@@ -735,6 +750,10 @@ class _GatedClaim:
         self._turn = turn
         self._parks_until = parks_until
         self.is_all = False
+        self.is_full = False
+        """Whether there may be more ready jobs than the transaction has read."""
+        self.has_parked_first = False
+        """Whether the transaction has handed out nothing to park ready jobs of fair limits first."""
         self.changes: list[str] = []
         """The changed limits whose next gates must be opened."""
 
@@ -750,7 +769,7 @@ class _GatedClaim:
             may_park_first=time.monotonic() < self._parks_until,
         )
         claim.read(session)
-        self.changes = claim.changes
+        self.changes, self.is_full, self.has_parked_first = claim.changes, claim.is_full, claim.has_parked_first
         leases = self._consumer.claim_gated(session, claim, self._queue)
         self.is_all = (claim.is_all or not claim.has_progress) and not claim.changes
         return leases

@@ -58,7 +58,7 @@ _LOOKED_AT = 50  # gates that one transaction looks at
 _EXAMINED = 250  # gates that one transaction examines for lines that wait for them
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
 _PARKING_TURNS = 40  # transactions of one call that first park the ready jobs of fair limits: about 18,000 jobs
-PARKING_TIME = 2.0  # seconds after which a call no longer parks these jobs first, because the server is busy
+PARKING_TIME = 2.0  # seconds after which a consumer no longer parks these jobs first, because the server is busy
 LOOKING_TIME = 3.0  # seconds after which a call ends although it has found no job yet; more than PARKING_TIME
 _PAST_PER_GATE = 2  # gates of the past that each reserve deletes
 _WITHOUT_GATES = Sql("gates IS NULL")
@@ -191,7 +191,10 @@ class Claim:
         self._scan: list[Candidate] = []
         self._locked: list[Candidate] = []
         """Jobs that this transaction leaves out, because another session has locked them or one of their gates."""
-        self._is_full = False
+        self.is_full = False
+        """Whether there may be more ready jobs than the transaction has read."""
+        self.has_parked_first = False
+        """Whether the transaction hands out nothing to park ready jobs of fair limits first."""
         self._has_more_looks = False
         """Whether there may be more open gates than this transaction has read."""
         self.changes: list[str] = []
@@ -245,7 +248,7 @@ class Claim:
             (Candidate(priority, seq, gates_in(gates), None) for priority, seq, gates in (*again.rows, *ready.rows)),
             key=lambda job: job.place,
         )
-        self._is_full = len(found) >= self._scanned
+        self.is_full = len(found) >= self._scanned
         self._scan = found[: self._scanned]
         if not looked or not looked[0].rows:  # Other consumers have locked these gates.
             return []
@@ -400,12 +403,12 @@ class Claim:
     def _choose(self, heads: Mapping[Gate, Sequence[Candidate]]) -> None:
         jobs = [*self._scan, *(job for line in heads.values() for job in line)]
         singles, fair = self._sort(jobs)
-        if self._is_full and self._has_unparked and self._parks_first:
+        if self.is_full and self._has_unparked and self._parks_first:
             # All jobs of fair limits go to their lines first, because jobs of other keys may follow.
-            self.is_all = False
+            self.is_all, self.has_parked_first = False, True
         else:
             self._choose_in_order(singles, fair)
-            is_part = self._is_full or self._has_more_looks or any(line.is_full for line in self._lines.values())
+            is_part = self.is_full or self._has_more_looks or any(line.is_full for line in self._lines.values())
             self.is_all = self.is_all and not is_part
         for line in fair:
             for job in line.waiting:

@@ -119,6 +119,24 @@ def test_a_reserve_ends_in_time_while_jobs_are_parked_and_the_next_one_goes_on(
         assert consumer.sees_all
 
 
+def test_reserves_that_find_nothing_do_not_begin_to_park_jobs_first_again(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given calls that end after one transaction, as they do if other consumers have locked the gates
+    monkeypatch.setattr(limits, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(limits, "PARKING_TIME", 0.2)
+    backend.limits(QUEUE, {"tenant": Quota(fair=True)})
+    first, *_ = add(backend, 1000, Gate("tenant", "a"))
+    with backend.consumer([QUEUE]) as consumer:
+        # When a call has only parked jobs, and the time for this is over
+        assert consumer.reserve(1, 0) == []
+        time.sleep(0.3)
+        # Then the next call hands out a job, although most jobs are not parked yet
+        assert [lease.id for lease in consumer.reserve(1, 0)] == [first]
+        # And then another call may park jobs first, because jobs of other keys may follow
+        assert consumer.reserve(1, 0) == []
+
+
 def test_due_jobs_of_a_queue_after_one_with_limits_keep_their_order(place: Place) -> None:
     # Given a queue with a limit, and another queue with a job that becomes due and a younger job
     with open_backend(place.url) as backend, backend.consumer([QUEUE, "later"]) as consumer:
