@@ -375,15 +375,18 @@ class Limits:
         states = self._change(place, name, check_quota(name, quota))
         return next(state for state in states if state.name == name)
 
-    def remove(self, queue: str, name: str) -> None:
+    def remove(self, queue: str, name: str) -> bool:
         """Remove a limit, which no longer applies to jobs. *queue*: as in ``set``.
 
-        A process whose code has the limit stores the limit again when the process starts. Raises ``OptionInvalid`` for
-        the limit ``follow`` of unique jobs.
+        Returns whether the limit was stored. A process whose code has the limit stores the limit again when the process
+        starts. Raises ``OptionInvalid`` for the limit ``follow`` of unique jobs.
         """
         _refuse_follow(name)
         place = queue if queue == APP_SCOPE else check_name(queue)
-        self._change(place, check_name(name, "limit"), None)
+        check_name(name, "limit")
+        was_stored = any(state.name == name for state in self._states(place))
+        self._change(place, name, None)
+        return was_stored
 
 
 def _refuse_follow(name: str) -> None:

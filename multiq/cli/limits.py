@@ -137,8 +137,9 @@ def remove(queue: str, name: str, as_json: bool) -> None:
     from .apps import open_app
 
     with open_app(create=True) as app:
-        app.limits.remove(queue, name)
-    say(as_json, f"{_of(queue)} has no limit {safe(name)}", queue=queue, removed=name)
+        was_stored = app.limits.remove(queue, name)
+    text = f"removed limit {safe(name)} of {_of(queue)}" if was_stored else f"{_of(queue)} has no limit {safe(name)}"
+    say(as_json, text, queue=queue, removed=name if was_stored else None)
 
 
 # --- helpers ---------------------------------------------------------------------------------------------

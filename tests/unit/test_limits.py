@@ -345,7 +345,8 @@ def test_a_deploy_changes_a_limit_and_older_code_goes_on(backend: Noting) -> Non
     store_app_limits(program(7))
     assert backend.limits("default")[0].quota == Quota(slots=9)
     # And when the limit is removed, then the next program stores its number
-    old.limits.remove("default", "api")
+    assert old.limits.remove("default", "api")
+    assert not old.limits.remove("default", "api")
     store_app_limits(program(7))
     assert backend.limits("default")[0].quota == Quota(slots=7)
 

@@ -155,9 +155,9 @@ def test_a_limit_of_the_app_is_changed_and_pinned(app: multiq.App, backend: Noti
     assert (state.quota.slots, state.is_pinned, state.running, state.parked) == (5, True, 0, 0)
     assert app.limits.set(APP_SCOPE, "both", rate=3, per=60).quota == Quota(slots=5, rate=3, per=60)
     # When the limit is removed, then there is no limit
-    app.limits.remove(APP_SCOPE, "both")
+    assert app.limits.remove(APP_SCOPE, "both")
     assert app.limits.list(APP_SCOPE) == {}
-    app.limits.remove(APP_SCOPE, "both")
+    assert not app.limits.remove(APP_SCOPE, "both")
     # And options that permits cannot keep are refused
     with pytest.raises(Unsupported, match="fair"):
         app.limits.set(APP_SCOPE, "both", fair=True)
