@@ -370,7 +370,7 @@ class Task(Generic[P, R]):
         limits: Sequence[Limit],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        results: Container[int | str],  # noqa: ARG002 - TypedTask does not decode these arguments
+        results: Container[int | str],
     ) -> tuple[Gate, ...]:
         from .limits import gates_of, refuse_results
 
