@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import threading
 import time
@@ -175,11 +177,10 @@ class _Waiter:
         self.deadline = deadline
 
     def serve(self, leases: list[Lease], consumer: SharedConsumer) -> None:
-        """Complete the wait. If the coroutine has gone, give the jobs back."""
-        try:
-            self._loop.call_soon_threadsafe(self._complete, leases, consumer)
-        except RuntimeError:  # the loop is closed
-            give_back(leases, consumer)
+        """Complete the wait. If the coroutine or its loop has gone, give the jobs back."""
+        delivery = _Delivery(self, leases, consumer)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(delivery)
 
     def fail(self, error: BaseException) -> None:
         try:
@@ -192,8 +193,12 @@ class _Waiter:
         if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
             give_back(*self.future.result())
 
+    def complete(self, leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+        """Hand the jobs to the coroutine, on its loop."""
+        self._complete(leases, consumer)
+
     def _complete(
-        self, leases: list[Lease], consumer: SharedConsumer | None, error: BaseException | None = None
+        self, leases: Sequence[Lease], consumer: SharedConsumer | None, error: BaseException | None = None
     ) -> None:
         if self.future.done():
             if consumer is not None:
@@ -202,6 +207,28 @@ class _Waiter:
             self.future.set_exception(copy_error(error))
         else:
             self.future.set_result((leases, consumer))
+
+
+class _Delivery:
+    """Jobs on their way to a coroutine. If the loop never calls this object, because it was stopped or closed, the jobs
+    are given back."""
+
+    __slots__ = ("_consumer", "_leases", "_waiter")
+
+    def __init__(self, waiter: _Waiter, leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+        self._waiter = waiter
+        self._leases = leases
+        self._consumer = consumer
+
+    def __call__(self) -> None:
+        leases, self._leases = self._leases, ()
+        self._waiter.complete(leases, self._consumer)
+
+    def __del__(self) -> None:
+        if self._leases:
+            # on another thread, because this thread may hold any lock when Python deletes the object
+            with contextlib.suppress(RuntimeError):
+                start_daemon(functools.partial(give_back, self._leases, self._consumer), "multiq-async-give-back")
 
 
 def give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:

@@ -205,6 +205,27 @@ def test_jobs_for_a_loop_that_has_ended_are_given_back(queue: multiq.Queue) -> N
         assert job.body == 1
 
 
+def test_jobs_for_a_loop_that_is_closed_before_it_delivers_them_are_given_back(queue: multiq.Queue) -> None:
+    # given a coroutine that waits, and its loop, which has been stopped
+    async def main() -> asyncio.Task[multiq.Job]:
+        before = reserving_threads()
+        waiting = asyncio.create_task(queue.areserve(60))
+        await asyncio.to_thread(until, lambda: reserving_threads() - before, "the coroutine waits for jobs")
+        return waiting
+
+    loop = asyncio.new_event_loop()
+    waiting = loop.run_until_complete(main())
+    # when a job is reserved for the coroutine, and the loop is closed
+    queue.enqueue(1)
+    until(lambda: queue.stats().reserved == 1, "the job is reserved")
+    until(lambda: loop._ready, "the loop has got the job")  # type: ignore[attr-defined]
+    loop.close()
+    # then another consumer gets the job, before its lease ends
+    with queue.reserve(5) as job:
+        assert job.body == 1
+    waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
 def test_aclose_ends_the_waits_and_the_app_can_be_used_again(app: multiq.App, queue: multiq.Queue) -> None:
     async def main() -> None:
         waiting = [asyncio.ensure_future(queue.areserve(60)) for _ in range(3)]
@@ -307,7 +328,7 @@ def test_no_consumer_is_closed_while_another_thread_uses_it(way: str) -> None:
 
     async def main() -> None:
         waiting = asyncio.ensure_future(app.queue().areserve(1))
-        await asyncio.sleep(0.02)
+        await asyncio.to_thread(until, lambda: BusyConsumer.calls, "a reserve has begun")
         if way == "aclose":
             await app.aclose()
         else:
