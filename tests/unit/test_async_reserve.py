@@ -343,10 +343,11 @@ def test_no_consumer_is_closed_while_another_thread_uses_it(way: str) -> None:
 
 def test_a_call_that_hangs_does_not_keep_its_consumer_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiq.queue._CLOSE_PATIENCE", 0.02)
-    is_closed = threading.Event()
+    has_begun, is_closed = threading.Event(), threading.Event()
 
     class HangingConsumer(MemoryConsumer):
         def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+            has_begun.set()
             assert is_closed.wait(10)
             return []
 
@@ -363,7 +364,7 @@ def test_a_call_that_hangs_does_not_keep_its_consumer_open(monkeypatch: pytest.M
 
     async def main() -> None:
         waiting = asyncio.ensure_future(app.queue().areserve(60))
-        await asyncio.sleep(0.02)
+        await asyncio.to_thread(has_begun.wait, 10)
         await app.aclose()
         with pytest.raises(BackendUnavailable, match="was closed"):
             await waiting
