@@ -335,7 +335,8 @@ class BackendUnavailable(BackendError):
 class BackendTimeout(BackendUnavailable):
     """The backend did not answer, or stayed locked, until the call's deadline.
 
-    A retry may help. An enqueue that raises this error has stored nothing.
+    A retry may help. An enqueue that raises this error has stored nothing. If it is unknown whether the jobs were
+    stored, the enqueue raises ``EnqueueUncertain`` instead.
     """
 
 

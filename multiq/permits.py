@@ -205,8 +205,8 @@ def places(gates: Sequence[PermitGate], queue: str) -> list[PermitPlace]:
 
 
 def change_quotas(backend: Backend, place: str, change: Mapping[str, Quota | None], *, pinned: bool) -> None:
-    """Store or remove quotas. If *pinned* is False, limits that are already pinned do not change. Raises
-    ``BackendError``."""
+    """Store or remove quotas. With *pinned*, the limits are pinned. Without *pinned*, limits that
+    are already pinned do not change. Raises ``BackendError``."""
     for name, quota in change.items():
         if quota is not None:
             check_quota_of_permits(backend, name, quota)
@@ -435,7 +435,7 @@ def _live(state: _State, now: int) -> tuple[Holder, ...]:
 
 
 def _put(place: PermitPlace, state: _State, now: int) -> Step:
-    """Return the step that stores a state. A state whose permits and rate have ended is deleted."""
+    """Return the step that stores a state. A state without a live permit, and whose rate delays no job, is deleted."""
     ends_at = max([state.due, *(holder.ends_at for holder in state.holders)])
     if ends_at <= now:
         return Drop(HOME, place.note)

@@ -859,8 +859,9 @@ class _Claim:
 
 
 class _Scan:
-    """One scan of a queue's ready jobs in one state. If the time of the scan must be measured, additional statements do
-    this.
+    """One scan of a queue's rows in one of the two stored states of ready jobs, ``READY`` and ``AGAIN``.
+
+    If the time of the scan must be measured, additional statements do this.
 
     The statements are rendered only once, because other threads change the counts that decide whether to measure. A
     second rendering could have other statements than the first.

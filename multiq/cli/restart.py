@@ -1,4 +1,4 @@
-"""``multiq restart`` tells all workers of a connection to end, so that the workers are started again."""
+"""``multiq restart`` tells all workers of a connection to end, so that their service manager starts them again."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def declared(function: object, name: str) -> tuple[str, ...]:
 def _declare(name: str, words: tuple[str, ...], known: Any) -> Callable[[F], F]:
     unknown = sorted(set(words) - set(known))
     if unknown or not words:  # without this check, a misspelt name would have no effect
-        raise ValueError(f"unknown: {', '.join(unknown) or 'nothing is named'}; choose from: {', '.join(known)}")
+        problem = f"unknown: {', '.join(unknown)}" if unknown else "at least one name must be given"
+        raise ValueError(f"{problem}; choose from: {', '.join(known)}")
 
     def decorate(function: F) -> F:
         setattr(function, name, words)

@@ -61,7 +61,7 @@ def lifespan(app: App, inner: Lifespan | None = None, *, close_within: float = C
     if not isinstance(app, App):
         raise ArgumentsInvalid(f"lifespan must have a multiq.App, got {shown(app)}")
     if inner is not None and not callable(inner):
-        raise ArgumentsInvalid(f"inner must be a lifespan, a function of the application, got {shown(inner)}")
+        raise ArgumentsInvalid(f"inner must be a lifespan (a function that takes the application), got {shown(inner)}")
     seconds = check_timeout(close_within, "close_within")
     own = asynccontextmanager(inner) if inspect.isasyncgenfunction(inner) else inner
 

@@ -101,5 +101,5 @@ def test_a_function_can_make_the_harnesses() -> None:
 def test_a_misspelt_paragraph_or_power_is_refused(decorator: object) -> None:
     with pytest.raises(ValueError, match=r"unknown: 99\.9"):
         decorator("99.9")  # type: ignore[operator]
-    with pytest.raises(ValueError, match="nothing is named"):
+    with pytest.raises(ValueError, match="at least one name must be given"):
         decorator()  # type: ignore[operator]

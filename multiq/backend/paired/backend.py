@@ -497,7 +497,10 @@ class Paired(Inspection, Management, Pausing, Purging, Outcomes, Holds, Notes, D
             changed = JobNote(before.nonce, number, before.once, restarted=True)
             version = Version(home, stored.key, stored.version)
             self.store.carry_out([put_note(home, job.id, changed)], when=[version])
-        raise BackendError(f"the note about job {job.id} in the store was changed by other processes {_ATTEMPTS} times")
+        raise BackendError(
+            f"gave up after {_ATTEMPTS} attempts: each time, another process had changed the note about job {job.id} in "
+            "the store"
+        )
 
     def _forget(self, queue: str, record: JobRecord, number: str | None = None) -> None:
         """Change the note about a job that was deleted or rescheduled. *number*: the new number of a rescheduled job.

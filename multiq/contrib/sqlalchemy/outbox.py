@@ -11,8 +11,8 @@ no job waits for a     each worker of the app relays every few seconds          
 dead process
 no forked child hangs  a fork waits while a relay uses SQLite, whose locks a child would       a lock, for SQLite
                        inherit (``sqlite_forks``)
-no row that no relay   a session on another database than the outbox's is refused             a comparison of engines
-reads
+a relay reads each     a session on a database other than the outbox's is refused             a comparison of engines
+stored row
 =====================  =====================================================================  =======================
 """
 

@@ -74,7 +74,8 @@ class Effects:
     ) -> Ack:
         """Return the ack of a cancelled job. If the task has ``keep``, the ack stores an outcome.
 
-        *releases*: True: the jobs that wait for this job run. False: these jobs are cancelled, too.
+        *releases*: with True, the jobs that wait for this job are released, and run. With False, they are
+        cancelled, too.
         """
         is_kept = job.envelope is not None and job.envelope.keep
         ack = self._ack(job, "cancelled", None, reason, seconds) if is_kept else Ack(job.lease)
