@@ -5,6 +5,9 @@ Of a test with such a parameter, ``make test`` runs each value of the other para
 need. Which rows it runs depends on the test's name, so that each mode and store is used by some test. This holds for
 tests in ``tests/integration``, and elsewhere for tests that are marked ``few_rows``.
 
+Of a test that is marked ``one_row``, ``make test`` runs the first row only. The mark is for tests whose rows each take
+long, and which check the same promise at another place: on another store, for another call, in another mode.
+
 Of the conformance suite's topics about outcomes, memos, held jobs, steps, notes, unique keys, limits and schedules,
 ``make test`` runs each test in memory and on one of SQLite, Redis and MySQL.
 """
@@ -58,6 +61,14 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
     return [] if _is_long(obj) or _has_turn_elsewhere(collector, name) else None
 
 
+@pytest.hookimpl(trylast=True)  # when all rows are known
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Do not make the items of rows that ``make test`` leaves out. At least one row stays, and is deselected later."""
+    if metafunc.config.option.markexpr == _QUICK:
+        rows = metafunc._calls  # private: pytest offers no way to leave rows out
+        metafunc._calls = [row for row in rows if not any(mark.name == "long" for mark in row.marks)] or rows[:1]
+
+
 def _has_turn_elsewhere(topic: pytest.Collector | None, test: str) -> bool:
     """Whether ``make test`` runs this test of the conformance suite on another store."""
     if topic is None or topic.name not in _SHARED_TOPICS or topic.path.name != "test_conformance.py":
@@ -78,9 +89,17 @@ Rows = dict[pytest.Item, frozenset[tuple[str, str]]]
 @pytest.hookimpl(tryfirst=True)  # before those marked are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     matrices: Mapping[str, Rows] = collections.defaultdict(dict)
+    begun: set[str] = set()
     for item in items:
         if isinstance(item, pytest.Function) and _has_turn_elsewhere(item.getparent(pytest.Class), item.originalname):
             item.add_marker(pytest.mark.long)
+        if item.get_closest_marker("one_row") is not None:
+            if item.get_closest_marker("long") is None:
+                test = item.nodeid.partition("[")[0]
+                if test in begun:
+                    item.add_marker(pytest.mark.long)
+                begun.add(test)
+            continue
         is_about_workers = item.path.parent.name == "integration" and not item.path.name.startswith("test_cli")
         is_marked = item.get_closest_marker("few_rows") is not None
         if (is_about_workers or is_marked) and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
