@@ -466,6 +466,7 @@ def in_step(stage: Stage) -> None:
     assert stage.state("next") is None
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("most", MOST)
 @every_verb
 def test_reply_cut_at_any_byte_loses_no_job_and_reports_the_truth(stage: Stage, scene: Scene, most: int | None) -> None:
@@ -476,6 +477,7 @@ def test_reply_cut_at_any_byte_loses_no_job_and_reports_the_truth(stage: Stage, 
         play_with(stage, scene, CutReply(at=at, rst=turn % 2 == 1), size)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("most", MOST)
 @every_verb
 def test_request_cut_at_any_byte_loses_no_job_and_reports_the_truth(

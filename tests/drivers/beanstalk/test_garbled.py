@@ -27,6 +27,7 @@ _STATS = b"---\nmax-job-size: 65535\nx: 1\nbinlog-current-index: 0\n"
 _OK = b"OK %d\r\n%b\r\n" % (len(_STATS), _STATS)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("seed", range(25))
 def test_malformed_reply_is_a_typed_error_and_the_next_call_works(beanstalk_server: BeanstalkServer, seed: int) -> None:
     with (

@@ -285,6 +285,7 @@ def test_lease_timer_starts_after_the_system_has_refused_a_thread(monkeypatch: p
     assert timer_threads() == before + 1
 
 
+@pytest.mark.long
 def test_lease_timer_serves_all_threads_of_a_child_that_begin_at_once() -> None:
     timer = LeaseTimer()
     timer.schedule(HeldLeases(), now() + 60)

@@ -91,6 +91,7 @@ def survivors(server: BeanstalkServer, ids: set[str]) -> set[str]:
 _LOOSE = [pytest.param(ms, marks=pytest.mark.long, id=name) for ms, name in ((None, "as it comes"), (1000, "-f1000"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fsync_ms", [pytest.param(0, id="-f0"), *_LOOSE])
 def test_power_failure_loses_nothing_that_the_setting_keeps(fsync_ms: int | None) -> None:
     with TracedServer(binlog=True, fsync_ms=fsync_ms) as server, open_backend(server.url) as backend:

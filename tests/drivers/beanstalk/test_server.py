@@ -323,6 +323,7 @@ def test_server_refuses_jobs_if_the_log_cannot_begin_a_new_file(new_beanstalk: N
         assert client.ask(b"put 1 0 60 500\r\n" + b"x" * 500).startswith(b"INSERTED")
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(("first", "survive"), [(b"delete %d", False), (b"kick-job %d", True)], ids=["delete", "kick"])
 def test_deleting_a_job_buried_by_its_put_damages_the_log_and_kicking_does_not(
     new_beanstalk: NewBeanstalk, first: bytes, survive: bool

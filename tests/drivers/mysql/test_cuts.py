@@ -323,6 +323,7 @@ def places(size: int) -> range:
     return range(0, size, 1 if EVERY_BYTE else STEP)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("most", MOST)
 @every_verb
 def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(
@@ -369,6 +370,7 @@ WITH_COMMIT = [
 ]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("fault", [CutRequest(after=b"COMMI"), CutReply(after=b"COMMIT")], ids=["before", "after"])
 @pytest.mark.parametrize("name", WITH_COMMIT)
 def test_a_cut_before_or_after_the_commit_leaves_exactly_one_effect(stage: Stage, name: str, fault: Fault) -> None:

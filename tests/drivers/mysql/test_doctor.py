@@ -54,6 +54,7 @@ def test_a_well_configured_server_is_all_ok_and_nothing_is_changed(mysql_server:
     assert "power failure" in found["durability"].why
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("setting", "what", "level", "words"),
     [
@@ -77,6 +78,7 @@ def test_a_setting_that_costs_jobs_or_time_is_reported(
     assert finding.advice or level == "ok" or what == "durability"
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("form", "sync", "expected"),
     [

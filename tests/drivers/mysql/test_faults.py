@@ -89,6 +89,7 @@ def test_an_enqueue_to_a_server_that_is_stopped_is_uncertain_and_can_be_repeated
             backend.enqueue(QUEUE, [new()])
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("wait", [0.0, 1.5])
 def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_mysql: NewMysql, wait: float) -> None:
     server = new_mysql()
@@ -156,6 +157,7 @@ def test_a_server_that_speaks_something_else_is_a_typed_error(said: bytes) -> No
         backend.stats(QUEUE)
 
 
+@pytest.mark.long
 def test_a_worker_that_starts_before_its_server_waits_for_it(
     new_mysql: NewMysql, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
@@ -224,6 +226,7 @@ def test_an_idle_connection_that_the_server_closes_is_silently_opened_again(new_
         assert backend.queues() == []
 
 
+@pytest.mark.long
 def test_a_slow_way_makes_no_lease_end_early(
     mysql_server: MysqlDatabases, place: Place, proxy: Proxy, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
@@ -239,6 +242,7 @@ def test_a_slow_way_makes_no_lease_end_early(
 # --- the server goes away, and comes back ----------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.long)])
 def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
     new_mysql: NewMysql, tmp_path: Path, producer: Callable[[str], None], end: str
@@ -276,6 +280,7 @@ def test_a_server_that_became_a_replica_is_reported_and_used_again_as_a_primary(
             assert theirs.stats(QUEUE).ready == 2
 
 
+@pytest.mark.long
 def test_an_address_that_leads_to_another_primary_now_is_followed(new_mysql: NewMysql) -> None:
     # Given a proxy in front of a primary, and one that is to take its place
     old, new_one = new_mysql(), new_mysql()
@@ -329,6 +334,7 @@ def test_a_batch_of_any_length_does_not_wait_for_other_rows(mysql_server: MysqlD
         assert not any(consumer.settle([GiveBack(lease) for lease in leases]))
 
 
+@pytest.mark.long
 def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql) -> None:
     """A claim moves an index entry. A full InnoDB may have no page for this entry: then the claim raises
     ``BackendFull``."""
@@ -363,6 +369,7 @@ def _fill(backend: Backend) -> int:
         return 0
 
 
+@pytest.mark.long
 def test_a_server_without_a_free_connection_is_reported(new_mysql: NewMysql) -> None:
     server = new_mysql(max_connections=10, extra_max_connections=1)
     with server.database() as place, open_backend(hasty(place.url)) as backend:

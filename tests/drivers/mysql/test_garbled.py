@@ -28,6 +28,7 @@ def attacker(mysql_server: MysqlDatabases, place: Place) -> Iterator[Attacker]:
         yield attacker
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("seed", range(12))
 def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_succeeds(
     mysql_server: MysqlDatabases, place: Place, attacker: Attacker, seed: int

@@ -89,6 +89,7 @@ def test_with_tls_nothing_is_sent_to_a_server_that_offers_none(impostor: Imposto
     assert impostor.received == b""
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("plugin", ["caching_sha2_password", "sha256_password"])
 @pytest.mark.parametrize("known", [False, True])
 def test_the_password_is_not_encrypted_with_a_strangers_key(
@@ -143,6 +144,7 @@ def _read(key: rsa.RSAPrivateKey, secret: bytes) -> bytes:
     return bytes(byte ^ b"12345678123456789012"[at % 20] for at, byte in enumerate(masked))
 
 
+@pytest.mark.one_row
 @pytest.mark.filterwarnings("ignore:dangerously_skip_tls_verification")
 @pytest.mark.parametrize("is_switched", [False, True])
 @pytest.mark.parametrize("plugin", [b"caching_sha2_password", b"sha256_password"], ids=bytes.decode)

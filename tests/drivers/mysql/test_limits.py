@@ -385,6 +385,7 @@ def test_reserves_go_on_with_a_change_of_a_limit_that_was_cut_off(
         assert found == KEYS
 
 
+@pytest.mark.long
 def test_a_reserve_reads_a_few_of_the_gates_that_must_be_looked_at(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
@@ -716,6 +717,7 @@ class Soak:
             killer.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [3.0, pytest.param(120.0, marks=(pytest.mark.long, pytest.mark.timeout(600)))])
 def test_slots_do_not_drift_under_all_verbs_and_kills(
     mysql_server: MysqlDatabases, place: Place, seconds: float

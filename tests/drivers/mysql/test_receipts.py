@@ -71,6 +71,7 @@ def taken_over(backend: MysqlBackend) -> Lease:
 # --- effects of other clients ----------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.few_rows
 @every_verdict
 @pytest.mark.parametrize("count", [1, 2])

@@ -119,6 +119,7 @@ def test_a_connection_that_commits_by_itself_commits(
     assert len(bodies(backend)) == 1
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_a_batch_of_several_statements_is_whole_or_nothing(
     new_mysql: Callable[..., Any], jobs: Jobs, autocommit: bool

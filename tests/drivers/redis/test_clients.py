@@ -232,6 +232,7 @@ def test_client_of_sentinels_follows_a_failover(guarded_trio: SentinelTrio) -> N
         one.close()
 
 
+@pytest.mark.long
 def test_provider_that_fails_is_not_asked_again_by_the_same_call(redis_sentinel: SentinelTrio) -> None:
     asked: list[str] = []
 
@@ -247,6 +248,7 @@ def test_provider_that_fails_is_not_asked_again_by_the_same_call(redis_sentinel:
     assert asked == ["once"]
 
 
+@pytest.mark.long
 def test_url_has_the_user_of_the_sentinels(guarded_trio: SentinelTrio) -> None:
     where = ",".join(f"{HOST}:{one.port}" for one in guarded_trio.sentinels)
     options = f"sentinel_username=guard&sentinel_password={PASSWORD}-2"
@@ -267,6 +269,7 @@ def test_client_of_a_replica_is_refused() -> None:
 # --- a cluster -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_client_of_a_cluster_follows_a_slot(redis_cluster: RedisCluster) -> None:
     for node in redis_cluster.nodes:
         node.ask("ACL", "SETUSER", "ann", "on", f">{PASSWORD}", "~*", "+@all")

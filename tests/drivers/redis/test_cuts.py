@@ -45,6 +45,7 @@ def _nothing_armed(stage: Stage) -> Iterator[None]:
     stage.proxy.disarm()
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("most", MOST)
 @every_verb
 def test_reply_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Scene, most: int | None) -> None:
@@ -55,6 +56,7 @@ def test_reply_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Sc
         play_with(stage, scene, CutReply(at=at, rst=turn % 2 == 1))
 
 
+@pytest.mark.one_row
 @every_verb
 def test_request_cut_before_its_end_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
     play(stage, scene)  # the first time, the request also contains the scripts' text

@@ -227,6 +227,7 @@ def sizes(stage: Stage, scene: Scene) -> tuple[int, int]:
     return min(sent for sent, _ in seen), min(replied for _, replied in seen)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("most", MOST)
 @every_scene
 def test_reply_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Scene, most: int | None) -> None:
@@ -235,6 +236,7 @@ def test_reply_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Sc
         play_with(stage, scene, CutReply(at=at, rst=turn % 2 == 1))
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("most", [4, pytest.param(40, marks=pytest.mark.long)])
 @every_scene
 def test_request_cut_before_its_end_leaves_exactly_one_effect(stage: Stage, scene: Scene, most: int) -> None:
@@ -249,6 +251,7 @@ def test_reply_in_pieces_of_one_byte_is_parsed_the_same(stage: Stage, scene: Sce
     play(stage, scene)
 
 
+@pytest.mark.one_row
 @every_scene
 def test_flushed_script_cache_makes_no_difference(stage: Stage, scene: Scene) -> None:
     play(stage, scene, lambda: stage.server.ask("SCRIPT", "FLUSH"))

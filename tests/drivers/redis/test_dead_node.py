@@ -200,6 +200,7 @@ def test_producer_whose_first_partition_is_dead_fills_the_others(
     _drain(cluster)
 
 
+@pytest.mark.one_row
 def test_new_partitions_of_a_paused_queue_are_paused_though_the_first_attempt_failed(
     cluster: RedisCluster, gone: contextlib.ExitStack
 ) -> None:
@@ -229,6 +230,7 @@ def test_new_partitions_of_a_paused_queue_are_paused_though_the_first_attempt_fa
             assert len(consumer.reserve(100, 0)) >= 20
 
 
+@pytest.mark.one_row
 def test_release_that_was_cut_off_counts_once(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
     dead = QUEUES[0]
     node = cluster.owner(cluster.slot_of(f"{{{dead}}}"))

@@ -160,6 +160,7 @@ def test_foreign_protocol_is_a_typed_error() -> None:
         backend.stats(QUEUE)
 
 
+@pytest.mark.long
 def test_worker_that_starts_before_its_server_waits_for_it(
     new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
@@ -191,6 +192,7 @@ def test_account_without_scripting_is_named_what_it_lacks(new_redis: NewRedis) -
 # --- the connection goes away ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_hundred_reconnects_leave_no_open_file(proxy: Proxy) -> None:
     queue = "reconnects"
     with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
@@ -207,6 +209,7 @@ def test_hundred_reconnects_leave_no_open_file(proxy: Proxy) -> None:
         assert backend.queues() == [] or queue not in backend.queues()
 
 
+@pytest.mark.long
 def test_idle_connections_that_the_server_closed_are_reopened_silently(new_redis: NewRedis) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
@@ -227,6 +230,7 @@ def _is_alone(server: RedisServer) -> bool:
     return bool(server.ask("INFO", "clients")["connected_clients"] == 1)
 
 
+@pytest.mark.long
 def test_slow_network_ends_no_lease_early(
     proxy: Proxy, redis_server: RedisServer, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
@@ -447,6 +451,7 @@ def test_flushed_server_ends_leases_and_starts_over(new_redis: NewRedis) -> None
         assert [lease.id for lease in consumer.reserve(5, 5)] == [job_id]
 
 
+@pytest.mark.long
 def test_worker_survives_a_flush(new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]) -> None:
     server = new_redis()
     producer(server.url)

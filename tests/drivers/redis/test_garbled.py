@@ -30,6 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 _HELLO = b"*4\r\n$7\r\nversion\r\n$5\r\n7.2.0\r\n$4\r\nrole\r\n$6\r\nmaster\r\n"
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("seed", range(15))
 def test_garbled_reply_is_a_multiq_error_and_the_next_call_works(redis_server: RedisServer, seed: int) -> None:
     with (

@@ -492,6 +492,7 @@ def test_first_reserve_of_many_fair_jobs_looks_at_some_of_them(
     assert len(consumer.reserve(1000, 0)) == 999
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("shared", [False, True])
 def test_changed_limit_of_many_keys_is_looked_at_by_many_scripts(
     server: RedisServer, backend: Backend, consumer: Consumer, shared: bool
@@ -789,6 +790,7 @@ def drain(server: RedisServer, backend: Backend) -> None:
     assert left(server) <= {"limits", "rates"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounds", [300, pytest.param(8_000, marks=pytest.mark.long)])
 def test_limits_do_not_drift(server: RedisServer, backend: Backend, consumer: Consumer, rounds: int) -> None:
     # Given limits of all kinds

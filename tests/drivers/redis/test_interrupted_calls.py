@@ -121,6 +121,7 @@ def test_consumer_interrupted_anywhere_takes_no_reply_of_another_call(server: Re
                 assert other.settle([GiveBack(lease) for lease in leases]) == [None]
 
 
+@pytest.mark.long
 def test_refused_asking_leaves_no_reply_behind(cluster: RedisCluster) -> None:
     # Given an account that may use all commands but ASKING, and a slot that is moving from one node to another
     source = cluster.owner(cluster.slot_of("{mail}"))

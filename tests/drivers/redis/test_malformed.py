@@ -142,6 +142,7 @@ def test_verb_on_a_malformed_job_raises_a_multiq_error(server: RedisServer, back
 WRONG = {"list": ("RPUSH", "x"), "string": ("SET", "x"), "hash": ("HSET", "x", "y"), "stream": ("XADD", "*", "x", "y")}
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

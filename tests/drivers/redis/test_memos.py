@@ -191,6 +191,7 @@ def test_old_scripts_here_take_the_keys_of_the_plain_scripts() -> None:
     assert len(script("exchange").keys) == len(set(re.findall(r"KEYS\[(\d+)\]", text)))
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("details", [b"r0::", b"r0::+because", b"x", b"g", b"b"])
 def test_old_worker_loses_neither_memo_nor_body(

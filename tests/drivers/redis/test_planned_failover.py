@@ -47,6 +47,7 @@ def is_primary(server: RedisServer) -> bool:
     return False
 
 
+@pytest.mark.one_row
 def test_producers_and_consumers_leave_the_old_primary_before_it_is_demoted(trio: SentinelTrio) -> None:
     old = trio.primary
     with open_backend(trio.url) as backend, backend.consumer([QUEUE]) as consumer:

@@ -118,6 +118,7 @@ def survivors(backend: Backend) -> set[str]:
         after = page.after
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("appendfsync", "certain_after"), [("always", 0.0), pytest.param("everysec", CERTAIN_AFTER, marks=pytest.mark.long)]
 )

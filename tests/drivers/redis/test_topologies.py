@@ -202,6 +202,7 @@ def test_work_continues_after_a_failover(redis_sentinel: SentinelTrio) -> None:
     assert len(lost) < 50  # replication is asynchronous, so some jobs may be lost
 
 
+@pytest.mark.long
 def test_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_sentinel: SentinelTrio) -> None:
     with open_backend(redis_sentinel.url + "?timeout=1") as backend, backend.consumer(["mail"]) as consumer:
         assert consumer.reserve(1, 0) == []
@@ -298,6 +299,7 @@ def _takes(backend: Backend, queue: str) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_consumer_of_queues_on_several_nodes_wakes_for_each_and_keeps_their_order(
     redis_cluster: RedisCluster,
 ) -> None:

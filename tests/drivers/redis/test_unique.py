@@ -360,6 +360,7 @@ def test_steps_for_another_node_of_a_cluster_meet_its_keys(redis_cluster: RedisC
 # --- workers of an older multiq --------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("details", [b"r0::", b"r0::+because", b"r9000000::", b"x", b"g", b"b", b"t"])
 def test_old_worker_loses_neither_key_nor_body(
     server: RedisServer, backend: Backend, consumer: Consumer, details: bytes

@@ -69,6 +69,7 @@ def test_full_disk_can_be_worked_off(disk: Path, size: int, batch: int) -> None:
         assert backend.purge("q", [State.READY]) == len(again)
 
 
+@pytest.mark.long
 def test_parallel_producers_leave_enough_space_for_draining(disk: Path, spawn: Spawn) -> None:
     # Given four processes that enqueue until they are refused
     path = disk / "jobs.db"

@@ -134,6 +134,7 @@ os.waitpid(fork(lambda: say("child", backend.stats("q").ready)), 0)
     assert line(process) == "child 2"
 
 
+@pytest.mark.long
 def test_fork_that_is_interrupted_beside_another_fork_leaves_a_child_that_works(
     backend: SqliteBackend, spawn: Spawn, line: Line
 ) -> None:

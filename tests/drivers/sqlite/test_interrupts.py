@@ -63,6 +63,7 @@ def backend(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteBacke
 CALLS = ["enqueue one", "enqueue many", "reserve", "settle", "exchange", "kick"]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("name", CALLS)
 def test_interrupt_leaves_no_lock_and_nothing_half_done(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, name: str
@@ -145,6 +146,7 @@ def test_interrupted_verdicts_store_their_effects_or_are_not_carried_out(
     pytest.fail("it never came to its end")
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("name", ["settle", "carry_out"])
 def test_interrupted_call_carries_out_all_steps_or_none(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, name: str

@@ -161,6 +161,7 @@ class Walk:
         pytest.fail(f"jobs are left: {left}, after {self.log[-20:]}")
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "fair"])
 @pytest.mark.parametrize(
     "seeds", [range(10), pytest.param(range(10, 120), marks=pytest.mark.long)], ids=["few", "many"]

@@ -234,6 +234,7 @@ def given_many_keys(backend: SqliteBackend, consumer: Consumer) -> None:
     assert consumer.reserve(10, 0) == []
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("fair", [False, True])
 def test_others_can_write_while_a_limit_of_many_keys_changes(
     backend: SqliteBackend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, fair: bool
@@ -266,6 +267,7 @@ def test_others_can_write_while_a_reserve_finds_that_many_jobs_of_a_line_have_an
     assert len(enqueued) >= KEYS // 500
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("fair", [False, True])
 def test_a_job_without_gates_does_not_wait_until_all_gates_of_a_changed_limit_were_looked_at(
     backend: SqliteBackend, consumer: Consumer, sqlite_texts: SqliteTexts, fair: bool
@@ -287,6 +289,7 @@ def test_a_job_without_gates_does_not_wait_until_all_gates_of_a_changed_limit_we
     assert sum("multiq_gates" in text for text in ran) == 0
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("code", [None, Quota(slots=1), Quota(slots=2)])
 def test_reserves_go_on_with_a_change_of_a_limit_that_was_cut_off(
     backend: SqliteBackend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, code: Quota | None

@@ -101,6 +101,7 @@ def test_malformed_record_is_buried_once_with_a_reason(
     assert backend.queues() == []
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     "record", [MALFORMED[0], MALFORMED[3], {"body": None}, {"id": NOT_UTF8}, MALFORMED[-4]], ids=str
 )
@@ -215,6 +216,7 @@ def test_malformed_values_that_a_new_file_accepts_are_buried(
     assert backend.stats("q").buried == 1
 
 
+@pytest.mark.long
 def test_malformed_records_are_searched_in_slices(backend: SqliteBackend, loose: sqlite3.Connection) -> None:
     for number in range(2_500):
         plant(loose, id=f"n\n{number}", priority=number % 500 or "x", state=1, due_at=2**62)

@@ -56,6 +56,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("hints", ["of the kernel", "not available"])
 @pytest.mark.parametrize("idle", [0.1, 0.5])
 def test_job_of_another_process_wakes_a_consumer(
