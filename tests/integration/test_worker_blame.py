@@ -108,6 +108,7 @@ def blamed(folder: Path, url: str, options: str, **environment: str) -> Iterator
 # --- reports -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("way", ["deaf", pytest.param("stuck", marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_coroutine", [False, True])
@@ -136,6 +137,7 @@ def test_an_overdue_job_is_reported_once(tmp_path: Path, url: str, mode: str, is
 # --- blame -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_time_in_which_another_job_holds_the_loop_does_not_count(tmp_path: Path, url: str) -> None:
     first = patient.enqueue(1)
     block.enqueue(2, 2.5)
@@ -157,6 +159,7 @@ def test_the_job_that_holds_the_loop_is_overdue_and_its_neighbours_are_not(tmp_p
         assert (worker.words("start").count(1), worker.words("end").count(1)) == (2, 1)
 
 
+@pytest.mark.long
 def test_a_job_whose_callback_holds_the_loop_is_overdue_and_its_neighbours_are_not(tmp_path: Path, url: str) -> None:
     first = patient.enqueue(1)
     second = hold_by_callback.enqueue(2)
@@ -169,6 +172,7 @@ def test_a_job_whose_callback_holds_the_loop_is_overdue_and_its_neighbours_are_n
         assert (worker.words("start").count(1), worker.words("end").count(1)) == (2, 1)
 
 
+@pytest.mark.long
 def test_a_loop_that_no_running_job_holds_ends_with_its_process_and_no_job_has_timed_out(
     tmp_path: Path, url: str
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_loop_that_no_running_job_holds_ends_with_its_process_and_no_job_has_t
         assert "where_it_hangs" in worker.log
 
 
+@pytest.mark.long
 def test_all_jobs_count_a_crash_if_it_is_unknown_which_holds_the_loop(tmp_path: Path, url: str) -> None:
     # Given a job whose thread posts a callback that blocks the loop, and another job
     first, second = lenient.enqueue(1), hold_by_thread.enqueue(2)
@@ -197,6 +202,7 @@ def test_all_jobs_count_a_crash_if_it_is_unknown_which_holds_the_loop(tmp_path: 
         assert "where_it_hangs" in worker.log
 
 
+@pytest.mark.long
 def test_plain_jobs_beyond_the_pool_are_left_to_workers_with_room(tmp_path: Path, url: str) -> None:
     # Given more plain jobs beside a loop than there are threads for them
     handles = [rest.enqueue(number, 300) for number in range(45)]
@@ -214,6 +220,7 @@ def test_plain_jobs_beyond_the_pool_are_left_to_workers_with_room(tmp_path: Path
             assert [handle.peek().crashes for number, handle in enumerate(handles) if number not in begun] == [0] * 13
 
 
+@pytest.mark.long
 def test_plain_jobs_beyond_the_pool_do_not_begin_after_a_stop(tmp_path: Path, url: str) -> None:
     rest.enqueue_many([(number, 1.5) for number in range(45)])
     with blamed(tmp_path, url, "-p 1 --concurrency 50") as worker:
@@ -235,6 +242,7 @@ def server_url(tmp_path: Path) -> Iterator[str]:
         app.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
     server_url: str, tmp_path: Path, mode: str
@@ -273,6 +281,7 @@ def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
 # --- interrupts --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("mode", ["-p 1", "-p 0"])
 @pytest.mark.parametrize("way", ["sleep", "socket"])
 def test_with_one_thread_a_call_that_blocks_is_interrupted(tmp_path: Path, url: str, mode: str, way: str) -> None:

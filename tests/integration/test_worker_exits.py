@@ -207,13 +207,14 @@ def _enqueue(run: Run) -> None:
 
 
 def _cases() -> Iterator[Any]:
-    """Each row in one mode, the modes in turn; with ``make test-long`` in all others."""
+    """Every fourth row in one mode, the modes in turn; with ``make test-long`` the other rows, and in all modes."""
     for number, row in enumerate(ROWS):
         (wanted,) = [words for words in ("-p 0", "-p 1") if words in row.options] or ["-p"]
         modes = [mode for mode in MODES if mode.startswith(wanted)]
         here = modes[number % len(modes)]
         name = f"{row.given}, {row.options} {row.then}"
-        yield pytest.param(row, [here], id=f"{name}, {here}")
+        # 1: these rows have one signal, two signals, a pause, --once, --stop-when-empty and a time limit
+        yield pytest.param(row, [here], id=f"{name}, {here}", marks=() if number % 4 == 1 else pytest.mark.long)
         yield pytest.param(
             row, [mode for mode in modes if mode != here], id=f"{name}, other modes", marks=pytest.mark.long
         )
@@ -248,6 +249,7 @@ def test_the_table_has_all_that_can_be_given_and_happen() -> None:
     assert {row.then for row in ROWS} == set(THEN)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("way", ["the end of the grace", "a second signal"])
 @pytest.mark.parametrize("mode", ALONE.values(), ids=ALONE.keys())
 def test_a_hook_that_hangs_does_not_outlast_the_end(tmp_path: Path, mode: str, way: str) -> None:

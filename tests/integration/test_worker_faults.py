@@ -90,6 +90,7 @@ def test_w1_the_job_of_a_killed_child_starts_again_at_once(tmp_path: Path, url: 
             assert info.reason == "its worker process died: was killed by SIGKILL"
 
 
+@pytest.mark.long
 def test_w1_jobs_that_finished_before_the_kill_are_not_run_again(tmp_path: Path, url: str) -> None:
     # Given an inline child that has done short jobs and not yet settled them, and that now runs a job that kills it
     if not app.backend.capabilities.portable_leases:
@@ -119,6 +120,7 @@ def test_w2_when_the_whole_worker_is_killed_its_jobs_start_again_elsewhere(tmp_p
         assert (info.attempt or 2, info.crashes or 1) == (2, 1)
 
 
+@pytest.mark.long
 def test_w3_a_job_that_asks_for_too_much_memory_fails_and_its_process_lives(tmp_path: Path, url: str) -> None:
     handle = greedy.enqueue(1)
     with worker(tmp_path, url, "processes=1") as process:
@@ -142,6 +144,7 @@ def test_w8_a_poison_job_is_buried_after_its_crashes_and_the_workers_live_on(tmp
         assert process.wait() == 0, process.log
 
 
+@pytest.mark.long
 def test_w15_a_worker_process_whose_heartbeat_dies_ends_and_is_replaced(tmp_path: Path, url: str) -> None:
     # Given a job during which the heartbeat dies of an error
     kill_a_thread.enqueue(1)
@@ -155,6 +158,7 @@ def test_w15_a_worker_process_whose_heartbeat_dies_ends_and_is_replaced(tmp_path
 # --- hung and stuck processes ------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["processes=1", "processes=1, threads=3"])
 def test_w4_a_job_over_its_time_limit_ends_whatever_it_does_and_its_neighbours_are_not_blamed(
@@ -189,6 +193,7 @@ def test_w4_a_coroutine_over_its_time_limit_ends_whatever_it_does(tmp_path: Path
         until(lambda: 2 in words(process, "end"))
 
 
+@pytest.mark.long
 def test_a_job_that_keeps_the_interpreter_to_itself_for_three_leases_is_run_once(tmp_path: Path, url: str) -> None:
     # Given a job that holds the lock for three times its ttr, and a worker beside it that would take it over
     if not app.backend.capabilities.portable_leases:
@@ -221,6 +226,7 @@ def test_w5_a_worker_stopped_beyond_its_lease_cannot_settle_what_others_took_ove
             assert "lost" not in second.log
 
 
+@pytest.mark.long
 def test_a_stopped_child_s_job_is_not_kept_alive_by_the_sidecar(tmp_path: Path, url: str) -> None:
     # Given a child that is stopped, and no other process of its worker
     nap.options(ttr=1).enqueue(1, 3)
@@ -233,6 +239,7 @@ def test_a_stopped_child_s_job_is_not_kept_alive_by_the_sidecar(tmp_path: Path, 
         until(lambda: words(process, "end").count(1) == 2)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("task", [flood, aflood])
 def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connection_in_step(
     tmp_path: Path, url: str, task: object
@@ -258,6 +265,7 @@ def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connec
 # --- malformed jobs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("body", [b"", b"\x00\xff garbage", b"[1, 2", b'{"multiq": 99, "task": "quick"}', b'"text"'])
 def test_w9_what_cannot_be_read_is_buried_as_it_is_and_the_worker_goes_on(
     tmp_path: Path, url: str, body: bytes
@@ -278,6 +286,7 @@ def test_w10_an_unknown_task_waits_for_the_deployment_that_brings_it(tmp_path: P
         assert "knows no task 'os.system'" in process.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["", "threads=2", "concurrency=2"])
 def test_w11_whatever_a_job_raises_is_its_failure_and_not_the_worker_s(tmp_path: Path, url: str, mode: str) -> None:
     # Given jobs that raise unusual exceptions, one whose text never ends, and one with a text of 100 MB
@@ -307,6 +316,7 @@ def test_w12_a_result_of_any_size_does_no_harm(tmp_path: Path, url: str) -> None
 # --- signals -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("mode", ["processes=2", "processes=1, threads=2", "processes=1, concurrency=2"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_w6_the_first_signal_lets_jobs_end_and_the_second_one_gives_them_back(
@@ -356,6 +366,7 @@ def test_when_the_supervisor_is_killed_nothing_is_left_of_it(tmp_path: Path, url
     assert counts() == (0, 0, 0, 0)
 
 
+@pytest.mark.long
 def test_a_sidecar_that_is_killed_is_replaced_and_the_work_goes_on(tmp_path: Path, url: str) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
@@ -372,6 +383,7 @@ def test_a_sidecar_that_is_killed_is_replaced_and_the_work_goes_on(tmp_path: Pat
         assert process.wait() == 0, process.log
 
 
+@pytest.mark.long
 def test_a_service_manager_that_signals_the_whole_group_stops_it_gracefully(tmp_path: Path, url: str) -> None:
     # Given a job that runs for a while
     nap.enqueue(1, 1.0)

@@ -86,6 +86,7 @@ def test_a_worker_that_was_killed_is_not_well_for_long(tmp_path: Path, server: R
     assert "was last well" in shell("health", str(file), "--max-age", "1s").out
 
 
+@pytest.mark.long
 def test_a_reload_keeps_the_health_file(tmp_path: Path, server: RedisServer) -> None:
     file = tmp_path / "health"
     with worker(tmp_path, server.url, f"processes=1, health_file={str(file)!r}") as process:

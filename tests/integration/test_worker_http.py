@@ -66,6 +66,7 @@ def figures(port: int) -> dict[tuple[str, ...], float]:
     }
 
 
+@pytest.mark.long
 def test_the_figures_are_those_of_all_processes_the_dead_included(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=2, http=':0', kill_after=0.3") as process:
         port = port_of(process)
@@ -149,6 +150,7 @@ def test_the_worker_reports_its_own_figures_while_the_backend_is_silent(tmp_path
         until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
 
 
+@pytest.mark.long
 def test_a_start_and_a_reload_do_not_make_a_worker_unwell(tmp_path: Path, server: RedisServer) -> None:
     with listen(parse_address(":0")) as free:
         port = free.getsockname()[1]
@@ -171,6 +173,7 @@ def test_a_start_and_a_reload_do_not_make_a_worker_unwell(tmp_path: Path, server
         assert len({json.loads(body)["children"][0] for _, body, _ in answers if json.loads(body)["children"]}) >= 2
 
 
+@pytest.mark.long
 def test_a_reload_keeps_the_http_address(tmp_path: Path, server: RedisServer) -> None:
     with listen(parse_address(":0")) as free:
         port = free.getsockname()[1]
@@ -186,6 +189,7 @@ def test_a_reload_keeps_the_http_address(tmp_path: Path, server: RedisServer) ->
         assert process.wait() == 0
 
 
+@pytest.mark.long
 def test_a_sidecar_that_dies_is_followed_by_one_that_answers(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)

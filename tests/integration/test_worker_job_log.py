@@ -79,6 +79,7 @@ def enqueue(shell: Shell, *names: str) -> None:
         shell.app.task(name=name)(lambda: None).enqueue()
 
 
+@pytest.mark.long
 def test_a_traceback_has_the_frames_of_the_app_only(shell: Shell) -> None:
     enqueue(shell, "fail", "afail", "no_json", "endless")
     done = shell.run("worker", "shop.tasks:app", "-p", "0", "--stop-when-empty")
@@ -121,6 +122,7 @@ def test_a_lost_job_s_task_is_named() -> None:
     assert [(event.task, event.queue) for event in lost] == [("slow.one", "default")]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_the_first_signal_says_what_is_waited_for_and_what_a_second_one_does(shell: Shell, processes: str) -> None:
     enqueue(shell, "nap", "nap")
@@ -148,6 +150,7 @@ def test_an_idle_worker_s_end_says_nothing_of_waiting(shell: Shell) -> None:
     assert not having("waits for", lines)
 
 
+@pytest.mark.long
 def test_routine_recycling_is_not_logged_as_a_warning(shell: Shell) -> None:
     enqueue(shell, *["quick"] * 5)
     done = shell.run("worker", "shop.tasks:app", "--recycle-jobs", "2", "--prefetch", "1", "--stop-when-empty")

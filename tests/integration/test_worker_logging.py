@@ -61,6 +61,7 @@ def prepare(shell: Shell, setup: str = "", address: str = "ann") -> str:
     return shell.app.task(name="mail.reset")(lambda address: None).enqueue(address).id
 
 
+@pytest.mark.long
 def test_an_app_s_own_records_are_seen_from_the_level_on_that_is_asked_for(shell: Shell) -> None:
     _, lines = work(shell, "--log-level", "info")
     assert len([line for line in lines if "shop.mail: writing to ann" in line]) == 1
@@ -84,6 +85,7 @@ def test_a_record_made_in_a_job_names_it(shell: Shell) -> None:
     assert "job_id" not in records[0]  # the record of the worker's start
 
 
+@pytest.mark.long
 def test_lines_have_a_date(shell: Shell) -> None:
     _, lines = work(shell)
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} info ", line) for line in lines), lines
@@ -97,6 +99,7 @@ def test_an_app_s_own_logging_is_left_alone(shell: Shell) -> None:
     assert not [line for line in lines if "writing to" in line]  # the app's root logger has the level WARNING
 
 
+@pytest.mark.long
 def test_log_format_with_an_app_s_own_logging_is_warned_of(shell: Shell) -> None:
     _, lines = work(shell, "--log-format", "json", setup=OWN)
     assert lines[0].startswith("MINE multiq.cli WARNING - --log-format has no effect: the app has set up logging")
@@ -104,6 +107,7 @@ def test_log_format_with_an_app_s_own_logging_is_warned_of(shell: Shell) -> None
     assert not [line for line in lines if "has no effect" in line]
 
 
+@pytest.mark.long
 def test_levels_that_an_app_has_set_stay_unless_the_command_line_says_otherwise(shell: Shell) -> None:
     setup = "logging.getLogger('multiq').setLevel('ERROR')\nlogging.getLogger().setLevel('DEBUG')"
     _, lines = work(shell, "--log-jobs", setup=setup)
@@ -113,6 +117,7 @@ def test_levels_that_an_app_has_set_stay_unless_the_command_line_says_otherwise(
     assert [line for line in lines if " done  " in line]
 
 
+@pytest.mark.long
 def test_a_configuration_that_disables_all_other_loggers_does_not_silence_the_worker(shell: Shell) -> None:
     setup = "logging.config.dictConfig({'version': 1})"
     _, lines = work(shell, "--log-jobs", setup=setup)

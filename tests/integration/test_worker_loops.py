@@ -45,6 +45,7 @@ def lines(process: WorkerProcess, word: str) -> list[int]:
     return sorted(number for said, number, _, _ in read_diary(process.diary) if said == word)
 
 
+@pytest.mark.one_row
 @in_each_mode
 @pytest.mark.parametrize(
     "task", [end_in_subtask, end_in_awaited, end_in_callback, stop_loop], ids=lambda task: task.name
@@ -73,6 +74,7 @@ def test_a_loop_outlives_what_would_end_it(task: multiq.Task[..., Any], mode: st
         assert ended == [1, 2, 3, 8, 9]
 
 
+@pytest.mark.one_row
 @in_each_mode
 @pytest.mark.parametrize("task", [cancel_itself, cancel_all], ids=lambda task: task.name)
 def test_a_job_that_cancels_its_own_task_has_failed(

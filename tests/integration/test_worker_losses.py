@@ -77,6 +77,7 @@ def test_a_job_that_ends_its_process_in_any_way_counts_a_crash_of_this_job_only(
         assert app.queue().stats().buried == len(WAYS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", NAMES, indirect=True)
 def test_a_job_that_was_only_given_back_is_run_however_often_that_was(tmp_path: Path, url: str) -> None:
     # Given a job that stopped workers have given back more often than its number of attempts
@@ -91,6 +92,7 @@ def test_a_job_that_was_only_given_back_is_run_however_often_that_was(tmp_path: 
         assert words(process, "end") == [7], handle.peek()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_stop_when_empty_ends_when_it_is_empty_and_not_when_a_job_ends_its_process(
     tmp_path: Path, url: str, mode: str
@@ -105,6 +107,7 @@ def test_stop_when_empty_ends_when_it_is_empty_and_not_when_a_job_ends_its_proce
     assert (stats.ready, stats.reserved, stats.buried) == (0, 0, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "way", ["exit 13", *(pytest.param(way, marks=pytest.mark.long) for way in ("exit 14", "exit 130"))]
 )
@@ -118,6 +121,7 @@ def test_a_job_that_ends_its_process_over_and_over_is_slowed_down_whatever_the_e
         assert len(words(process, "start")) <= 8  # starts at 0, 0, 0.1, 0.3, 0.7, 1.5 and 2.5 s
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES[1:])
 def test_jobs_that_wait_beside_one_that_kills_its_process_are_run(tmp_path: Path, url: str, mode: str) -> None:
     # Given a worker whose children are killed by their jobs, while leases come and go
@@ -140,6 +144,7 @@ def test_jobs_that_wait_beside_one_that_kills_its_process_are_run(tmp_path: Path
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [pytest.param(MODES[0], marks=pytest.mark.long), *MODES[1:]])
 def test_a_task_without_a_time_limit_is_not_ended_for_that_of_a_job_that_has_ended(
     tmp_path: Path, url: str, mode: str

@@ -48,6 +48,7 @@ def test_once_runs_one_job_of_many(tmp_path: Path, mode: str) -> None:
     assert app.queue().stats().ready == 2
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "-p 1" in mode])
 @pytest.mark.parametrize("way", ["deaf", "stuck"])
 def test_an_overdue_job_is_run_once(tmp_path: Path, mode: str, way: str) -> None:

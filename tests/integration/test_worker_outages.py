@@ -122,6 +122,7 @@ def test_an_outage_is_logged_at_once_then_more_rarely_and_at_its_end(shell: Shel
     assert "tries" in up
 
 
+@pytest.mark.long
 def test_a_wrong_password_is_logged_once(shell: Shell) -> None:
     with RedisServer(requirepass="right") as server:
         url = server.url.replace(":right@", ":wr0ng@")
@@ -132,6 +133,7 @@ def test_a_wrong_password_is_logged_once(shell: Shell) -> None:
     assert not having("wr0ng", lines)
 
 
+@pytest.mark.long
 def test_unsettled_jobs_of_a_dead_child_are_logged_once(shell: Shell) -> None:
     (shell.folder / "shop" / "tasks.py").write_text(
         "import os, time, multiq\napp = multiq.App()\n@app.task(ttr=30)\ndef nap():\n"

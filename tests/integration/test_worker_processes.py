@@ -90,6 +90,7 @@ def test_jobs_that_outlast_the_grace_are_given_back(tmp_path: Path, url: str) ->
     assert app.queue().stats().ready == 1
 
 
+@pytest.mark.long
 def test_a_long_inline_job_keeps_its_lease_and_delays_no_other_job(tmp_path: Path, url: str) -> None:
     # Given a job three times as long as its lease, among many short ones, and two inline workers
     quick.enqueue_many([(number,) for number in range(100)])
@@ -129,6 +130,7 @@ def test_a_killed_worker_s_job_is_run_again_when_its_lease_has_ended(tmp_path: P
         assert (info.attempt, info.crashes) == (2, 1)
 
 
+@pytest.mark.long
 def test_a_poison_job_is_buried_after_its_crashes_and_the_workers_live_on(tmp_path: Path, url: str) -> None:
     # Given a job that kills its process each time, under a supervisor
     handle = suicide.enqueue(1)
@@ -212,6 +214,7 @@ def test_several_processes_on_memory_are_refused() -> None:
         multiq.Worker(multiq.App("memory://"), processes=2)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("offset", [*range(3), *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 12))])
 def test_no_job_stays_leased_after_a_graceful_stop_at_any_moment(tmp_path: Path, url: str, offset: int) -> None:
     quick.enqueue_many([(number,) for number in range(3000)])
@@ -226,6 +229,7 @@ def test_no_job_stays_leased_after_a_graceful_stop_at_any_moment(tmp_path: Path,
     assert len(ended) == len(set(ended)) == 3000 - (app.queue().stats().ready or 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("offset", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 8))])
 def test_a_signal_while_children_start_reaches_them_and_ends_all_with_zero(
     tmp_path: Path, url: str, offset: int

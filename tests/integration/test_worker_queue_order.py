@@ -33,6 +33,7 @@ def ran(app: multiq.App, queues: Any, policy: str | None, jobs: int = JOBS, **op
     return counts
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("prefetch", [1, 20])
 @pytest.mark.parametrize("store", [name for name in NAMES if name in {"sqlite", "redis"}])
 def test_a_queue_of_weight_3_gets_three_times_the_jobs_of_one_of_weight_1(
@@ -78,6 +79,7 @@ def test_the_command_line_takes_weights_and_a_policy(tmp_path: Path) -> None:
     assert abs(done.out.count("sent to high") - 75) <= 2
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("options", "says"),
     [

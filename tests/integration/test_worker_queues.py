@@ -54,6 +54,7 @@ def test_queues_that_are_not_named_do_not_starve(shell: Shell) -> None:
     assert done.out.count("sent") == 6
 
 
+@pytest.mark.long
 def test_with_queues_it_warns_of_tasks_that_it_does_not_run(shell: Shell) -> None:
     done = shell.run("worker", "shop.tasks:app", "-q", "default", "--stop-when-empty")
     assert "counted" in done.out
@@ -75,6 +76,7 @@ def test_a_program_s_worker_serves_tasks_that_were_registered_after_it_was_made(
     assert ran == [1]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("folder", [".", "shop/deep"])
 def test_an_app_in_the_settings_is_enough(shell: Shell, folder: str) -> None:
     (shell.folder / "multiq.toml").write_text('app = "shop.tasks:app"\n')
@@ -95,6 +97,7 @@ def test_without_an_app_the_error_says_how_to_name_one(shell: Shell) -> None:
     assert "set app or include in multiq.toml" in done.err
 
 
+@pytest.mark.long
 def test_modules_with_tasks_in_the_settings_need_no_app(shell: Shell) -> None:
     (shell.folder / "multiq.toml").write_text('include = ["notes"]\n')
     (shell.folder / "notes.py").write_text(

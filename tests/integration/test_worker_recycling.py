@@ -117,6 +117,7 @@ def test_a_process_with_too_little_memory_works_slowly_and_says_so(tmp_path: Pat
         assert process.wait() == 0, process.log
 
 
+@pytest.mark.long
 def test_processes_with_too_little_memory_do_not_follow_one_another_at_once(tmp_path: Path, url: str) -> None:
     quick.enqueue_many([(number,) for number in range(2000)])
     with worker(tmp_path, url, "memory=1, prefetch=1, processes=1") as process:
@@ -173,6 +174,7 @@ def test_stop_after_the_run_has_returned_does_nothing(tmp_path: Path, url: str, 
         assert "the program goes on" in process.log
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("mode", ALONE)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_worker_in_a_program_does_not_end_it(tmp_path: Path, url: str, mode: str, times: int) -> None:

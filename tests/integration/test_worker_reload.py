@@ -267,12 +267,14 @@ def test_a_process_that_uses_too_much_memory_is_replaced(tmp_path: Path, url: st
         assert process.wait() == 0
 
 
+@pytest.mark.long
 def test_a_worker_without_a_supervisor_that_uses_too_much_memory_ends_with_twelve(tmp_path: Path, url: str) -> None:
     quick.enqueue(1)
     with worker(tmp_path, url, "memory=1") as process:
         assert process.wait() == EXIT_MEMORY == 12, process.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["processes=0", "processes=2"])
 def test_a_worker_ends_when_its_time_is_over(tmp_path: Path, url: str, mode: str) -> None:
     quick.enqueue(1)

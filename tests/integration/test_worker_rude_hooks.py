@@ -74,6 +74,7 @@ def test_base_exceptions_of_middleware_are_job_failures(
     assert {str(handle.peek().reason) for handle in handles} == {kind.__name__ for kind in KINDS}
 
 
+@pytest.mark.one_row
 @in_each_mode
 @pytest.mark.parametrize("role", ["subscriber", "coroutine subscriber", "before_fetch"])
 def test_base_exceptions_of_subscribers_and_before_fetch_change_no_outcome(

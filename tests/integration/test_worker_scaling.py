@@ -82,6 +82,7 @@ def test_a_worker_grows_while_jobs_wait_and_shrinks_when_they_are_done(tmp_path:
         app.close()
 
 
+@pytest.mark.long
 def test_a_job_of_a_superfluous_process_runs_to_its_end(tmp_path: Path, url: str) -> None:
     # given a worker that has grown, and a job in each process
     nap.enqueue_many([(number, 0.3) for number in range(20)])

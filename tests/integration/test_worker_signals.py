@@ -42,6 +42,7 @@ def words(folder: Path, word: str) -> list[int]:
     return [number for said, number, _, _ in read_diary(folder / "diary") if said == word]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("mode", INLINE)
 @pytest.mark.parametrize("way", ["wake-up", "tidy", "term", "loop", "real-time"])
 @pytest.mark.parametrize("idle", [True, False])
@@ -136,6 +137,7 @@ def test_a_job_whose_worker_was_suspended_beyond_its_timeout_is_notified_on_resu
         assert process.wait() == 0, process.log
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("moment", range(4))
 def test_the_sidecar_ends_without_an_error_when_children_die_at_the_end(tmp_path: Path, url: str, moment: int) -> None:
     nap_through.enqueue_many([(number, 0.4) for number in range(4)])

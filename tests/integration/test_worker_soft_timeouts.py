@@ -45,6 +45,7 @@ def told(seconds: float, count: int = 1) -> list[str]:
 # --- code that is not the task's own ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 @in_each_mode
 def test_no_lock_stays_locked_when_jobs_that_use_it_time_out(mode: str, tmp_path: Path, url: str) -> None:
     # Given jobs that use queues, conditions, logging, context managers and executors until their time is over

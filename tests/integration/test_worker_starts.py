@@ -47,6 +47,7 @@ def ended(folder: Path) -> list[int]:
     return sorted(number for word, number, _, _ in read_diary(folder / "diary") if word == "end")
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("options", [["-p", "0"], ["-p", "1"]])
 def test_a_worker_stopped_while_it_starts_ends_with_zero(
@@ -71,6 +72,7 @@ def test_a_worker_stopped_while_it_starts_ends_with_zero(
         process.communicate()
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("options", ["", "processes=1", "threads=2"])
 def test_a_second_signal_ends_a_worker_whose_first_call_hangs(tmp_path: Path, url: str, options: str) -> None:
     # Given a worker whose backend does not answer the question whether the connection is down
@@ -105,6 +107,7 @@ def test_a_check_that_is_ended_does_not_say_that_the_worker_would_start(tmp_path
         process.wait()
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("closed", ["stdout", "stdin, stdout, stderr"])
 def test_a_worker_whose_standard_streams_are_closed_works(tmp_path: Path, url: str, mode: str, closed: str) -> None:
@@ -121,6 +124,7 @@ def test_a_worker_whose_standard_streams_are_closed_works(tmp_path: Path, url: s
     assert ended(tmp_path) == [0, 1, 2]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("options", ["-p 0", "-p 1"])
 def test_output_of_a_jobs_program_is_discarded_if_the_worker_has_no_standard_streams(
     tmp_path: Path, url: str, options: str
@@ -147,6 +151,7 @@ def tell(number):
     assert (tmp_path / "told").read_text() == "0 0\n1 0\n2 0\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_with_more_than_a_thousand_open_files_handles_signals(tmp_path: Path, url: str, mode: str) -> None:
     # Given a program that has many files open before it runs a worker

@@ -103,6 +103,7 @@ def test_a_reload_whose_check_cannot_start_keeps_the_old_program(tmp_path: Path)
         assert process.wait() == 0
 
 
+@pytest.mark.long
 def test_a_second_signal_reaches_the_children_of_before_a_reload(tmp_path: Path) -> None:
     # Given a worker that has reloaded, and whose old child still has a job that takes minutes
     url = f"sqlite:///{tmp_path}/jobs.db"
@@ -179,6 +180,7 @@ def test_ended_jobs_do_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> No
         assert starts(process)[1] == 1
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("moment", ["stop", "reload"])
 def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, moment: str) -> None:
     # Given a job that is longer than the grace and the supervisor's extra time, in a process that handles no signals
@@ -209,6 +211,7 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
         assert (info.state, info.crashes, info.attempt) == (State.READY, 0, 0)
 
 
+@pytest.mark.long
 def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_thread(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(
         "import threading, time, multiq\n"
@@ -287,6 +290,7 @@ def test_a_subscriber_that_hangs_in_the_sidecar_stops_no_worker(tmp_path: Path) 
         assert "the sidecar has been stuck" in process.log
 
 
+@pytest.mark.long
 def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_process(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(
         "import multiprocessing, time, multiq\n"

@@ -48,6 +48,7 @@ def test_a_program_that_a_coroutine_starts_ends_by_sigterm(tmp_path: Path, url: 
     assert said(tmp_path) == [("ended", -signal.SIGTERM)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_processes_that_a_job_forks_die_of_signals_and_the_worker_gets_none(
     tmp_path: Path, url: str, mode: str
@@ -69,6 +70,7 @@ def test_processes_that_a_job_forks_die_of_signals_and_the_worker_gets_none(
         assert process.wait() == 0, process.log
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("way", ["returns", "raises", "exits"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_job_that_comes_back_in_a_forked_child_ends_that_child(tmp_path: Path, url: str, mode: str, way: str) -> None:

@@ -46,6 +46,7 @@ async def tell(event: events.Event) -> None:
 """
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("mode", [[], ["-t", "2"], ["--concurrency", "2"]], ids=["inline", "threads", "concurrency"])
 @pytest.mark.parametrize(("task", "heard"), [("work", "JobDone"), ("die", "JobCrashed"), ("ignore", "JobOverdue")])
 def test_every_end_of_a_job_is_emitted(task: str, heard: str, mode: list[str], tmp_path: Path) -> None:
