@@ -28,6 +28,7 @@ def queue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[multiq.Que
         yield app.queue("mail")
 
 
+@pytest.mark.one_row
 def test_enqueues_side_by_side_are_stored_in_their_order(queue: multiq.Queue) -> None:
     async def main() -> None:
         # given two callers that wait for each of their enqueues, and many callers that do not wait
@@ -49,6 +50,7 @@ def test_enqueues_side_by_side_are_stored_in_their_order(queue: multiq.Queue) ->
     asyncio.run(main())
 
 
+@pytest.mark.one_row
 def test_a_hundred_consumers_share_the_jobs(queue: multiq.Queue) -> None:
     async def main() -> None:
         got: list[int] = []
@@ -103,6 +105,7 @@ def hanging(request: pytest.FixtureRequest) -> Iterator[tuple[Server, str]]:
             yield server, f"{server.url}?timeout=1"
 
 
+@pytest.mark.one_row
 def test_a_stopped_server_holds_up_nothing_else_and_hides_no_job(hanging: tuple[Server, str]) -> None:
     server, url = hanging
 

@@ -88,6 +88,7 @@ def running(folder: Path) -> list[int]:
     return [process.pid for process in processes if str(process.info["cwd"] or "").startswith(str(folder))]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("profile", get_args(Profile))
 def test_each_name_gets_a_server_of_its_own_as_durable_as_the_profile_says(profile: Profile, folder: Path) -> None:
     with open_targets(ALL, profile, folder) as targets:
@@ -102,6 +103,7 @@ def test_each_name_gets_a_server_of_its_own_as_durable_as_the_profile_says(profi
     assert running(folder) == []
 
 
+@pytest.mark.long
 def test_a_server_counts_what_a_batch_of_jobs_costs_it(folder: Path) -> None:
     with open_targets(ALL, "fast", folder) as targets:
         costs = {}
@@ -162,6 +164,7 @@ def test_a_users_own_server_is_left_unchanged(folder: Path) -> None:
         assert [key for key in server.ask("KEYS", "*multiq.bench*") if server.ask("TTL", key) < 0] == []
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("name", ["beanstalk", "mysql", "sqlite"])
 def test_jobs_of_an_interrupted_run_are_removed_from_a_users_server(name: str, folder: Path) -> None:
     """The jobs of a killed worker are removed when their leases have ended."""
@@ -215,6 +218,7 @@ def test_a_missing_program_is_reported_with_what_to_install_and_nothing_is_left(
     assert running(folder) == []
 
 
+@pytest.mark.long
 def test_a_cluster_is_counted_and_swept_as_one(folder: Path) -> None:
     with RedisCluster() as cluster, open_targets([cluster.url], "fast", folder) as (target,):
         queues = [target.queue(str(number)) for number in range(6)]

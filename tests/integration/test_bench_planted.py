@@ -72,6 +72,7 @@ def _named(lie: str, workload: str, tmp_path: Path) -> str:
     return f"planted:{lie}" + (f"@sqlite:///{tmp_path}/{lie}.db" if workload == "recovery" else "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "workload", [name if name in QUICKEST else pytest.param(name, marks=pytest.mark.long) for name in BY_NAME]
 )

@@ -53,6 +53,7 @@ def test_backends_as_json_has_the_documented_keys(shell: Shell) -> None:
     assert backends["memory"]["measures"]["max_body"] is None
 
 
+@pytest.mark.long
 def test_a_driver_that_cannot_be_imported_is_shown_with_its_error(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,11 +196,13 @@ def test_conformance_as_json_and_as_markdown(shell: Shell, with_broken_driver: s
     assert markdown.out.startswith("| paragraph | promise | verdict | tests |\n")
 
 
+@pytest.mark.long
 def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None:
     (shell.folder / "multiq.toml").write_text('[connections]\nspare = "memory://"')
     assert shell.run("conformance", "spare", "-k", "10.3").code == 0
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

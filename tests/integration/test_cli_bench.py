@@ -98,6 +98,7 @@ def test_a_backend_with_a_bug_turns_the_run_red(shell: Shell, bug: str, workload
     assert lines, out
 
 
+@pytest.mark.long
 def test_a_report_is_set_beside_an_earlier_one(shell: Shell) -> None:
     _, _, done = bench(shell, "memory", "-w", "enqueue-one")
     old = shell.folder / "old.json"
@@ -109,6 +110,7 @@ def test_a_report_is_set_beside_an_earlier_one(shell: Shell) -> None:
     assert "1 repeat: with fewer than 5 only large changes show" in again.err
 
 
+@pytest.mark.long
 def test_a_report_compared_with_itself_shows_no_difference(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, done = bench(shell, "memory", "-w", "settle")
     (first, *_) = done.results[0].samples  # other samples may differ by chance
@@ -174,6 +176,7 @@ def test_without_its_extra_it_says_what_to_install(shell: Shell, monkeypatch: py
     assert "pip install 'multiq[bench]'" in done.err
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "multiq", "bench", "redis", "sqlite", "--quick"]

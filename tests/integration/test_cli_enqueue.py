@@ -187,6 +187,7 @@ def test_an_invalid_enqueue_is_refused_with_advice_and_changes_nothing(shell: Sh
     assert shell.everything() == before
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("code", "says"),
     [

@@ -222,6 +222,7 @@ def test_a_bug_is_reported_as_a_bug(shell: Shell, monkeypatch: pytest.MonkeyPatc
     assert "--traceback" in done.err
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_away_causes_no_error(shell: Shell) -> None:
     shell.app.queue("mail").enqueue_many(range(1000))
     process = shell.start("jobs", "mail", "-n", "1000")

@@ -434,6 +434,7 @@ def test_failed_jobs_are_listed_retried_and_deleted_on_each_store(url: str, run:
     assert (worker_app.queue("mail").stats().buried, worker_app.queue("orders").stats().buried) == (0, 0)
 
 
+@pytest.mark.one_row
 def test_a_filter_works_as_far_as_the_store_can_see(url: str, run: Callable[..., Done]) -> None:
     ids = bury("mail", 4)
     done = run("failed", "retry", "--task", "task-1", "--yes")
@@ -470,6 +471,7 @@ def test_a_failed_job_shows_its_traceback_on_each_store_that_keeps_it(url: str, 
     assert run("failed", "list").out == "there are no such failed jobs\n"
 
 
+@pytest.mark.one_row
 def test_a_store_without_outcomes_says_so(url: str, run: Callable[..., Done]) -> None:
     if worker_app.backend.capabilities.outcomes:
         pytest.skip("the backend keeps outcomes")

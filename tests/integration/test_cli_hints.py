@@ -80,6 +80,7 @@ def test_top_names_its_queues_on_a_narrow_terminal(shell: Shell) -> None:
     terminal.end()
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("state", [[], ["buried"]])
 def test_reasons_are_readable_at_80_columns(shell: Shell, state: list[str]) -> None:
     _, out = Terminal(shell, "jobs", "mail.notifications", *state, columns=80).end()
@@ -98,6 +99,7 @@ def complete(shell: Shell, *words: str) -> list[str]:
     return [row.partition(",")[2] for row in done.out.splitlines() if row]
 
 
+@pytest.mark.long
 def test_completion_knows_queues_and_connections(shell: Shell) -> None:
     (shell.folder / "multiq.toml").write_text(
         f'[connections]\nspare = "sqlite:///{shell.folder}/spare.db"\nspool = "memory://"\nmain = "{shell.url}"\n'

@@ -45,6 +45,7 @@ def test_a_backend_without_limits_is_refused_with_its_reason(shell: Shell) -> No
     assert "memory" in done.err
 
 
+@pytest.mark.long
 def test_a_limit_of_the_whole_app_is_set_listed_and_removed(shell: Shell) -> None:
     url = "sqlite:///jobs.db"
     done = shell.run("limits", "set", "@app", "provider", "--slots", "3", "-c", url)

@@ -44,6 +44,7 @@ def printed(url: str, *arguments: str, code: int = 0) -> dict[tuple[str, ...], f
     return figures(result.stdout)
 
 
+@pytest.mark.one_row
 def test_the_page_has_the_numbers_of_each_queue(url: str) -> None:
     # Given jobs in several states
     queue = app.queue("mail")
@@ -64,6 +65,7 @@ def test_the_page_has_the_numbers_of_each_queue(url: str) -> None:
     assert page["multiq_queues_left_out",] == 0
 
 
+@pytest.mark.one_row
 def test_the_age_is_that_of_the_job_that_is_next(url: str) -> None:
     queue = app.queue("mail")
     queue.enqueue("old")

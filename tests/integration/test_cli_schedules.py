@@ -85,6 +85,7 @@ def test_a_schedule_is_added_listed_shown_paused_resumed_run_and_removed(shell: 
     assert "there is no schedule 'nightly'" in missing.err
 
 
+@pytest.mark.long
 def test_an_impossible_schedule_is_refused_with_the_way_out(shell: Shell) -> None:
     for options, message in [
         (("--cron", "never"), "must have 5 fields"),
@@ -168,6 +169,7 @@ def test_a_worker_notices_a_schedule_that_is_stored_while_it_runs(shell: Shell) 
         until(lambda: process.log.count("other 7") >= 2)
 
 
+@pytest.mark.long
 def test_a_worker_with_no_schedule_makes_none(shell: Shell) -> None:
     with worker(shell.folder, shell.url, code=command("-p", "1", "--no-schedule")) as process:
         process.wait_until_working()

@@ -40,6 +40,7 @@ def run(shell: Shell, line: str) -> Done:
     return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [
@@ -69,6 +70,7 @@ def test_closed_or_full_standard_streams_are_reported(shell: Shell, line: str, c
     assert shell.app.queue("mail").stats().ready == 3
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("command", ["stats", "worker shop.tasks:app --once", "enqueue shop.tasks:app mail.reset"])
 def test_a_deleted_current_folder_is_reported(shell: Shell, command: str) -> None:
     gone = shell.folder / "gone"

@@ -94,6 +94,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     shell.app.close()
 
 
+@pytest.mark.one_row
 @pytest.mark.few_rows
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize(
@@ -143,6 +144,7 @@ def test_output_to_a_pipe_has_no_colours(shell: Shell) -> None:
         assert "\x1b" not in done.out + done.err
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("key", ["q", "xq", "\x1b", "\x03"])
 def test_top_draws_until_a_key_and_leaves_the_terminal_as_it_was(shell: Shell, key: str) -> None:
     terminal = Terminal(shell, "top", "-i", "100ms")

@@ -53,6 +53,7 @@ def test_a_failing_job_is_buried_with_its_reason(shell: Shell) -> None:
     assert "ValueError: 550 no such mailbox" in shell("jobs", "mail", "buried").out
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("limit", [["--once"], ["--max-jobs", "1"]])
 def test_the_worker_ends_after_so_many_jobs(shell: Shell, limit: list[str]) -> None:
     enqueue(shell, "ann", "bob")
@@ -87,6 +88,7 @@ def test_processes_and_threads_share_the_work(shell: Shell) -> None:
     assert sorted(done.out.splitlines()) == sorted(f"sent to {address}" for address in addresses)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_an_idle_worker_with_0(shell: Shell, number: signal.Signals) -> None:
     enqueue(shell, "ann")
@@ -98,6 +100,7 @@ def test_a_signal_ends_an_idle_worker_with_0(shell: Shell, number: signal.Signal
     assert "Traceback" not in err
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("options", "lines", "level"),
     [((), 0, ""), (("--log-jobs",), 2, " info "), (("--log-level", "debug"), 2, " debug ")],
@@ -127,6 +130,7 @@ def test_the_memory_backend_is_warned_of(shell: Shell) -> None:
     assert "the memory backend lives in this process: no other process can enqueue" in done.err
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
@@ -165,6 +169,7 @@ def test_a_worker_of_an_unreachable_store_keeps_asking_until_it_is_told_to_stop(
     assert "Traceback" not in rest
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("option", ["--threads", "--processes", "--prefetch"])
 def test_a_worker_that_does_not_fit_into_memory_is_refused(shell: Shell, option: str) -> None:
     done = shell.run("worker", "shop.tasks:app", option, "2147483647", "--once")

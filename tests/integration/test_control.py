@@ -50,6 +50,7 @@ def test_down_keeps_all_workers_from_taking_jobs_and_up_ends_it(tmp_path: Path, 
         until(lambda: app.queue().stats().ready == 0)
 
 
+@pytest.mark.long
 def test_restart_ends_running_workers_and_no_later_ones(tmp_path: Path, url: str, shell: Shell) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

@@ -23,10 +23,22 @@ _LONG = frozenset(
     {
         "docs/bench.md",
         "docs/cli.md",
+        "docs/django.md",
+        "docs/envelope.md",
+        "docs/fastapi.md",
+        "docs/flask.md",
+        "docs/flows.md",
+        "docs/howto/failed-jobs.md",
+        "docs/howto/monitor.md",
         "docs/howto/use-in-a-web-application.md",
+        "docs/metrics.md",
+        "docs/schedules.md",
         "docs/soak.md",
+        "docs/sqlalchemy.md",
         "docs/troubleshooting.md",
+        "docs/tutorial-workflow.md",
         "docs/tutorial.md",
+        "docs/worker.md",
         "docs/writing-a-driver.md",
     }
 )

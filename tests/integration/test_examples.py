@@ -55,6 +55,7 @@ sys.exit(run("reset_mail"))
     assert "not as it should be: reset_mail" in done.stdout
 
 
+@pytest.mark.long
 def test_the_demo_shows_the_worker_s_log_when_it_cannot_go_on() -> None:
     # Given a worker whose settings are wrong
     sabotage = """

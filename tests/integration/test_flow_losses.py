@@ -35,6 +35,7 @@ def test_each_step_of_a_chain_runs_after_the_one_before_it_though_workers_are_ki
     assert flow_losses.run(url, tmp_path, "chains", number, seed=number) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("url", "number"),
     [("sqlite", 60), *(pytest.param(name, 400, marks=pytest.mark.long) for name in HOLDING)],

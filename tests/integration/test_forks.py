@@ -32,6 +32,7 @@ print(*sorted(set(sys.modules) - before))
 """
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_imported_at_the_first_call(name: str, tmp_path: Path) -> None:
     # In a forked child, Python does not free the import locks of the parent's other threads. If such a thread imported

@@ -134,6 +134,7 @@ def test_workers_that_hang_past_their_leases_never_use_more_slots_than_there_are
     assert len(leases[-3:]) == 3
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("rounds", [30, pytest.param(10_000, marks=LONG)])
 def test_a_slot_that_is_freed_while_a_job_is_parked_is_used(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], rounds: int
@@ -174,6 +175,7 @@ def test_a_slot_that_is_freed_while_a_job_is_parked_is_used(
 # --- rates -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(("rate", "seconds"), [(100, 1), pytest.param(100, 60, marks=LONG)])
 def test_no_window_has_more_starts_than_the_burst_and_its_share(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], rate: int, seconds: int
@@ -207,6 +209,7 @@ def test_no_window_has_more_starts_than_the_burst_and_its_share(
 # --- fairness and parked jobs ----------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("busy", [150, pytest.param(10_000, marks=LONG)])
 def test_small_tenants_do_not_wait_for_a_busy_one(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], busy: int
@@ -243,6 +246,7 @@ def test_small_tenants_do_not_wait_for_a_busy_one(
     assert max(waited.values()) < 5
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("parked", [3000, pytest.param(100_000, marks=LONG)])
 def test_jobs_behind_a_closed_gate_delay_no_others(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], parked: int

@@ -81,6 +81,7 @@ def test_a_worker_keeps_results_runs_flows_and_shows_failed_jobs(url: str, tmp_p
     assert batch.progress() == (30, 30)
 
 
+@pytest.mark.long
 def test_a_worker_puts_the_jobs_that_dead_processes_have_released(url: str, tmp_path: Path) -> None:
     # Given a running worker, and a held job
     backend = app.backend

@@ -121,6 +121,7 @@ def test_two_workers_share_the_slots_of_a_limit_over_two_queues(url: str, tmp_pa
     assert sum(one.word == "start" for one in limited) == 13
 
 
+@pytest.mark.long
 def test_a_refused_job_is_not_run_and_costs_no_attempt(url: str, tmp_path: Path) -> None:
     # Given a job whose limit is closed
     app.limits.set(APP_SCOPE, "both", slots=0)
@@ -269,6 +270,7 @@ def live_runs(folder: Path, stops: dict[int, list[tuple[int, int]]]) -> list[tup
 # --- permits ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 def test_racing_processes_never_hold_more_permits_than_there_are_slots(opened: Callable[[], Backend]) -> None:
     # Given eight processes that ask for three slots, and some of them never free their permits
     change_quotas(opened(), APP_SCOPE, {"api": Quota(slots=3)}, pinned=False)
@@ -303,6 +305,7 @@ def test_racing_processes_never_hold_more_permits_than_there_are_slots(opened: C
     assert len(held) > 3
 
 
+@pytest.mark.one_row
 def test_no_window_has_more_turns_than_the_burst_and_its_share(opened: Callable[[], Backend]) -> None:
     burst, rate = 5, 50
     change_quotas(opened(), APP_SCOPE, {"api": Quota(rate=rate, burst=burst)}, pinned=False)

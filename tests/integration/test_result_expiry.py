@@ -71,6 +71,7 @@ def test_result_is_there_for_as_long_as_it_is_kept_and_unknown_after_that() -> N
     pytest.fail("the machine was too busy to ask in time")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_store")
 def test_result_for_the_next_job_of_a_flow_outlives_the_keep_of_its_task() -> None:
     # Given a chain whose second job begins when the result of the first job would have expired

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 KEEPING = ["beanstalk+redis" if name == "beanstalk" else name for name in NAMES]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("backend", "schedules", "number"),
     [("sqlite", 10, 50), *(pytest.param(name, 40, 1000, marks=pytest.mark.long) for name in KEEPING)],

@@ -276,6 +276,7 @@ def test_the_command_line_shows_what_its_keys_open(shell: Shell) -> None:
     assert f"sent to {CARD}" in done.out
 
 
+@pytest.mark.long
 def test_a_sealed_job_survives_the_death_of_its_process(shell: Shell) -> None:
     # given a job that kills its process once, after a step
     (shell.folder / "shop" / "tasks.py").write_text(

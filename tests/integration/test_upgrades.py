@@ -131,6 +131,7 @@ NEW_JOBS = {f"{kind}-{number}" for kind in ("second", "kept") for number in rang
 OF_FLOWS = {*(f"chain-{at}" for at in range(3)), *(f"member-{at}" for at in range(5)), "then"}
 
 
+@pytest.mark.long
 def test_old_worker_buries_or_leaves_the_jobs_of_flows_and_a_new_worker_runs_them(programs: Programs) -> None:
     # Given an old worker that has done an old producer's jobs, and still runs
     programs.enqueue("old", old=True)
