@@ -197,6 +197,7 @@ def test_each_attempt_links_to_the_enqueue(
     assert "fail_once" in event.attributes["exception.stacktrace"]
 
 
+@pytest.mark.long
 def test_a_chain_across_two_backends_is_linked_from_end_to_end(tmp_path: Path, told: Telemetry) -> None:
     # given an app on Redis whose job enqueues a chain on MySQL
     with (
@@ -819,6 +820,7 @@ def test_metrics_count_and_measure_jobs(app: multiq.App, told: Telemetry) -> Non
     assert point.explicit_bounds == (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
 
+@pytest.mark.long
 def test_queue_names_without_end_do_not_grow_the_counts(app: multiq.App, told: Telemetry) -> None:
     @app.task
     def noop() -> None: ...

@@ -283,6 +283,7 @@ def test_a_delay_counts_from_the_enqueue(make: Callable[..., Shop], store: str, 
     assert 3000 < (late.peek().due_in or 0) < 3599.8
 
 
+@pytest.mark.one_row
 def test_a_large_batch_is_stored_whole(make: Callable[..., Shop], store: str, database: str) -> None:
     shop = make(store, database)
     with shop.session() as session, session.begin():
@@ -592,6 +593,7 @@ def test_a_schema_translate_map_does_not_move_the_rows(make: Callable[..., Shop]
 # --- the table ---
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     "name", ["50%", "%s", ":x", "a`b\"c'd", "a.b c", "order", "größe", "a;b--", "x" * 60], ids=ascii
 )
@@ -793,6 +795,7 @@ def test_relays_at_the_same_time_enqueue_each_job_once(
         assert shop.rows() == 0
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("count", [1, 90, 250])
 def test_relays_and_transactions_on_mysql_do_not_wait_for_each_other(
     make: Callable[..., Shop], store: str, mysql: MysqlDatabases, count: int
@@ -1037,6 +1040,7 @@ def test_a_worker_relays_for_a_program_that_died_after_its_commit(
         until(lambda: losses.told == ["1", "2"], "the jobs ran")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("when", "kind"),
     [

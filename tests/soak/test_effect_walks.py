@@ -33,6 +33,7 @@ STEPS = 120  # of a quick walk
 WALKS = 100  # in which a planted bug must be found
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("name", [*BACKENDS, PARTITIONS])
 def test_a_short_walk_gets_only_answers_that_the_contract_allows(name: str) -> None:
     with stores(name) as store:
@@ -123,6 +124,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_walks_find_a_planted_bug(bug: PlantedBug) -> None:
     names = itertools.count()

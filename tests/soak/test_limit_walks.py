@@ -31,6 +31,7 @@ STEPS = 120  # of a quick walk
 WALKS = 100  # in which a planted bug must be found
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_short_walk_gets_only_answers_that_the_contract_allows(name: str) -> None:
     with stores(name) as store:

@@ -198,6 +198,7 @@ def only(old: Report, workload: str) -> Report:
 # --- comparable runs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -262,6 +263,7 @@ def test_a_slower_machine_is_not_called_a_regression() -> None:
     assert "the machine itself was 15.0% slower in the new run: times may differ by as much more" in found.caveats
 
 
+@pytest.mark.long
 def test_a_slower_machine_does_not_explain_more_commands() -> None:
     more = with_figure(report(seed=2), "drain", "commands", lambda value: value and value * 1.2)
     found = compare(replaced(report(seed=1), reference=0.020), replaced(more, reference=0.026))

@@ -131,6 +131,7 @@ def test_without_a_proxy_lost_replies_are_not_tried(whole: Report) -> None:
     assert {row.topic for row in whole.not_tried} == {"LostReplies", "Hangs"}
 
 
+@pytest.mark.long
 def test_a_harness_can_lack_what_its_driver_claims() -> None:
     report = run_harness(ModestHarness, select=["an_idle_consumer"])
     assert [(row.power, row.gap, row.reason) for row in report.refused] == [
@@ -192,6 +193,7 @@ def test_walks_can_be_chosen_and_left_out() -> None:
         run_harness(MemoryHarness, walks=-1)
 
 
+@pytest.mark.long
 def test_progress_is_reported_test_by_test() -> None:
     told: list[tuple[str, int, int]] = []
     report = run_harness(
@@ -204,12 +206,14 @@ def test_progress_is_reported_test_by_test() -> None:
 # --- by a URL --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_url_is_enough() -> None:
     report = run("memory://", select=["settle", "kick_job"], walks=0)
     assert report.ok
     assert (report.backend, report.target) == ("memory", "memory://")
 
 
+@pytest.mark.long
 def test_a_shared_store_is_used_in_queues_of_ones_own_and_left_clean() -> None:
     # Given a store that another program uses
     with MemoryBackend(name="runner-shared") as backend:
@@ -279,6 +283,7 @@ print(report.failed[0].reason)
 """
 
 
+@pytest.mark.long
 def test_a_failure_shows_the_values_outside_of_a_test_run_too(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _FAILING]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
@@ -341,6 +346,7 @@ def test_a_harness_does_not_need_pytest() -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.long
 def test_a_suite_that_cannot_be_imported_is_reported_as_broken_and_not_as_interrupted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

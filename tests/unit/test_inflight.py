@@ -214,6 +214,7 @@ def test_a_table_is_assigned_dead_and_freed(table: InflightTable) -> None:
     assert (table.state, table.life, table.exit_code, table.entries(), table.has_held) == (LIVE, 2, None, [], False)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("seed", range(5))
 def test_a_child_killed_at_any_moment_leaves_no_mark_of_one_lease_at_another(seed: int) -> None:
     """A token shows in which state its lease may be. The reader shares only the table with the writer."""

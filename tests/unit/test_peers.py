@@ -93,6 +93,7 @@ def test_lost_and_doubled_jobs_do_not_make_up_for_each_other() -> None:
     assert account(seen, range(4), early=0) == Account(jobs=4, lost=1, doubled=2, early=0)
 
 
+@pytest.mark.long
 def test_a_library_without_faults_has_no_faults_in_its_report(tmp_path: Path) -> None:
     turn = take(tmp_path, "mark(number)")
     assert turn.account.is_clean

@@ -122,6 +122,7 @@ def outcome_of(test: str) -> str:
     return row.outcome
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("name", BUGS)
 def test_the_test_that_is_about_a_bug_of_permits_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug = BUGS[name]

@@ -77,6 +77,7 @@ def all_days() -> list[dt.date]:
     return [YEARS[0] + dt.timedelta(days=day) for day in range((YEARS[1] - YEARS[0]).days)]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     ("zone", "time"),
     [
