@@ -13,8 +13,9 @@
 
 ARGS ?=
 MINUTES ?= 60
-# most tests wait (for leases, due times, servers that start), so more of them than cores run side by side
-SIDE_BY_SIDE ?= -n 10 --dist worksteal
+# many tests wait (for leases, due times, servers that start), so more of them than cores run side by side; each process
+# more costs ten seconds of CPU, to collect the tests and to start servers of its own
+SIDE_BY_SIDE ?= -n 8 --dist worksteal
 # thousands of interpreters are started: none of them may compile all modules again, whatever the shell has set
 unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv

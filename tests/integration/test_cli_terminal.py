@@ -129,6 +129,7 @@ def test_a_terminal_has_colours_unless_they_are_declined(shell: Shell) -> None:
     assert "\x1b[31m" in Terminal(shell, "stat").end()[1]  # and an error is red, too
 
 
+@pytest.mark.long
 def test_a_message_is_broken_between_words(shell: Shell) -> None:
     _, out = Terminal(shell, "jobs", "a b").end()
     lines = plain(out).splitlines()
@@ -159,6 +160,7 @@ def test_top_draws_until_a_key_and_leaves_the_terminal_as_it_was(shell: Shell, k
     assert "Traceback" not in out
 
 
+@pytest.mark.long
 def test_an_arrow_does_not_end_top(shell: Shell) -> None:
     terminal = Terminal(shell, "top", "-i", "100ms")
     terminal.read_until("+/-")

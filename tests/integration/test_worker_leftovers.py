@@ -105,6 +105,7 @@ def test_tasks_of_another_job_are_left_alone(tmp_path: Path, url: str) -> None:
     assert ended == [1, 2, 3, 11, 12, 13]
 
 
+@pytest.mark.long
 @in_each_mode
 def test_a_job_has_threads_although_another_one_has_left_all_of_them_at_work(
     mode: str, tmp_path: Path, url: str

@@ -44,6 +44,7 @@ def child_of(process: WorkerProcess) -> int:
     return int(names[0].rpartition(":")[2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [*ALONE, *SUPERVISED])
 def test_a_worker_that_is_down_takes_no_jobs_because_of_a_sigcont(tmp_path: Path, url: str, mode: str) -> None:
     # Given a worker whose connection is down
@@ -79,6 +80,7 @@ def test_a_worker_that_was_paused_stays_so_when_the_connection_comes_up(tmp_path
         until(lambda: words(process, "end") == [1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", SUPERVISED)
 def test_a_child_that_starts_while_its_connection_is_down_works_when_it_is_up(
     tmp_path: Path, url: str, mode: str

@@ -102,6 +102,7 @@ def test_a_job_of_a_superfluous_process_runs_to_its_end(tmp_path: Path, url: str
         assert "died" not in working.log
 
 
+@pytest.mark.long
 def test_a_process_that_takes_no_more_jobs_does_not_count_as_idle(tmp_path: Path, url: str) -> None:
     # given two processes with one long job and three idle threads each
     wait_for_a_file.enqueue_many([(number,) for number in range(8)])
@@ -170,6 +171,7 @@ def test_a_reload_keeps_the_number_of_processes(tmp_path: Path, url: str) -> Non
         process.wait()
 
 
+@pytest.mark.long
 def test_a_worker_that_scales_ends_when_its_queues_are_empty(tmp_path: Path, url: str) -> None:
     nap.enqueue_many([(number, 0.1) for number in range(20)])
     with worker(tmp_path, url, FAST + "scale_down_after=0.3, stop_when_empty=True") as working:

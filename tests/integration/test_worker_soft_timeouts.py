@@ -103,6 +103,7 @@ def test_a_job_can_ask_whether_its_time_is_over(mode: str, tmp_path: Path, url: 
     assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [SUPERVISED["threads-supervised"], SUPERVISED["coroutines-supervised"]])
 def test_the_process_of_a_job_that_does_not_ask_ends(mode: str, tmp_path: Path, url: str) -> None:
     # Given a job on a thread that does not check its limit, and another job, which has one attempt
@@ -117,6 +118,7 @@ def test_the_process_of_a_job_that_does_not_ask_ends(mode: str, tmp_path: Path, 
     assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [ALONE["threads-alone"], ALONE["coroutines-alone"]])
 def test_without_a_supervisor_a_job_that_does_not_ask_runs_on(mode: str, tmp_path: Path, url: str) -> None:
     # Given a job on a thread that does not check its limit, and others after it

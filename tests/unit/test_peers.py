@@ -157,6 +157,7 @@ def test_a_program_that_dies_is_reported_with_its_last_output(tmp_path: Path) ->
         client.ask("describe")
 
 
+@pytest.mark.long
 def test_the_page_shows_figures_and_what_was_wrong() -> None:
     ours = results.Row("multiq-redis", [_turn(90_000), _turn(110_000)])
     wrong = results.Row("saq-redis", [_turn(2000, Account(100, lost=1, doubled=2, early=0))])

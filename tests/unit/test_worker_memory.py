@@ -260,6 +260,7 @@ class TestVerdicts:
         drain(app, **mode)
         assert str(handle.peek().reason).startswith("Nasty")
 
+    @pytest.mark.one_row
     def test_a_huge_error_is_cut(self, app: multiq.App, mode: dict[str, Any]) -> None:
         @app.task(max_attempts=1)
         def fail() -> None:

@@ -184,6 +184,7 @@ def test_consumer_cannot_settle_an_old_lease_of_a_job_it_holds_again(
     assert stale.settle([Ack(lease) for lease in second]) == [None] * 50
 
 
+@pytest.mark.long
 def test_worker_stopped_for_longer_than_its_lease_does_not_settle(
     server: BeanstalkServer, proxy: Proxy, other: OtherConsumer, tmp_path: Path
 ) -> None:

@@ -605,6 +605,7 @@ with open_backend(sys.argv[1]) as backend, backend.consumer(["q"]) as consumer:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_a_killed_process_leaves_no_slot_in_use(place: Place, kills: int) -> None:
     with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:

@@ -147,6 +147,7 @@ def test_a_job_without_a_memo_costs_no_byte_of_the_claims_reply(
     assert (len(noted), noted[0].split(",")[8]) == (2, '"00FF"')
 
 
+@pytest.mark.long
 def test_outcomes_of_many_bytes_go_in_as_many_packets_as_they_need(
     mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend
 ) -> None:

@@ -280,6 +280,7 @@ with open_backend(sys.argv[1]) as backend, backend.consumer(["q"]) as consumer:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.long)])
 def test_a_killed_process_leaves_no_key_that_is_taken_without_its_job(place: Place, kills: int) -> None:
     with open_backend(place.url) as backend:

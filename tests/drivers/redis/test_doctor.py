@@ -111,6 +111,7 @@ def test_doctor_promises_nothing_to_an_account_without_rights(new_redis: NewRedi
     assert {findings[name].level for name in names} == {"unknown"}
 
 
+@pytest.mark.long
 def test_doctor_reports_a_replica_and_warns_of_lagging_replicas(redis_sentinel: SentinelTrio) -> None:
     assert levels(redis_sentinel.replica.url, "role") == {"role": "bad"}
     assert levels(redis_sentinel.url, "min-replicas-to-write") == {"min-replicas-to-write": "warn"}
@@ -120,6 +121,7 @@ def test_doctor_reports_a_replica_and_warns_of_lagging_replicas(redis_sentinel: 
     assert "failover" in findings["durability"].why
 
 
+@pytest.mark.long
 def test_doctor_reads_a_cluster_as_the_documented_user(redis_cluster: RedisCluster) -> None:
     # Given a user with the permissions that docs/redis.md lists for multiq and its scripts
     page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()

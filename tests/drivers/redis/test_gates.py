@@ -855,6 +855,7 @@ def test_killed_processes_leak_no_slot(server: RedisServer, backend: Backend, ki
     drain(server, backend)
 
 
+@pytest.mark.long
 def test_at_most_as_many_leases_are_live_as_there_are_slots(server: RedisServer, backend: Backend) -> None:
     # Given consumers that reserve and settle, or hang past the end of their leases, and a consumer that watches the
     # store

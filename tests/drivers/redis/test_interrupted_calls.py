@@ -93,6 +93,7 @@ def put_three(backend: Backend) -> None:
     backend.enqueue(QUEUE, [NewJob(b"body %d" % number, f"job {number}") for number in range(3)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("partitions", [1, pytest.param(SPREAD, marks=pytest.mark.long)])
 def test_producer_interrupted_anywhere_takes_no_reply_of_another_call(server: RedisServer, partitions: int) -> None:
     with open_backend(f"{server.url}?partitions={partitions}") as backend:

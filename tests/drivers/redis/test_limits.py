@@ -204,6 +204,7 @@ def test_cluster_without_slots_is_reported(nodes: list[RedisServer]) -> None:
                 call()
 
 
+@pytest.mark.long
 def test_nodes_that_disagree_are_asked_with_pauses() -> None:
     # Given two nodes, each of which names the other one as the owner of a slot
     with RedisCluster() as cluster:

@@ -251,6 +251,7 @@ def key_of(cluster: RedisCluster, queue: str, url: str) -> bytes:
     return bytes(keys[0])
 
 
+@pytest.mark.long
 def test_queue_whose_slot_moves_under_load_loses_nothing_and_repeats_nothing(cluster: RedisCluster) -> None:
     slot = cluster.slot_of(key_of(cluster, "mail", cluster.url))
     with Load(cluster.url + "?timeout=2", ("mail",)) as load:
