@@ -498,8 +498,8 @@ class Paired(Inspection, Management, Pausing, Purging, Outcomes, Holds, Notes, D
             version = Version(home, stored.key, stored.version)
             self.store.carry_out([put_note(home, job.id, changed)], when=[version])
         raise BackendError(
-            f"gave up after {_ATTEMPTS} attempts: each time, another process had changed the note about job {job.id} in "
-            "the store"
+            f"gave up after {_ATTEMPTS} attempts: each time, another process had changed the note about job {job.id} "
+            "in the store"
         )
 
     def _forget(self, queue: str, record: JobRecord, number: str | None = None) -> None:
