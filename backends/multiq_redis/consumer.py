@@ -437,8 +437,9 @@ class RedisConsumer(Consumer):
             exchange.was_answered = True
             if self._backoff.failures:
                 self._backoff.answered(partition)
-            # A script may only park jobs, and there may be many of them. Meanwhile the jobs of this call must not wait.
-            goes_on = more == _UNFINISHED and (bool(found) or not exchange.leases)
+            # The gated script may only park jobs, and there may be many of them. The jobs of this call must not wait.
+            only_parks = call.call.verb == _GATED and not found and bool(exchange.leases)
+            goes_on = more == _UNFINISHED and not only_parks
             can_have_more[partition] = goes_on or call.share in {0, len(found)}
         for partition, failure in failures:
             self._failed(partition, failure, exchange)
