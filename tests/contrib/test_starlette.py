@@ -143,7 +143,7 @@ def test_a_store_that_is_down_does_not_fail_the_start() -> None:
 def test_the_lifespan_of_something_else_than_an_app_is_refused() -> None:
     with pytest.raises(errors.ArgumentsInvalid, match=r"lifespan must have a multiq\.App, got 'redis://localhost'"):
         lifespan("redis://localhost")  # type: ignore[arg-type]
-    with pytest.raises(errors.ArgumentsInvalid, match=r"inner must be a lifespan \(a function that takes the application\), got 5"):
+    with pytest.raises(errors.ArgumentsInvalid, match=r"inner must be a lifespan \(a function .*\), got 5"):
         lifespan(multiq.App("memory://"), 5)  # type: ignore[arg-type]
 
 

@@ -302,8 +302,8 @@ def stage(mysql_server: MysqlDatabases) -> Iterator[Stage]:
         open_backend(mysql_server.url(place.name, port=proxy.port)) as backend,
         backend.consumer([QUEUE, OTHER]) as consumer,
     ):
-        # Both connect before the first fault, which is for a packet of the scene. The first packet of a connection has the
-        # word COMMIT, too. A consumer connects when there is a job.
+        # Both connect before the first fault, which is for a packet of the scene. The first packet of a connection has
+        # the word COMMIT, too. A consumer connects when there is a job.
         backend.enqueue(QUEUE, [NewJob(b"x", "first")])
         consumer.reserve(1, 0)
         yield Stage(proxy, mysql_server, there, backend, consumer, lambda: _wipe(mysql_server, place.name))
