@@ -39,12 +39,12 @@ from multiq.backend import (
 )
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
-from multiq.errors import BackendUnavailable, UrlInvalid
-from multiq.settings.url import Option, seconds
+from multiq.errors import BackendUnavailable
 
 from .admin import Admin
 from .consumer import BeanstalkConsumer
 from .doctor import examine
+from .dsn import OPTIONS, address_of
 from .enqueue import enqueue
 from .errors import reply_error
 from .pause import PausedTubes
@@ -56,9 +56,8 @@ if TYPE_CHECKING:
 
     from multiq.backend import Finding, JobRecord, NewJob, QueueStats
     from multiq.driverkit.net import Address
-    from multiq.settings.url import BackendUrl
+    from multiq.settings.url import BackendUrl, Option
 
-_PORT = 11300
 _MOST_BODY = 65535  # bytes: the server's default
 _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (start it with -b and a folder)"
 
@@ -104,9 +103,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         one_step_everywhere=Gap("never", "no command settles one job and changes another job"),
         diagnosis=True,
     )
-    options: ClassVar[Mapping[str, Option]] = {
-        "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take"),
-    }
+    options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(self, address: Address, *, timeout: float = 5.0) -> None:
         self._pool = Pool(address, timeout)
@@ -212,24 +209,3 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         if line == b"NOT_FOUND":
             return None
         raise reply_error(line, self._pool.address)
-
-
-def address_of(url: BackendUrl) -> Address:
-    """Return the address of a URL's server. Raises ``UrlInvalid``."""
-    if url.username is not None or url.password is not None:
-        raise _invalid(url, "beanstalkd has no users or passwords: leave them out")
-    if url.scheme == "beanstalk+unix":
-        if url.hosts or len(url.path) <= 1:
-            raise _invalid(url, "write three slashes and a path, as in beanstalk+unix:///run/beanstalkd.sock")
-        return url.path
-    if url.scheme != "beanstalk":
-        raise _invalid(url, f"the scheme must be beanstalk or beanstalk+unix, got {url.scheme}")
-    if len(url.hosts) > 1:
-        raise _invalid(url, "it names several hosts, and beanstalkd is one server")
-    if url.path.strip("/"):
-        raise _invalid(url, "beanstalkd has no databases: leave the path out")
-    return url.host or "localhost", _PORT if url.port is None else url.port
-
-
-def _invalid(url: BackendUrl, why: str) -> UrlInvalid:
-    return UrlInvalid(f"{str(url)!r} cannot be used: {why}")

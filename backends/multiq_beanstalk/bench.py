@@ -11,10 +11,11 @@ from multiq.bench.servers import HOST, Server, free_port, resident_bytes
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
 
-from .backend import BeanstalkBackend, address_of
+from .backend import BeanstalkBackend
 from .baseline import BeanstalkBaseline
 from .connection import open_connection
 from .doctor import pairs, read_server, survives
+from .dsn import address_of
 from .errors import CONNECTION_ERRORS
 from .pool import Pool
 

@@ -46,12 +46,12 @@ from multiq.backend import (
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.driverkit.paging import cursor_of, read_cursor
-from multiq.errors import JobHeld, JobNotFound, JobReserved, OptionInvalid, UniqueTaken, UrlInvalid
-from multiq.settings.url import Option, choice, seconds
+from multiq.errors import JobHeld, JobNotFound, JobReserved, OptionInvalid, UniqueTaken
 
 from .connection import MAX_BODY, SURELY_FITS
 from .consumer import SqliteConsumer
 from .doctor import examine
+from .dsn import OPTIONS, path_of
 from .errors import MalformedRecord
 from .external_transaction import ExternalTransaction
 from .limits import change_limits, go_on, held_by, may_have_gates, place, states
@@ -97,7 +97,7 @@ if TYPE_CHECKING:
         Version,
     )
     from multiq.driverkit.clock import Clock
-    from multiq.settings.url import BackendUrl
+    from multiq.settings.url import BackendUrl, Option
 
     from .connection import Transaction
     from .unique import OwnKey
@@ -140,14 +140,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, N
         schema=Gap("never", "the driver makes the tables in the SQLite file, and keeps them up to date"),
         diagnosis=True,
     )
-    options: ClassVar[Mapping[str, Option]] = {
-        "synchronous": Option(
-            choice("full", "normal"),
-            "full",
-            "full: a job is on the disk when enqueue returns; normal: faster, but a power loss undoes the last commits",
-        ),
-        "timeout": Option(seconds(0, 3600), 10.0, "seconds that a call waits while another process has the write lock"),
-    }
+    options: ClassVar[Mapping[str, Option]] = OPTIONS
 
     def __init__(
         self,
@@ -171,7 +164,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, N
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> SqliteBackend:
-        return cls(_path(url), create=url.create, **url.options)
+        return cls(path_of(url), create=url.create, **url.options)
 
     @property
     def path(self) -> str:
@@ -587,15 +580,6 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, N
                     break
                 time.sleep(SLICE_PAUSE)
         return done
-
-
-def _path(url: BackendUrl) -> str:
-    if url.host or url.port or url.username or url.password:
-        raise UrlInvalid(
-            f"{str(url)!r} cannot be used: write three slashes and a path, as in sqlite:///jobs.db (in this folder) or "
-            "sqlite:////var/lib/app/jobs.db"
-        )
-    return url.path.removeprefix("/")
 
 
 def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State, bool]:
