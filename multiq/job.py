@@ -99,7 +99,7 @@ class JobHandle:
         # imported late, because few programs cancel jobs
         from .cancellation import GRACE_DEFAULT, cancel_job, check_reason_of
 
-        seconds = GRACE_DEFAULT if grace is None else check_delay(grace)
+        seconds = GRACE_DEFAULT if grace is None else check_delay(grace, name="grace")
         why = check_reason_of(reason)
         return cancel_job(self._backend, self.queue, self.id, followers=followers, grace=seconds, reason=why)
 

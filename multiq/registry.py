@@ -508,6 +508,8 @@ def _check_limits(limits: Sequence[Limit] | Limit | None, function: Callable[...
 
 
 def _own_name(function: Callable[..., Any]) -> str:
+    if isinstance(function, Task):
+        raise ArgumentsInvalid(f"{function!r} is a task already: app.include(tasks) adds the tasks of a registry")
     name: str | None = getattr(function, "__name__", None)
     if name is None or name == "<lambda>":
         raise NameInvalid(f"a task must have a name, and {place(function)} has none: @app.task(name=...)")

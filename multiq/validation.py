@@ -62,7 +62,7 @@ def check_queue(name: object) -> str:
     return queue
 
 
-def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
+def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None, *, name: str = "delay") -> float:
     """Return *delay* in seconds, or the seconds until *at*, which is a datetime with a time zone. If *at* is in the
     past, return 0."""
     if at is not None:
@@ -71,9 +71,9 @@ def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = Non
         return _until(at)
     if delay is None:
         return 0.0
-    seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else _number(delay, "delay")
+    seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else _number(delay, name)
     if not 0 <= seconds <= DELAY_MAX:
-        raise OptionInvalid(f"delay must be from 0 (now) to {DELAY_MAX:.0f} seconds (a century), got {shown(delay)}")
+        raise OptionInvalid(f"{name} must be from 0 (now) to {DELAY_MAX:.0f} seconds (a century), got {shown(delay)}")
     return seconds
 
 

@@ -120,7 +120,7 @@ class FlowHandle:
         from multiq.cancellation import GRACE_DEFAULT, check_reason_of, check_supported, request_many
 
         backend, why = self._app.backend, check_reason_of(reason)
-        seconds = GRACE_DEFAULT if grace is None else check_delay(grace)
+        seconds = GRACE_DEFAULT if grace is None else check_delay(grace, name="grace")
         if running:
             check_supported(backend)
         record = self._cancel_record()
@@ -450,7 +450,8 @@ class Flows:
 
         Raises ``BackendError``.
         """
-        seconds = check_timeout(older_than.total_seconds() if isinstance(older_than, dt.timedelta) else older_than)
+        age = older_than.total_seconds() if isinstance(older_than, dt.timedelta) else older_than
+        seconds = check_timeout(age, "older_than")
         swept = []
         for info in builtins.list(self.list()):
             if info.state == "enqueuing" and time.time() - info.created >= seconds:

@@ -120,6 +120,16 @@ class AsyncCallable:
         return number
 
 
+def test_a_task_of_a_registry_is_not_registered_again() -> None:
+    tasks = multiq.Tasks()
+
+    @tasks.task()
+    def work() -> None: ...
+
+    with pytest.raises(ArgumentsInvalid, match=r"is a task already: app\.include\(tasks\) adds"):
+        multiq.App("memory://").task(work)
+
+
 def test_anything_that_can_be_called_can_be_a_task_if_it_has_a_name(app: multiq.App) -> None:
     partial = functools.partial(work, 3)
     for function in (partial, Callable(), AsyncCallable()):

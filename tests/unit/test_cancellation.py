@@ -173,6 +173,14 @@ def test_a_job_that_is_cancelled_at_once_is_interrupted_although_looks_at_it_are
     assert handle.status() == "cancelled"
 
 
+def test_an_impossible_grace_or_age_is_named(shop: Shop) -> None:
+    handle = shop.app.queue("default").enqueue(b"x")
+    with pytest.raises(OptionInvalid, match=r"grace must be from 0 .* got -1"):
+        handle.cancel(grace=-1)
+    with pytest.raises(OptionInvalid, match="older_than must be 0 seconds or more, got -1"):
+        shop.app.flows.sweep(-1)
+
+
 @pytest.mark.parametrize("name", ["spin", "timed", "sleep", "clean_up"])
 def test_a_running_job_is_interrupted_after_the_grace(shop: Shop, name: str) -> None:
     # Given a job that does not check for its cancellation

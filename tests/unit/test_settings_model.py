@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multiq.errors import SettingsInvalid
-from multiq.settings.model import KEYS, LogSettings, PayloadSettings, Settings, WorkerSettings
+from multiq.settings.model import KEYS, LogSettings, PayloadSettings, Settings, WorkerSettings, check_setting
 
 CANARY = "S3CR3T-canary"
 
@@ -53,6 +53,13 @@ def test_a_password_in_a_bad_value_is_masked() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         Settings(url=[f"redis://:{CANARY}@host"])  # type: ignore[arg-type]  # a mistake that people make
     assert CANARY not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["payload.compress", "payload.accept_unsigned"])
+def test_a_key_of_payloads_in_another_setting_is_not_shown(key: str) -> None:
+    with pytest.raises(ValueError, match="must be") as caught:
+        check_setting(key, "a:c2VjcmV0LXNlY3JldC1zZWNyZXQ=")
+    assert "c2Vj" not in str(caught.value)
 
 
 def test_a_connection_is_a_url_or_a_name_or_the_default() -> None:
