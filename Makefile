@@ -18,6 +18,9 @@ MINUTES ?= 60
 SIDE_BY_SIDE ?= -n 8 --dist worksteal
 # thousands of interpreters are started: none of them may compile all modules again, whatever the shell has set
 unexport PYTHONDONTWRITEBYTECODE
+# in a fresh clone, each of the processes would compile all tests, which takes each of them half a minute
+COMPILE = test -d tests/unit/__pycache__ || { echo "compiling the tests, once"; \
+	$(BIN)/python -m pytest --collect-only --quiet --quiet -m "not long" >/dev/null || true; }
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -35,6 +38,7 @@ demo: $(DEMO_STAMP)
 
 test: $(VENV)/.dev
 	@.ci/install-servers
+	@$(COMPILE)
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(ARGS)
 
 test-long: $(VENV)/.dev
