@@ -240,6 +240,7 @@ def test_the_filters_choose_jobs(backend: TaskBackend) -> None:
         assert "<b>" not in page
 
 
+@pytest.mark.long
 def test_a_long_list_says_that_it_is_cut(backend: TaskBackend) -> None:
     failed(*map(str, range(101)))
     work(backend)

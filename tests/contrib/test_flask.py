@@ -359,6 +359,7 @@ def flask_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=100)
 
 
+@pytest.mark.long
 def test_flask_multiq_runs_jobs_and_looks_at_queues(tmp_path: Path) -> None:
     # given a job in the store that only the application's configuration names
     enqueued = flask_command(tmp_path, "multiq", "enqueue", "shop.tell", "--args", '["hello"]')

@@ -157,6 +157,7 @@ def test_auto_reload_takes_a_change_made_while_a_reloaded_program_starts(watched
     watched.goes_on("first")
 
 
+@pytest.mark.long
 def test_a_watcher_ends_with_a_supervisor_that_was_killed(watched: Watched) -> None:
     watched.start_watching()
     (watcher,) = _watchers(watched.process.pid)

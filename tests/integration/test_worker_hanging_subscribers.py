@@ -63,6 +63,7 @@ def with_arguments(modes: dict[str, str], more: str) -> dict[str, str]:
 
 @in_all_modes
 @pytest.mark.parametrize("names", ENDS_LONG)
+@pytest.mark.long
 def test_the_end_of_the_grace_ends_a_worker_whose_subscriber_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes: dict[str, str], names: str
 ) -> None:

@@ -105,6 +105,7 @@ def having(word: str, lines: list[str]) -> list[str]:
     return [line for line in lines if word in line]
 
 
+@pytest.mark.long
 def test_an_outage_is_logged_at_once_then_more_rarely_and_at_its_end(shell: Shell) -> None:
     server = BeanstalkServer()  # not started
     with listening(shell.start("worker", "shop.tasks:app", "-q", "mail", "-c", server.url)) as lines:

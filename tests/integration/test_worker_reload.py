@@ -71,6 +71,7 @@ def log(folder: Path) -> str:
     return (folder / "log").read_text()
 
 
+@pytest.mark.long
 def test_a_reload_under_load_switches_to_the_new_code_and_runs_every_job_once(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_reload_to_code_that_does_not_start_is_logged_and_refused(
     assert {version for version, _, _ in served(tmp_path)} == {1}
 
 
+@pytest.mark.long
 def test_sigquit_shows_what_runs_and_where_and_ends_no_process(tmp_path: Path, url: str) -> None:
     handle = nap.enqueue(1, 4)
     with worker(tmp_path, url, "processes=1") as process:

@@ -164,6 +164,7 @@ def test_a_job_of_a_coroutine_that_is_cancelled_meanwhile_is_given_back(queue: m
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_cancelled_coroutines_lose_no_job(queue: multiq.Queue) -> None:
     async def main() -> None:
         # given jobs that come while coroutines are cancelled at random times

@@ -75,6 +75,7 @@ def test_fewer_jobs_per_second_are_worse_and_more_are_better() -> None:
     assert row.low < row.ratio < row.high
 
 
+@pytest.mark.long
 def test_a_change_within_the_threshold_is_not_a_regression() -> None:
     slower = report(seed=2, factors={("settle", "settle"): 1.2})
     assert not compare(report(seed=1), slower, threshold=0.3).regressed

@@ -72,6 +72,7 @@ def test_the_honest_backend_keeps_all_that_it_claims(whole: Report) -> None:
     assert len(whole.kept) > 300
 
 
+@pytest.mark.long
 def test_every_paragraph_is_reported(whole: Report) -> None:
     paragraphs = {paragraph.number: paragraph for paragraph in whole.paragraphs()}
     assert list(paragraphs) == list(PARAGRAPHS)

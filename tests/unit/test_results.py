@@ -674,6 +674,7 @@ def test_a_job_that_waits_for_another_is_interrupted_at_its_timeout(app: multiq.
     assert caught == ["in time"]
 
 
+@pytest.mark.long
 def test_a_worker_deletes_expired_outcomes_of_a_queue_in_which_no_more_jobs_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

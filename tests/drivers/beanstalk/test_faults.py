@@ -117,6 +117,7 @@ def test_stopped_server_is_a_timeout_for_a_waiting_reserve(new_beanstalk: NewBea
         assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
 
 
+@pytest.mark.long
 def test_waiting_reserve_notices_that_the_server_stops(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with (
@@ -228,6 +229,7 @@ def test_worker_waits_for_a_server_that_starts_later(
 # --- the connection goes away ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_hundred_reconnects_leave_no_open_file(proxy: Proxy) -> None:
     queue = "reconnects"
     with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
@@ -290,6 +292,7 @@ def test_worker_notices_its_lost_connection_and_runs_the_job_again(
         assert "lost" in process.log
 
 
+@pytest.mark.long
 def test_slow_link_ends_no_lease_early(
     proxy: Proxy, new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:

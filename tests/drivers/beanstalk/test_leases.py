@@ -179,6 +179,7 @@ def test_ack_is_not_sent_after_a_refused_touch(backend: Backend, client: BareCli
     assert backend.purge(queue, [State.READY]) == 1
 
 
+@pytest.mark.long
 def test_job_from_a_wait_has_its_whole_lease(backend: Backend, client: BareClient, queue: str) -> None:
     # Given a job that comes after a wait as long as its ttr
     backend.enqueue(queue, [new(ttr=TTR, delay=TTR)])

@@ -103,6 +103,7 @@ def test_leases_on_other_connections_live_on_and_jobs_are_handed_out(
     assert consumer.settle([Ack(lease) for lease in (held, *leases)]) == [None] * 3
 
 
+@pytest.mark.long
 def test_ack_counts_though_its_lease_ends_before_the_silent_connection_times_out(
     proxy: Proxy, backend: Backend, pool: ThreadPoolExecutor
 ) -> None:
@@ -136,6 +137,7 @@ def test_settle_beside_a_blocked_call_ends_in_time_and_loses_nothing(
     assert consumer.settle([Ack(held)]) == [None]
 
 
+@pytest.mark.long
 def test_settle_that_waits_for_a_blocked_call_takes_no_second_timeout(
     consumer: Consumer, proxy: Proxy, backend: Backend, silent: Lease, pool: ThreadPoolExecutor
 ) -> None:

@@ -141,6 +141,7 @@ def settle_late(server: BeanstalkServer, stale: Consumer, other: OtherConsumer, 
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_ended_lease_does_not_change_its_former_job(
     server: BeanstalkServer, stale: Consumer, other: OtherConsumer
 ) -> None:

@@ -212,6 +212,7 @@ def users_of(server: RedisServer) -> set[str]:
     return {one["user"] for one in clients_of(server)}
 
 
+@pytest.mark.long
 def test_client_of_sentinels_follows_a_failover(guarded_trio: SentinelTrio) -> None:
     sentinel = Sentinel(
         [(HOST, one.port) for one in guarded_trio.sentinels],

@@ -104,6 +104,7 @@ def test_stopped_server_is_a_timeout_for_a_waiting_reserve(new_redis: NewRedis, 
         assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
 
 
+@pytest.mark.long
 def test_server_that_stops_during_a_waiting_reserve_is_noticed(new_redis: NewRedis) -> None:
     server = new_redis()
     with (

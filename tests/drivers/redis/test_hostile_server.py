@@ -137,6 +137,7 @@ def test_random_replies_raise_only_multiq_errors(rubbish: Callable[[int], Backen
     assert refused > 0
 
 
+@pytest.mark.long
 def test_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiq_redis.connection._LARGEST_REPLY", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))

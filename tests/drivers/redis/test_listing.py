@@ -94,6 +94,7 @@ def test_server_that_cannot_save_still_lists(new_redis: Callable[..., RedisServe
         ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_replica_can_be_listed(new_redis: Callable[..., RedisServer]) -> None:
     primary = new_redis()
     replica = new_redis(replicaof=f"127.0.0.1 {primary.port}", repl_diskless_sync_delay="0")

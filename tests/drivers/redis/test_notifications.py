@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from proxy import CutReply, Proxy
 from servers.process import until
 
@@ -54,6 +55,7 @@ def test_job_of_one_queue_hands_over_the_notification_of_another(server: RedisSe
         assert age < 3
 
 
+@pytest.mark.long
 def test_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) -> None:
     # Given a consumer that has learned by a poll when the next job is due
     with backend.consumer([QUEUE]) as consumer:

@@ -207,6 +207,7 @@ def test_job_is_found_in_any_partition(reader: str, wide: Backend, narrow: Backe
         looks.delete(QUEUE, new_id())
 
 
+@pytest.mark.long
 def test_consumer_waiting_at_one_partition_learns_of_the_others_in_time(
     server: RedisServer, wide: Backend, narrow: Backend
 ) -> None:
@@ -330,6 +331,7 @@ def test_batch_refused_by_one_full_node_reports_what_the_others_took() -> None:
 # --- idle ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_idle_consumer_of_many_partitions_sends_no_more_than_one_of_a_single_partition(
     server: RedisServer, wide: Backend
 ) -> None:

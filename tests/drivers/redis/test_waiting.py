@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from proxy import CutReply, Proxy, places
 from servers.process import until
 from waits import is_quiet
@@ -81,6 +82,7 @@ def test_killed_consumer_is_handed_no_job_although_a_child_that_it_forked_lives(
         os.close(writer)
 
 
+@pytest.mark.long
 def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backend) -> None:
     # Given a client that will pop the marker and do nothing, and a consumer that began to wait after it
     with server.client() as thief, backend.consumer([QUEUE]) as consumer:
@@ -98,6 +100,7 @@ def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backen
         assert [lease.id for lease in found] == [job_id]
 
 
+@pytest.mark.long
 def test_reply_to_a_waiting_consumer_cut_at_any_byte_loses_and_doubles_nothing(server: RedisServer) -> None:
     # Given a consumer behind a proxy, which has sent its next commands together with the wait
     with (
