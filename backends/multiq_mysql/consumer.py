@@ -512,7 +512,8 @@ class MysqlConsumer(Consumer):
         """Reserve jobs of a queue with limits, and check their gates. *before*: the leases that the call has so far.
 
         A transaction may park many jobs and find none that can start. While the call goes on, the caller's new verdicts
-        and touches wait. So the call ends if it has leases, if it is interrupted, or after ``limits.LOOKING_TIME``.
+        and touches wait. So the call ends if it has leases and many jobs are left, if it is interrupted, or after
+        ``limits.LOOKING_TIME``.
         ``sees_all`` is then False, because the jobs that the call has not looked at may include one that can start.
         """
         leases: list[Lease] = []
@@ -536,7 +537,8 @@ class MysqlConsumer(Consumer):
                 break
             if claim.is_all or len(leases) >= limit:
                 break
-            if ((leases or before) and not found) or self._interrupted or time.monotonic() > give_up_at:
+            has_enough = claim.is_deep and not found and bool(leases or before)
+            if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
                 break
         return leases
@@ -752,6 +754,8 @@ class _GatedClaim:
         self.is_all = False
         self.is_full = False
         """Whether there may be more ready jobs than the transaction has read."""
+        self.is_deep = False
+        """Whether the transaction has read as many ready jobs as a transaction may, and there may be more."""
         self.has_parked_first = False
         """Whether the transaction has handed out nothing to park ready jobs of fair limits first."""
         self.changes: list[str] = []
@@ -770,6 +774,7 @@ class _GatedClaim:
         )
         claim.read(session)
         self.changes, self.is_full, self.has_parked_first = claim.changes, claim.is_full, claim.has_parked_first
+        self.is_deep = claim.is_deep
         leases = self._consumer.claim_gated(session, claim, self._queue)
         self.is_all = (claim.is_all or not claim.has_progress) and not claim.changes
         return leases

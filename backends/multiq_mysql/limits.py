@@ -207,6 +207,11 @@ class Claim:
         """Whether all jobs were found, so that another transaction would find no more jobs now."""
 
     @property
+    def is_deep(self) -> bool:
+        """Whether the transaction has read as many ready jobs as a transaction may, and there may be more."""
+        return self.is_full and self._scanned == _MOST_READ
+
+    @property
     def has_progress(self) -> bool:
         """Whether the transaction reserves jobs, parks jobs or makes a line shorter, or whether the next transaction
         will read more jobs."""
