@@ -46,7 +46,7 @@ _ROWS_AT_ONCE = 500  # jobs that one statement reads
 _HAS_DETAIL = ":+"
 
 # The token begins with 0 if the job has gates, so that its verdict frees their slots. ``int`` ignores the zero.
-_GATED = (":0", ":+0")
+_GATED, _GATED_WITH_DETAIL = ":0", ":+0"
 
 _RELEASING = frozenset({Release, GiveBack, Abandon})
 
@@ -282,7 +282,8 @@ def _fence(lease: Lease) -> tuple[int, int]:
 
 
 def _has_gates(lease: Lease) -> bool:
-    return any(mark in lease.token for mark in _GATED)
+    token = lease.token
+    return _GATED in token or _GATED_WITH_DETAIL in token
 
 
 def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]:

@@ -61,6 +61,9 @@ def insert_all(
     transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str = "main"
 ) -> list[str]:
     """Insert jobs in their order. For each job, returns its id, or the id of the other job that has its unique key."""
+    if all(job.terms is None for job in jobs):
+        insert(transaction, queue, jobs, now, schema)
+        return [job.id for job in jobs]
     ids: list[str] = []
     plain: list[NewJob] = []
     for job in jobs:
