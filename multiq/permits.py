@@ -205,8 +205,11 @@ def places(gates: Sequence[PermitGate], queue: str) -> list[PermitPlace]:
 
 
 def change_quotas(backend: Backend, place: str, change: Mapping[str, Quota | None], *, pinned: bool) -> None:
-    """Store or remove quotas. With *pinned*, the limits are pinned. Without *pinned*, limits that
-    are already pinned do not change. Raises ``BackendError``."""
+    """Store or remove quotas.
+
+    With *pinned*, the limits are pinned. Without *pinned*, limits that are already pinned do not change. Raises
+    ``BackendError``.
+    """
     for name, quota in change.items():
         if quota is not None:
             check_quota_of_permits(backend, name, quota)

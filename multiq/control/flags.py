@@ -116,7 +116,7 @@ class Control:
         return True
 
     def bring_up(self) -> bool:
-        """Let workers take jobs again. Returns False if nobody had called ``take_down``."""
+        """Let workers take jobs again. Returns False if workers were allowed to take jobs already."""
         self.check()
         return bool(self._backend.purge(DOWN, [State.DELAYED]))
 

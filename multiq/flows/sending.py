@@ -281,6 +281,8 @@ def _enqueue(backend: Backend, queue: str, jobs: Sequence[NewJob], passed: float
 
 
 def _later(job: NewJob, passed: float) -> NewJob:
-    """Return the job as it is sent *passed* seconds later. The delay of a held job begins only at
-    its release, so it is not shortened."""
+    """Return the job as it is sent *passed* seconds later.
+
+    The delay of a held job begins only at its release, so it is not shortened.
+    """
     return job if job.terms is not None and job.terms.awaits else later(job, passed)

@@ -175,8 +175,8 @@ KEYS: dict[str, Key] = {
 }
 
 
-SECRET_KEYS = ("payload.sign", "payload.encrypt")
-"""The settings whose values must not appear in messages."""
+SECRET_KEYS = tuple(key for key in KEYS if key.startswith("payload."))
+"""The settings whose values must not appear in messages. A key may have been given to any setting of payloads."""
 
 
 def check_setting(key: str, value: Any) -> Any:
@@ -187,7 +187,7 @@ def check_setting(key: str, value: Any) -> Any:
     try:
         return KEYS[key].check(value)
     except ValueError as exc:
-        if key.startswith("payload."):  # the value may be a key that was given to the wrong setting
+        if key in SECRET_KEYS:
             raise
         shown = redact(value if isinstance(value, str) else repr(value))
         raise ValueError(f"{exc}, got {shown if len(shown) <= 60 else shown[:57] + '...'}") from exc
