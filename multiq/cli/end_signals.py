@@ -7,17 +7,19 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import FrameType
+    from typing import Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class EndSignals:
-    """Waits for SIGTERM or SIGINT. The second signal raises ``KeyboardInterrupt``, because an import or a call of the
-    backend may take long.
+    """Waits for SIGTERM or SIGINT, within a ``with`` block.
+
+    The second signal raises ``KeyboardInterrupt``, because an import or a call of the backend may take long.
 
     A handler runs between any two bytecodes of the main thread, also within another handler. So the handler takes no
     lock: ``threading.Event.set`` would wait forever for the lock of an ``Event.wait`` that the handler interrupts. A
@@ -28,11 +30,23 @@ class EndSignals:
     def __init__(self) -> None:
         self._calls = itertools.count()
         self._has_ended = False
-        self._reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._reader = self._writer = self._fd_before = -1
+        self._handlers_before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._fd_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _SIGNALS:
-            signal.signal(number, self._handle)
+            self._handlers_before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._handlers_before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not installed by Python
+        signal.set_wakeup_fd(self._fd_before)
+        os.close(self._writer)
+        os.close(self._reader)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for a signal, for at most *seconds*. Return whether one has arrived, now or before."""

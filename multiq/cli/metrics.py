@@ -86,7 +86,8 @@ def _serve(collector: QueueCollector, address: Address, timeout: float) -> None:
 
     log = current_settings().log
     setup_logging(log.level, log.format, over_app=False)
-    ended = EndSignals()
-    server = Server(listen(address), Pages(None, collector.text, (address.host,)), seconds=timeout + _REPLY_SECONDS)
-    ended.wait()
-    server.close()
+    pages = Pages(None, collector.text, (address.host,))
+    with EndSignals() as ended:
+        server = Server(listen(address), pages, seconds=timeout + _REPLY_SECONDS)
+        ended.wait()
+        server.close()

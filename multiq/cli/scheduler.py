@@ -29,12 +29,12 @@ def scheduler(app_path: str | None) -> None:
     from .apps import find_default_app, load_app, open_app
     from .end_signals import EndSignals
 
-    ended = EndSignals()
-    app_path = app_path or find_default_app()
-    with load_app(app_path) if app_path is not None else open_app() as app:
-        setup_logging(app.settings.log.level, app.settings.log.format, over_app=False)
-        Scheduler(app)  # raises Unsupported if the backend cannot have schedules
-        scheduling = Scheduling(app)
-        scheduling.notice()
-        while not ended.wait(_POLL):
-            scheduling.look_if_due()
+    with EndSignals() as ended:
+        app_path = app_path or find_default_app()
+        with load_app(app_path) if app_path is not None else open_app() as app:
+            setup_logging(app.settings.log.level, app.settings.log.format, over_app=False)
+            Scheduler(app)  # raises Unsupported if the backend cannot have schedules
+            scheduling = Scheduling(app)
+            scheduling.notice()
+            while not ended.wait(_POLL):
+                scheduling.look_if_due()

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 
+import psutil
 import pytest
 
 from multiq.cli.end_signals import EndSignals
@@ -23,11 +24,11 @@ def _begin_waiting(ready: int) -> int:
     status = 1
     try:
         signal.alarm(_PATIENCE)
-        signals = EndSignals()
-        os.write(ready, b"\0")
-        signals.wait()
-        while True:
-            time.sleep(0.001)
+        with EndSignals() as signals:
+            os.write(ready, b"\0")
+            signals.wait()
+            while True:
+                time.sleep(0.001)
     except KeyboardInterrupt:
         status = _ENDED_BY_SECOND
     finally:
@@ -51,3 +52,13 @@ def test_the_second_signal_ends_a_command_at_whatever_moment_it_comes(rounds: in
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == _ENDED_BY_SECOND
     os.close(reader)
     os.close(writer)
+
+
+def test_the_end_of_a_command_leaves_the_signals_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    files = psutil.Process().num_fds()
+    with EndSignals() as signals:
+        assert not signals.wait(0)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert psutil.Process().num_fds() == files
