@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -22,10 +23,12 @@ class ManualClock:
 
     def __init__(self) -> None:
         self._now = 1_700_000_000 * SECOND
+        self._lock = threading.Lock()  # two threads that move the clock at the same time must not move it back
 
     def __call__(self) -> int:
         return self._now
 
     def advance(self, seconds: float) -> None:
         """Move the clock by *seconds*. A negative number moves it back, as may happen on a real host."""
-        self._now += nanoseconds(seconds)
+        with self._lock:
+            self._now += nanoseconds(seconds)
