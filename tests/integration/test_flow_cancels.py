@@ -7,9 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from flows_app import app, left, right
+from flows_app import QUEUES, app, left, right
 from processes import until
-from soak.flow_losses import QUEUES, Workers
+from soak.flow_losses import Workers
 from stores import NAMES, PAIRS, STORES
 
 import multiq
