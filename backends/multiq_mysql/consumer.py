@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import random
 import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,6 +67,7 @@ _MAKE_READY = frozenset({Release, GiveBack, Abandon})
 _INLINE_MEMO = 8_192  # bytes of the largest memo that a claim returns in its text
 _MIN_TTR, _MAX_TTR = SECOND, 3_153_600_000 * SECOND  # as in reserve.sql
 _LONGEST_SLEEP = 1.0  # seconds after which a waiting consumer polls again in any case
+_FIRST_HOLD_UP, _LONGEST_HOLD_UP = 0.001, 0.1  # seconds until a consumer looks again at jobs that others have locked
 
 
 class _Exchanged(NamedTuple):
@@ -165,6 +167,10 @@ class MysqlConsumer(Consumer):
         self._unconfirmed = UnconfirmedVerdicts()
         self._parks_until: dict[str, float] = {}
         """Queue -> the time from which a reserve no longer parks its ready jobs of fair limits first."""
+        self._held_up: set[str] = set()
+        """The queues whose jobs the last look has not found, because other consumers had locked them."""
+        self._hold_ups = 0
+        """The number of looks in a row that found such a queue."""
         self._gated: str | None = None
         """The first queue of the present call whose jobs have gates. A separate transaction reserves the jobs of this
         queue."""
@@ -500,7 +506,7 @@ class MysqlConsumer(Consumer):
                     # queues it has promoted none.
                     promote(self._connection, outlooks[queue], self._call_began + self._pool.timeout)
                     self._pool.poller.scan_windows.of(queue).again.restart.request()
-                leases += self._reserve_gated(queue, limit - len(leases), leases)
+                leases += self._reserve_gated(queue, limit - len(leases), leases, outlooks[queue])
                 if len(leases) >= limit:
                     break
         except MultiqError:
@@ -508,16 +514,21 @@ class MysqlConsumer(Consumer):
                 raise
         return exchanged._replace(leases=leases)
 
-    def _reserve_gated(self, queue: str, limit: int, before: Sequence[Lease]) -> list[Lease]:
+    def _reserve_gated(self, queue: str, limit: int, before: Sequence[Lease], outlook: Outlook) -> list[Lease]:
         """Reserve jobs of a queue with limits, and check their gates. *before*: the leases that the call has so far.
 
         A transaction may park many jobs and find none that can start. While the call goes on, the caller's new verdicts
         and touches wait. So the call ends if it has leases and many jobs are left, if it is interrupted, or after
         ``limits.LOOKING_TIME``.
         ``sees_all`` is then False, because the jobs that the call has not looked at may include one that can start.
+
+        If other consumers have locked the jobs or their gates, the queue is noted as held up. Without a pause, many
+        consumers would ask the server again and again, and so slow down the one that has the locks.
         """
         leases: list[Lease] = []
         gated = sum(map(_has_gates, before))
+        turns = self._pool.poller.claim_turns(queue)
+        looked = turns.begun
         give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
         for turn in itertools.count():
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
@@ -526,7 +537,13 @@ class MysqlConsumer(Consumer):
                 self, self._pool, queue, limit - len(leases), most_gated, turn=turn, parks_until=parks_until
             )
             try:
-                found = self._connection.run(claim.run)
+                with turns.next(looked, self._call_began + self._pool.timeout) as number:
+                    if number is None:  # another consumer of this process has just found that nothing is left
+                        break
+                    found = self._connection.run(claim.run)
+                    if claim.is_all and not claim.has_locked and sum(map(_has_gates, found)) < most_gated:
+                        turns.found_all(number)
+                looked = turns.begun
                 leases += found
                 self._note_parking(queue, claim, found)
                 for name in claim.changes:
@@ -541,6 +558,8 @@ class MysqlConsumer(Consumer):
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
                 break
+        if not leases and (claim.has_locked or (turn == 0 and outlook.has_open_gate and not claim.has_looked)):
+            self._held_up.add(queue)
         return leases
 
     def _note_parking(self, queue: str, claim: _GatedClaim, found: Sequence[Lease]) -> None:
@@ -628,6 +647,7 @@ class MysqlConsumer(Consumer):
             notifications = poller.notifications
             outlooks: list[Outlook] = []
             self.sees_all = True
+            self._held_up.clear()
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 leases, outlooks = self._reserve_now(limit, outlooks)
                 if leases:
@@ -642,7 +662,22 @@ class MysqlConsumer(Consumer):
             if not self.sees_all:
                 continue
             wake_at = self._wake_at(outlooks, give_up_at)
-            poller.sleep(self._order, notifications, wake_at, functools.partial(poll, self._pool))
+            poller.sleep(
+                [queue for queue in self._order if queue not in self._held_up] if self._held_up else self._order,
+                notifications,
+                min(wake_at, time.monotonic() + self._hold_up_pause()),
+                functools.partial(poll, self._pool),
+            )
+
+    def _hold_up_pause(self) -> float:
+        """Return the seconds for which this consumer leaves out the queues whose jobs were locked. The pause doubles
+        while they are locked."""
+        if not self._held_up:
+            self._hold_ups = 0
+            return _LONGEST_SLEEP
+        self._hold_ups += 1
+        spread = random.uniform(0.5, 1.5)  # noqa: S311 - spreads the attempts, guards nothing
+        return min(_FIRST_HOLD_UP * 2 ** min(self._hold_ups, 10), _LONGEST_HOLD_UP) * spread
 
     def _reserve_now(self, limit: int, outlooks: list[Outlook]) -> tuple[list[Lease], list[Outlook]]:
         """Reserve jobs. *outlooks*: the outlooks of this poll. Returns the leases and the last outlooks."""
@@ -758,6 +793,10 @@ class _GatedClaim:
         """Whether the transaction has read as many ready jobs as a transaction may, and there may be more."""
         self.has_parked_first = False
         """Whether the transaction has handed out nothing to park ready jobs of fair limits first."""
+        self.has_looked = False
+        """Whether the transaction has locked gates that must be checked."""
+        self.has_locked = False
+        """Whether the transaction leaves jobs out, because another session has locked them or one of their gates."""
         self.changes: list[str] = []
         """The changed limits whose next gates must be opened."""
 
@@ -774,7 +813,7 @@ class _GatedClaim:
         )
         claim.read(session)
         self.changes, self.is_full, self.has_parked_first = claim.changes, claim.is_full, claim.has_parked_first
-        self.is_deep = claim.is_deep
+        self.is_deep, self.has_looked, self.has_locked = claim.is_deep, claim.has_looked, claim.has_locked
         leases = self._consumer.claim_gated(session, claim, self._queue)
         self.is_all = (claim.is_all or not claim.has_progress) and not claim.changes
         return leases

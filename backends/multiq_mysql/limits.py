@@ -195,6 +195,8 @@ class Claim:
         """Whether there may be more ready jobs than the transaction has read."""
         self.has_parked_first = False
         """Whether the transaction hands out nothing to park ready jobs of fair limits first."""
+        self.has_looked = False
+        """Whether the transaction has locked gates that must be checked."""
         self._has_more_looks = False
         """Whether there may be more open gates than this transaction has read."""
         self.changes: list[str] = []
@@ -210,6 +212,11 @@ class Claim:
     def is_deep(self) -> bool:
         """Whether the transaction has read as many ready jobs as a transaction may, and there may be more."""
         return self.is_full and self._scanned == _MOST_READ
+
+    @property
+    def has_locked(self) -> bool:
+        """Whether the transaction leaves jobs out, because another session has locked them or one of their gates."""
+        return bool(self._locked)
 
     @property
     def has_progress(self) -> bool:
@@ -257,6 +264,7 @@ class Claim:
         self._scan = found[: self._scanned]
         if not looked or not looked[0].rows:  # Other consumers have locked these gates.
             return []
+        self.has_looked = True
         self._has_more_looks = any(len(reply.rows) == _LOOKED_AT for reply in looked)
         rows = [row for reply in looked for row in reply.rows]
         self.changes = [_text(key) for name, key in rows if not name]  # begin_change.sql explains the empty name.

@@ -8,6 +8,9 @@ It also returns the time at which the next job becomes due or the next lease end
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from multiq.driverkit.fork import PerProcess
@@ -17,7 +20,7 @@ from .records import SECOND, look
 from .scan_window import POLL, ScanWindows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from .pool import Pool
 
@@ -36,6 +39,48 @@ class Poller(SharedPoller):
             PollPause(first=_FIRST_PAUSE, longest=IDLE_POLL, growth=_PAUSE_GROWTH, jitter=_JITTER),
         )
         self.scan_windows = ScanWindows()
+        self._claim_turns: dict[str, ClaimTurns] = {}
+
+    def claim_turns(self, queue: str) -> ClaimTurns:
+        """The turns in which the consumers of this process claim jobs with gates from a queue."""
+        return self._claim_turns.setdefault(queue, ClaimTurns())
+
+
+class ClaimTurns:
+    """Lets the consumers of this process claim jobs with gates one after another.
+
+    Claims at the same time would find each other's locks, and nothing else. Their polls show open gates until the claim
+    that has the locks is committed, so all of them would go on asking.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begun = 0
+        """The number of claims so far."""
+        self._found_all = 0
+        """The number of the last claim after which no job was left that could start."""
+
+    @contextlib.contextmanager
+    def next(self, seen: int, give_up_at: float) -> Iterator[int | None]:
+        """Wait for the turn, at the longest until the monotonic clock reaches *give_up_at*. The block claims.
+
+        Yields the number of the claim, or None if a claim has left no job that can start, and began after the caller
+        had read *seen* from ``begun``.
+        """
+        has_lock = self._lock.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
+        try:
+            if self._found_all > seen:
+                yield None
+            else:
+                self.begun += 1
+                yield self.begun
+        finally:
+            if has_lock:
+                self._lock.release()
+
+    def found_all(self, number: int) -> None:
+        """Record that the claim of this number has left no job that can start."""
+        self._found_all = max(self._found_all, number)
 
 
 pollers = PerProcess(Poller)

@@ -137,6 +137,7 @@ class SharedPoller:
         self, queues: Sequence[str], notifications: int, until: float, poll: Callable[[Sequence[str]], Found]
     ) -> None:
         """Sleep until ``notify`` was called, one of *queues* has a job, or the monotonic clock reaches *until*.
+        With no *queues*, only ``notify`` and *until* end the sleep.
 
         Returns immediately if the number of notifications is not *notifications* any more. *poll* queries the queues of
         all waiting consumers. The calling thread calls *poll* if no other thread polls already. If *poll* raises an
@@ -170,7 +171,9 @@ class SharedPoller:
         while not waiter.sleep(min(self.pause.next(), changes_in, until - time.monotonic())):
             if time.monotonic() >= until:
                 return
-            working, changes_in = poll(self._awaited_queues())
+            if not (queues := self._awaited_queues()):
+                continue
+            working, changes_in = poll(queues)
             if waiter in self._wake_waiters_of(working):
                 return
 

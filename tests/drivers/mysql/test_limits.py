@@ -24,6 +24,7 @@ from multiq.ids import new_id, new_ids
 from multiq_mysql import limits, pool
 from multiq_mysql.connection import Session
 from multiq_mysql.statements import NOW, render
+from multiq_mysql.waiting import ClaimTurns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -178,6 +179,51 @@ def test_a_consumer_that_waits_beside_parked_jobs_only_polls(
         packets.clear()
         assert consumer.reserve(10, 1.0) == []
     assert {text.split("(")[0] for packet in packets for text in packet} == {"SELECT CONCAT_WS"}
+
+
+def test_consumers_of_one_process_do_not_ask_for_the_gate_that_one_of_them_has_locked(
+    mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend
+) -> None:
+    # Given a limit of three slots, many consumers, and counts of the transactions that find nothing
+    jobs, done = 48, list[str]()
+    backend.limits(QUEUE, {"api": Quota(slots=3)})
+    add(backend, jobs, API)
+
+    def rollbacks() -> int:
+        ((_, number),) = mysql_server.ask("SHOW GLOBAL STATUS LIKE 'Com_rollback'")
+        return int(number)
+
+    def drain() -> None:
+        with open_backend(place.url) as own, own.consumer([QUEUE]) as consumer:
+            while len(done) < jobs:
+                for lease in consumer.reserve(2, 1.0):
+                    consumer.settle([Ack(lease)])
+                    done.append(lease.id)
+
+    # When the consumers run all jobs
+    before = rollbacks()
+    with ThreadPoolExecutor(16) as threads:
+        for thread in [threads.submit(drain) for _ in range(16)]:
+            thread.result()
+    # Then there are few such transactions: without turns, there were 18 for each job
+    assert len(set(done)) == jobs
+    assert rollbacks() - before <= 5 * jobs
+
+
+def test_a_consumer_does_not_claim_after_a_claim_that_left_nothing() -> None:
+    turns, forever = ClaimTurns(), time.monotonic() + 60
+    seen = turns.begun
+    with turns.next(seen, forever) as first:
+        assert first is not None
+        # A consumer that gets no turn in time claims without it
+        with turns.next(seen, time.monotonic()) as late:
+            assert late is not None
+        turns.found_all(first)
+    # Then a consumer that looked before this claim began need not claim, and a consumer that looked later claims
+    with turns.next(seen, forever) as number:
+        assert number is None
+    with turns.next(turns.begun, forever) as number:
+        assert number is not None
 
 
 def test_jobs_without_gates_take_no_more_packets_behind_parked_ones(
