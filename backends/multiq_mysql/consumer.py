@@ -677,7 +677,7 @@ class MysqlConsumer(Consumer):
             return _LONGEST_SLEEP
         self._hold_ups += 1
         spread = random.uniform(0.5, 1.5)  # noqa: S311 - spreads the attempts, guards nothing
-        return min(_FIRST_HOLD_UP * 2 ** min(self._hold_ups, 10), _LONGEST_HOLD_UP) * spread
+        return min(_FIRST_HOLD_UP * 2.0 ** min(self._hold_ups, 10), _LONGEST_HOLD_UP) * spread
 
     def _reserve_now(self, limit: int, outlooks: list[Outlook]) -> tuple[list[Lease], list[Outlook]]:
         """Reserve jobs. *outlooks*: the outlooks of this poll. Returns the leases and the last outlooks."""

@@ -29,7 +29,8 @@ from .adding import alone
 from .coming import delete_coming, remove, remove_copies
 from .defining import check_timing, define
 from .record import Record, key_of, occurrence_id
-from .scheduler import HEADER_NAME, changes_of, homes, notes_of, store
+from .scheduler import HEADER_NAME
+from .stored import changes_of, homes, notes_of, store
 from .timetable import SECOND, find_zone, moment
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from multiq.errors import JobNotFound, JobReserved, PayloadInvalid, ScheduleInva
 
 from . import record as records
 from .record import occurrence_id
-from .scheduler import carry_on, homes
+from .stored import carry_on, homes
 from .timetable import SECOND
 
 if TYPE_CHECKING:

@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multiq.backend import Drop, Enqueue, NewJob, Put, State, Version
+from multiq.backend import Enqueue, NewJob, Put, Version
 from multiq.envelope import decode_envelope, encode_envelope
 from multiq.errors import (
     BackendError,
     EnqueueRefused,
-    JobNotFound,
     MultiqError,
     OptionInvalid,
     PayloadInvalid,
@@ -44,12 +43,14 @@ from multiq.job import HEADER_DELAY, describe
 
 from . import record as records
 from .adding import alone
+from .coming import remove_copies
 from .planning import DECIDE, NEVER, plan
-from .record import BORN, CHANGES, HOME, MAX_JOBS, PREFIX, Record, occurrence_id, timestamp
+from .record import BORN, HOME, MAX_JOBS, Record, occurrence_id, timestamp
+from .stored import carry_on, changes_of, homes, is_there, notes_of, store_all
 from .timetable import SECOND, zones_version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from multiq.app import App
@@ -73,7 +74,6 @@ _BASE_FOR = 10.0  # seconds after which the time is read again: a clock may be s
 _FRESH = 0.02  # seconds for which the server's time is used before it is read again
 _TRIES = 5  # attempts to change schedules that other processes change at the same time
 _SINGLE = 20  # notes that are read one by one; more are read as pages
-_PAGE = 1000
 _AT_ONCE = 90  # schedules that change in one step: their notes and 900 jobs are fewer than a thousand steps
 _RELOAD_LATER = 600 * SECOND
 _MOST_BYTES = 1_000_000  # of the notes and jobs of one call
@@ -538,8 +538,6 @@ class Scheduler:
             self._remove_copies()
 
     def _remove_copies(self) -> None:
-        from .coming import remove_copies  # imported late, because it imports this module
-
         with alone(self._backend):
             self._reload()
             names = collections.Counter(entry.record.definition.name for entry in self._entries.values())
@@ -654,111 +652,6 @@ def _encoded(definition: Definition, occurrence: Milliseconds, now: float, envel
     body = encode_envelope(envelope, max_body=max_body)
     own_id = occurrence_id(definition.name, occurrence)
     return NewJob(body, own_id, definition.priority, delay, definition.ttr, definition.terms)
-
-
-def store(backend: Backend, definition: Definition, known: tuple[Record, str] | None) -> bool:
-    """Store a new or changed definition. *known*: the schedule as it is stored, and the version of its note.
-
-    Returns False if the note has another version. If the times of a schedule have changed, the new times apply from now
-    on, after the occurrences that have already been made.
-    """
-    return store_all(backend, [(definition, known)])
-
-
-def store_all(backend: Backend, schedules: Sequence[tuple[Definition, tuple[Record, str] | None]]) -> bool:
-    """Like ``store``, for several schedules of one queue. If they have a former queue, it must be the same for all.
-    Stores either all schedules or none."""
-    steps: list[Step] = []
-    conditions: list[Version] = []
-    home = schedules[0][0].queue
-    now = int(backend.now(home) * SECOND)
-    for definition, known in schedules:
-        if known is None:
-            record = Record(definition, now)
-            conditions.append(Version(home, record.key, ""))
-        else:
-            before, version = known
-            record = _changed(before, definition, now)
-            conditions.append(Version(before.home, before.key, version))
-            if before.home != home:
-                steps += records.drop(before.home, before.definition.name, before)
-        steps.append(records.put(record))
-        if definition.origin == "code" and (known is None or known[0].home != home):
-            steps.append(Drop(home, records.removed_key(definition.name)))
-    return backend.carry_out([*steps, *records.announce(home)], when=conditions)
-
-
-def _changed(before: Record, definition: Definition, now: Milliseconds) -> Record:
-    # With the same times, the schedule goes on: occurrences that fell into a deployment count as missed.
-    is_going_on = before.definition.is_due_like(definition) and not before.is_beyond(now)
-    through = before.through if is_going_on else before.going_on(now)
-    is_waiting = before.is_waiting and through == before.through
-    record = msgspec.structs.replace(before, definition=definition, through=through, is_waiting=is_waiting)
-    was = before.as_former()
-    if msgspec.structs.replace(record.as_former(), through=was.through) != was:
-        formers = (former for former in (was, *before.formers) if former.ends > now)
-        record = msgspec.structs.replace(record, formers=tuple(formers)[: records.MOST_FORMERS])
-    if before.home == record.home:
-        return record
-    of_last = before.home if before.last is None else before.queue_of(before.last)
-    return msgspec.structs.replace(record, former=of_last, former_through=before.through)
-
-
-def is_there(backend: Backend, queue: str, job_id: str) -> bool:
-    """Return whether a job waits or runs. A job that is gone or buried does neither."""
-    try:
-        found = backend.peek(queue, job_id)
-    except JobNotFound:
-        carry_on(backend, [queue])
-        try:
-            found = backend.peek(queue, job_id)
-        except JobNotFound:
-            return False
-    return found.state is not State.BURIED
-
-
-def carry_on(backend: Backend, queues: Iterable[str]) -> None:
-    """Carry out the steps that dead processes have left in these queues.
-
-    Without ``one_step_everywhere``, a process may die after it changed the note of a schedule, and before it enqueued
-    the job in another partition, or stored the note in another queue. An error changes nothing: the next call repeats.
-    """
-    if not backend.declared.one_step_everywhere:
-        with contextlib.suppress(BackendError):
-            backend.relay(sorted({*queues}))
-
-
-def changes_of(backend: Backend) -> str:
-    """Return a text that differs after each change of a definition."""
-    found = backend.note(HOME, CHANGES)
-    return "" if found is None else found.version
-
-
-def homes(backend: Backend) -> list[str]:
-    """Return the queues that have schedules now, or had schedules before.
-
-    If a process has died while it moved a schedule, the schedule is first stored in its new queue.
-    """
-    found = _noted_homes(backend)
-    if not found or backend.declared.one_step_everywhere:
-        return found
-    carry_on(backend, found)
-    return _noted_homes(backend)
-
-
-def _noted_homes(backend: Backend) -> list[str]:
-    return [home for note in notes_of(backend, HOME, "") if (home := records.home_in(note)) is not None]
-
-
-def notes_of(backend: Backend, home: str, prefix: str = PREFIX) -> Iterator[Note]:
-    """Yield all notes of a home whose keys begin with *prefix*: by default, its schedules."""
-    after = None
-    while True:
-        page = backend.notes(home, prefix, limit=_PAGE, after=after)
-        yield from page.notes
-        after = page.after
-        if after is None:
-            return
 
 
 def _batches(

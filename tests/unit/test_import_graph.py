@@ -12,8 +12,6 @@ import pytest
 
 DRIVERS = ["multiq_beanstalk", "multiq_mysql", "multiq_redis", "multiq_sqlite"]
 
-pytestmark = pytest.mark.long  # ten seconds for a graph
-
 
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:

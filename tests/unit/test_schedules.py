@@ -41,7 +41,7 @@ from multiq.schedules.record import (
     key_of,
     occurrence_id,
 )
-from multiq.schedules.scheduler import store
+from multiq.schedules.stored import store
 from multiq.worker.processes.scheduling import Scheduling
 
 if TYPE_CHECKING:
