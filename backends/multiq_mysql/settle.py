@@ -113,9 +113,7 @@ class Batch:
         self.verdicts = verdicts
         self.fences = [fence_of(verdict) for verdict in verdicts]
         self._pool = pool
-        self._storing = [
-            verdict for verdict in verdicts if not isinstance(verdict, Abandon) and verdict.after is not None
-        ]
+        self._storing = [verdict for verdict in verdicts if verdict.after is not None]
         """The verdicts with an ``After``: an outcome, a memo, a detail or steps."""
         self.has_steps = any(map(_steps_of, self._storing))
         self.has_keys = self.has_steps and any(steps_have_keys(_steps_of(verdict)) for verdict in self._storing)
@@ -293,7 +291,7 @@ def _key(fence: Fence, verdict: Verdict) -> Key:
 
 
 def _steps_of(verdict: Verdict) -> tuple[Step, ...]:
-    return () if isinstance(verdict, Abandon) or verdict.after is None else verdict.after.steps
+    return () if verdict.after is None else verdict.after.steps
 
 
 def carry_out_part(session: Session, pool: Pool, part: Sequence[Step]) -> Steps:

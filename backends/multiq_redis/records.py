@@ -208,15 +208,18 @@ def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
             raise _corrupt(queue, packed) from exc
         if token != shared:
             shared, digits = token, token.hex()
-        body = next(parts) if flags & _BODY_APART else record[_RECORD.size :]
+        named = f"{digits}.{sequence}{where}"
+        if flags & _BODY_APART:
+            body = next(parts)
+            if has_gates(record):
+                named += GATED
+        else:
+            body = record[_RECORD.size :]
         memo, doomed = b"", ""
         if flags >= _EXTRAS_FROM:
             memo = next(parts)
             doomed = text_of(next(parts)) if flags >= _DOOMED_FROM else ""
-        named, age = f"{digits}.{sequence}{where}", (now - enqueued_at) / MICROSECOND
-        if flags & _BODY_APART and has_gates(record):
-            named += GATED
-        lasts, job_id = ttr / MICROSECOND, unpack_id(packed)
+        age, lasts, job_id = (now - enqueued_at) / MICROSECOND, ttr / MICROSECOND, unpack_id(packed)
         # positional arguments in the order of the fields, because keywords would double the time of this loop
         found.append(Lease(queue, job_id, named, body, priority, lasts, attempt, crashes, kicks, age, memo, doomed))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import struct
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
     from multiq.backend.effects import After, OutcomeKind
 
+_AFTER = operator.attrgetter("after")
 _KEEP = struct.Struct(">Qc")
 _SIZE = struct.Struct(">I")
 KINDS: dict[OutcomeKind, bytes] = {"done": b"d", "cancelled": b"c"}
@@ -24,12 +26,12 @@ KINDS: dict[OutcomeKind, bytes] = {"done": b"d", "cancelled": b"c"}
 def find_after(verdicts: Sequence[Verdict]) -> dict[int, After]:
     """Returns the ``After`` of each verdict that has one. The keys are the verdicts' indexes. Most verdicts have
     none."""
+    if not any(map(_AFTER, verdicts)):
+        return {}
     return {
         at: verdict.after
         for at, verdict in enumerate(verdicts)
-        if not isinstance(verdict, Abandon)
-        and verdict.after is not None
-        and (verdict.after.steps or _stores(verdict, verdict.after))
+        if verdict.after is not None and (verdict.after.steps or _stores(verdict, verdict.after))
     }
 
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from multiq.backend import Abandon, Ack, Arrive, Drop, Enqueue, Put
+from multiq.backend import Ack, Arrive, Drop, Enqueue, Put
 
 from .errors import MalformedRecord
 from .limits import place
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def steps_of(verdict: Verdict) -> tuple[Step, ...]:
     """Return the steps that the verdict carries out if it is accepted."""
-    return () if isinstance(verdict, Abandon) or verdict.after is None else verdict.after.steps
+    return () if verdict.after is None else verdict.after.steps
 
 
 def steps_after(accepted: Sequence[Verdict]) -> list[Step]:

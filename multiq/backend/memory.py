@@ -925,7 +925,7 @@ class MemoryConsumer(Consumer):
 
 def steps_of(verdict: Verdict) -> tuple[Step, ...]:
     """Return the steps that the verdict carries out if it is accepted."""
-    return () if isinstance(verdict, Abandon) or verdict.after is None else verdict.after.steps
+    return () if verdict.after is None else verdict.after.steps
 
 
 def _note(job: Job, after: After | None, *, detail: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import msgspec
 
@@ -159,6 +159,7 @@ class Abandon(msgspec.Struct, frozen=True):
 
     lease: Lease
     reason: str | None = None
+    after: ClassVar[None] = None  # nothing is stored for a job whose worker has died
 
 
 Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack | Abandon

@@ -355,7 +355,7 @@ class PairedConsumer(Consumer):
         run = planned or self._runs.get(verdict.lease.token)
         if run is None and _is_bare(verdict):
             return None
-        after = _NO_AFTER if isinstance(verdict, Abandon) else verdict.after or _NO_AFTER
+        after = verdict.after or _NO_AFTER
         if run is None:
             lease = verdict.lease
             run = _Run(lease, lease.id, fingerprint(lease.body))

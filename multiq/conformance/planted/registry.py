@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from multiq.backend import Abandon
 from multiq.backend.memory import JobQueue, MemoryBackend, MemoryConsumer
 from multiq.conformance.harness import ManualHarness
 from multiq.conformance.memory_server import WiredBackend, WireServer
@@ -90,4 +89,4 @@ class Planted(MemoryBackend):
 
 def after_of(verdict: Verdict) -> After | None:
     """Return the ``After`` of a verdict. An abandon has no ``After``."""
-    return None if isinstance(verdict, Abandon) else verdict.after
+    return verdict.after

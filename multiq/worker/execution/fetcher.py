@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq import timeout_notices
-from multiq.backend import Abandon, Ack, After, Bury, Enqueue, GiveBack, Put, Release, Touch
+from multiq.backend import Ack, After, Bury, Enqueue, GiveBack, Put, Release, Touch
 from multiq.envelope import decode_json
 from multiq.errors import BackendError, LeaseLost, MultiqError, PayloadTooLarge
 from multiq.events import BackendDown, BackendUp, JobLost
@@ -516,7 +516,7 @@ def _leaner(refused: Sequence[Held], error: PayloadTooLarge) -> list[Held]:
     _log.error("the verdicts on %d jobs are sent again, without values, memos and details: %s", len(large), error)
     for held in large:
         verdict = held.verdict
-        if verdict is None or isinstance(verdict, Abandon) or verdict.after is None:
+        if verdict is None or verdict.after is None:
             continue
         steps = verdict.after.steps  # without these steps a flow would stop
         if any(_size_of(step) > limit for step in steps):
@@ -533,7 +533,7 @@ def _leaner(refused: Sequence[Held], error: PayloadTooLarge) -> list[Held]:
 
 def _largest(verdict: Verdict | None) -> int:
     """Return the number of bytes of the largest body that a verdict stores."""
-    after = None if verdict is None or isinstance(verdict, Abandon) else verdict.after
+    after = None if verdict is None else verdict.after
     if after is None:
         return 0
     return max(len(after.outcome), len(after.memo or b""), len(after.detail or b""), *map(_size_of, after.steps), 0)

@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multiq.backend import Abandon, Ack, Arrive, Bury, GiveBack, OutcomeKind, Put, Release
+from multiq.backend import Ack, Arrive, Bury, GiveBack, OutcomeKind, Put, Release
 from multiq.outcome import without_value
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ def _encode_steps(encoded: bytes, steps: Sequence[Step]) -> bytes | None:
 
 def _encode_verdict(verdict: Verdict | None) -> bytes | None:
     """Return the record of a verdict. None: the verdict cannot be recorded, so the job counts as running."""
-    after = None if verdict is None or isinstance(verdict, Abandon) else verdict.after
+    after = None if verdict is None else verdict.after
     encoded = _encode_change(verdict)
     if encoded is None or after is None or not after.steps:
         return encoded
