@@ -1,7 +1,7 @@
 """Reserves jobs for coroutines. One thread and one connection serve all coroutines that wait for jobs of a queue.
 
-- No job is lost: jobs for a coroutine that was cancelled are given back. On some backends, a job that is given back has
-  used an attempt.
+- No job is lost: jobs for a coroutine that was cancelled go to the next waiting coroutine. If no coroutine waits, the
+  jobs are given back. On some backends, a job that is given back has used an attempt.
 - Coroutines are served in order: the thread reserves jobs for all waiting coroutines. The thread hands out the jobs in
   the order in which the coroutines began to wait.
 - Each coroutine has its own timeout: a coroutine whose wait ends earlier than the current call interrupts the call.
@@ -54,7 +54,7 @@ class AsyncReserver:
     async def reserve(self, limit: int, timeout: float) -> tuple[list[Lease], SharedConsumer]:  # noqa: ASYNC109
         """Return the leases of up to *limit* jobs and their consumer. Waits up to *timeout* seconds for the first
         job."""
-        waiter = _Waiter(limit, time.monotonic() + timeout)
+        waiter = _Waiter(limit, time.monotonic() + timeout, self._hand_out)
         self._add(waiter)
         try:
             return await waiter.future  # type: ignore[no-any-return]
@@ -146,19 +146,31 @@ class AsyncReserver:
             with self._changed:
                 if self._consumer is consumer:
                     self._call_ends_at = None
+        self._hand_out(leases, consumer)
         now = time.monotonic()
+        # only coroutines that have waited since the call began: the call may have looked before a later one asked
+        for waiter in self._taken([waiter for waiter in waiters if waiter.deadline <= now]):
+            waiter.serve([], consumer)
+
+    def _hand_out(self, leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+        """Hand reserved jobs to the coroutines that wait now, and give the remaining jobs back.
+
+        The coroutines that wait now need not be those that waited when the jobs were reserved. If these jobs were given
+        back, coroutines whose waits are shorter than a reserve would never get a job.
+        """
+        remaining = list(leases)
+        served: list[tuple[_Waiter, list[Lease]]] = []
         with self._changed:
-            served: list[tuple[_Waiter, list[Lease]]] = []
-            for waiter in waiters:
-                if waiter not in self._waiters:
-                    continue
-                if leases or waiter.deadline <= now:
-                    self._waiters.remove(waiter)
-                    served.append((waiter, leases[: waiter.limit]))
-                    del leases[: waiter.limit]
+            # after ``stop``, the consumer may be closed, and the coroutines wait for another consumer
+            while remaining and self._waiters and self._consumer is consumer:
+                waiter = self._waiters.pop(0)
+                served.append((waiter, remaining[: waiter.limit]))
+                del remaining[: waiter.limit]
+            if served and not self._waiters:
+                self._interrupt()  # as in _leave
         for waiter, part in served:
             waiter.serve(part, consumer)
-        give_back(leases, consumer)
+        give_back(remaining, consumer)
 
     def _taken(self, waiters: Sequence[_Waiter]) -> list[_Waiter]:
         with self._changed:
@@ -170,14 +182,16 @@ class AsyncReserver:
 class _Waiter:
     """A coroutine that waits for jobs."""
 
-    def __init__(self, limit: int, deadline: float) -> None:
+    def __init__(self, limit: int, deadline: float, pass_on: Callable[[Sequence[Lease], SharedConsumer], None]) -> None:
+        """*pass_on* gets the jobs of a coroutine that was cancelled before it got them."""
+        self._pass_on = pass_on
         self._loop = running_loop()
         self.future: asyncio.Future[Any] = self._loop.create_future()
         self.limit = limit
         self.deadline = deadline
 
     def serve(self, leases: list[Lease], consumer: SharedConsumer) -> None:
-        """Complete the wait. If the coroutine or its loop has gone, give the jobs back."""
+        """Complete the wait. If the coroutine has gone, pass the jobs on. If its loop has gone, give the jobs back."""
         delivery = _Delivery(self, leases, consumer)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(delivery)
@@ -189,9 +203,9 @@ class _Waiter:
             return
 
     def refuse(self) -> None:
-        """Give back the jobs of a completed wait if the coroutine was cancelled before it got the jobs."""
+        """Pass on the jobs of a completed wait if the coroutine was cancelled before it got the jobs."""
         if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
-            give_back(*self.future.result())
+            self._pass_on(*self.future.result())
 
     def complete(self, leases: Sequence[Lease], consumer: SharedConsumer) -> None:
         """Hand the jobs to the coroutine, on its loop."""
@@ -202,7 +216,7 @@ class _Waiter:
     ) -> None:
         if self.future.done():
             if consumer is not None:
-                give_back(leases, consumer)
+                self._pass_on(leases, consumer)
         elif error is not None:
             self.future.set_exception(copy_error(error))
         else:

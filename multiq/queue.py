@@ -212,7 +212,7 @@ class Queue:
         """``reserve`` without blocking the event loop. Use the job by ``async with await queue.areserve(10) as job``.
 
         Any number of coroutines may wait. One thread and one connection serve all coroutines that wait for jobs of a
-        queue. A job that was reserved for a cancelled coroutine is given back.
+        queue. A job that was reserved for a cancelled coroutine goes to the next waiting coroutine, or is given back.
         """
         return self._only(await self.areserve_many(1, timeout), timeout)
 

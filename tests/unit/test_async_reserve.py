@@ -13,19 +13,22 @@ from servers.process import until
 
 import multiq
 from multiq import BackendTimeout, BackendUnavailable, LeaseLost, QueueEmpty
-from multiq.backend import State
+from multiq.async_calls import THREADS
+from multiq.backend import GiveBack, State
 from multiq.backend.memory import MemoryBackend, MemoryConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from multiq.backend import Lease
+    from multiq.backend import Lease, Verdict
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[multiq.App]:
-    with multiq.App("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db") as app:
+    # on a busy machine, a call may wait longer for the file's lock than the default of 10 s
+    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/jobs.db?timeout=60"
+    with multiq.App(url) as app:
         yield app
 
 
@@ -164,6 +167,101 @@ def test_a_job_of_a_coroutine_that_is_cancelled_meanwhile_is_given_back(queue: m
     asyncio.run(main())
 
 
+class SlowConsumer(MemoryConsumer):
+    """Keeps the jobs that it has reserved until a test lets them go, and counts the jobs that are given back."""
+
+    has_jobs: ClassVar[threading.Event]
+    may_go: ClassVar[threading.Event]
+    given_back: ClassVar[int]
+    calls: ClassVar[int]
+    ends: ClassVar[int]
+
+    @classmethod
+    def backend(cls) -> MemoryBackend:
+        class Slow(MemoryBackend):
+            def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
+                consumer = super().consumer(queues)
+                consumer.__class__ = cls
+                return consumer
+
+        cls.has_jobs, cls.may_go = threading.Event(), threading.Event()
+        cls.given_back = cls.calls = cls.ends = 0
+        return Slow()
+
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        SlowConsumer.calls += 1
+        leases = super().reserve(limit, timeout, queues)
+        if leases:
+            self.has_jobs.set()
+            assert self.may_go.wait(60)
+        SlowConsumer.ends += 1
+        return leases
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        SlowConsumer.given_back += sum(isinstance(verdict, GiveBack) for verdict in verdicts)
+        return super().settle(verdicts)
+
+
+def test_a_job_goes_to_a_coroutine_that_began_to_wait_while_the_job_was_reserved() -> None:
+    queue = multiq.App(backend=SlowConsumer.backend()).queue()
+
+    async def main() -> None:
+        # given a job that is being reserved for a coroutine
+        first = asyncio.ensure_future(queue.areserve(60))
+        await queue.aenqueue(1)
+        await asyncio.to_thread(SlowConsumer.has_jobs.wait, 60)
+
+        # when another coroutine begins to wait, and the first one is cancelled
+        second = asyncio.ensure_future(queue.areserve(60))
+        await settled()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        SlowConsumer.may_go.set()
+
+        # then the other coroutine gets the job, and the job is not given back in between
+        async with await second as job:
+            assert (job.body, job.attempt) == (1, 1)
+        assert SlowConsumer.given_back == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_job_of_a_coroutine_that_is_cancelled_meanwhile_goes_to_the_next(*, is_answered: bool) -> None:
+    queue = multiq.App(backend=SlowConsumer.backend()).queue()
+
+    async def main() -> None:
+        # given a job for the first of two coroutines, on its way to their loop, and a call for the second one
+        first = asyncio.ensure_future(queue.areserve(60))
+        await queue.aenqueue(1)
+        await asyncio.to_thread(SlowConsumer.has_jobs.wait, 60)
+        second = asyncio.ensure_future(queue.areserve(60))
+        await settled()
+        loop: Any = asyncio.get_running_loop()
+        calls = SlowConsumer.calls
+        SlowConsumer.may_go.set()
+        # blocks the loop, so the coroutine cannot continue
+        until(lambda: loop._ready and SlowConsumer.calls > calls, "the loop has got the job")
+
+        # when the first coroutine is cancelled, before or after the loop has answered its wait
+        if is_answered:
+            loop.call_soon(first.cancel)
+        else:
+            first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+        # then the second coroutine gets the job, and the job is not given back in between
+        job = await second
+        assert (job.body, job.attempt, SlowConsumer.given_back) == (1, 1, 0)
+
+        # and the call ends, because no coroutine waits for its jobs any more
+        await asyncio.to_thread(until, lambda: SlowConsumer.calls == SlowConsumer.ends, "the call has ended")
+
+    asyncio.run(main())
+
+
 @pytest.mark.long
 def test_cancelled_coroutines_lose_no_job(queue: multiq.Queue) -> None:
     async def main() -> None:
@@ -176,20 +274,32 @@ def test_cancelled_coroutines_lose_no_job(queue: multiq.Queue) -> None:
                     async with asyncio.timeout(patience):
                         job = await queue.areserve(60)
                 except TimeoutError:
+                    # the patience stays near a fiftieth of the time so far: if it were constant, a busy machine could
+                    # always need longer than that for a reserve, and no coroutine would get a job
+                    patience *= 1.02
                     continue
                 got.append(job.body)
                 await job.aack()
 
-        consumers = [asyncio.ensure_future(consumer(0.001 * (1 + number % 7))) for number in range(20)]
+        # fewer consumers than multiq has threads, because an ack fails if it waits 10 s for a thread
+        consumers = [asyncio.ensure_future(consumer(0.001 * (1 + number % 7))) for number in range(THREADS - 4)]
         for first in range(0, 200, 10):
             await queue.aenqueue_many([*range(first, first + 10)])
             await asyncio.sleep(0.002)
 
         # then each job is received once
-        await asyncio.to_thread(until, lambda: len(got) >= 200 and not queue.stats().reserved, "all jobs are acked")
+        await asyncio.to_thread(
+            until,
+            lambda: (
+                any(task.done() for task in consumers)  # by an error, which is shown below
+                or (len(got) >= 200 and not queue.stats().reserved)
+            ),
+            "all jobs are acked",
+        )
         for task in consumers:
             task.cancel()
-        await asyncio.gather(*consumers, return_exceptions=True)
+        ends = await asyncio.gather(*consumers, return_exceptions=True)
+        assert [end for end in ends if not isinstance(end, asyncio.CancelledError)] == []
         assert sorted(got) == [*range(200)]
 
     asyncio.run(main())
