@@ -26,9 +26,9 @@ from multiq.validation import check_name
 
 from . import record as records
 from .adding import alone
-from .coming import delete_coming, remove, remove_copies
 from .defining import check_timing, define
 from .record import Record, key_of, occurrence_id
+from .removing import delete_coming, remove, remove_copies
 from .scheduler import HEADER_NAME
 from .stored import changes_of, homes, notes_of, store
 from .timetable import SECOND, find_zone, moment

@@ -43,9 +43,9 @@ from multiq.job import HEADER_DELAY, describe
 
 from . import record as records
 from .adding import alone
-from .coming import remove_copies
 from .planning import DECIDE, NEVER, plan
 from .record import BORN, HOME, MAX_JOBS, Record, occurrence_id, timestamp
+from .removing import remove_copies
 from .stored import carry_on, changes_of, homes, is_there, notes_of, store_all
 from .timetable import SECOND, zones_version
 
