@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from .backend import Backend, Lease, Note
-    from .flows.members import Followers
+    from .flows.member_deletion import Followers
 
 CancelAnswer: TypeAlias = Literal["deleted", "requested"]
 """The answer of ``JobHandle.cancel``. ``"deleted"``: the job had not started, and was deleted. ``"requested"``: the job
@@ -206,7 +206,7 @@ def _delete(backend: Backend, queue: str, job_id: str, followers: Followers, rea
 def _check_followers(backend: Backend, queue: str, job_id: str, followers: Followers) -> None:
     """Raise ``JobAwaited`` if other jobs wait for the job, and *followers* is ``"refuse"``."""
     if followers == "refuse" and "." in job_id:
-        from .flows.members import refuse_awaited
+        from .flows.member_deletion import refuse_awaited
 
         refuse_awaited(backend, queue, job_id)
 

@@ -12,7 +12,7 @@ from .outcome import encode_outcome
 
 if TYPE_CHECKING:
     from .backend import Backend
-    from .flows.members import Followers
+    from .flows.member_deletion import Followers
 
 _ANY_SIZE = 2**62  # bytes: in effect no limit, because the body is already stored
 
@@ -24,7 +24,7 @@ def delete_job(backend: Backend, queue: str, job_id: str, followers: Followers, 
     - *after*: the outcome to keep. None: no outcome, unless waiting jobs run and may get the result of the deleted job.
     """
     if "." in job_id or followers != "refuse":  # only jobs of a flow have a dot in their ids
-        from .flows.members import prepare_delete
+        from .flows.member_deletion import prepare_delete
 
         is_told = prepare_delete(backend, queue, job_id, followers)
         if is_told and followers == "go" and after is None and backend.declared.outcomes:

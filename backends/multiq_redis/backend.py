@@ -62,9 +62,9 @@ from multiq.errors import (
 from multiq.settings.url import Option, choice, seconds
 
 from . import keys, limits, notes, outcomes
-from .addresses import read_tls_version, servers_of
 from .consumer import RedisConsumer
 from .doctor import examine
+from .dsn import read_tls_version, servers_of
 from .enqueue import enqueue_batch, uncertain
 from .listing import list_jobs, promote_all
 from .partitions import Partitions, parse_count

@@ -14,12 +14,12 @@ from multiq.ids import new_id
 from multiq.settings.url import parse_url
 
 from . import keys
-from .addresses import servers_of
 from .backend import RedisBackend
 from .baseline import RedisBaseline
 from .connection import pack
+from .connection_settings import ConnectionSettings
 from .doctor import pairs, read_settings, survives
-from .dsn import ConnectionSettings
+from .dsn import servers_of
 from .errors import FAILURES, explain
 from .opening import open_connection
 from .topology import format_address

@@ -39,7 +39,7 @@ from .errors import TOO_MANY_CLIENTS, CredentialsError, without_arguments
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
-    from .dsn import ConnectionSettings
+    from .connection_settings import ConnectionSettings
 
 _ENDED = "the server closed the connection"
 

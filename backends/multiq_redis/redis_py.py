@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from multiq.driverkit.tls import openssl_lock
 from multiq.errors import OptionInvalid
 
-from .dsn import ConnectionSettings
+from .connection_settings import ConnectionSettings
 from .opening import redis_py
 from .topology import ClusterServers, OneServer, SentinelServers
 

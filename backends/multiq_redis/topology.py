@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
     from .connection import Connection
-    from .dsn import ConnectionSettings
+    from .connection_settings import ConnectionSettings
 
 SLOTS = 16384
 _ASK_EVERY = 1.0  # seconds between two requests to the sentinels

@@ -17,7 +17,7 @@ from multiq.errors import FlowNotFound, JobNotFound
 from multiq.job import JobHandle
 
 from . import record as records
-from .members import flow_of
+from .member_deletion import flow_of
 from .record import job_id
 
 if TYPE_CHECKING:

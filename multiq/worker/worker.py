@@ -20,6 +20,7 @@ from multiq.settings.process_range import ProcessRange, read_process_range
 from multiq.settings.queue_order import check_policy, read_queues, shares
 from multiq.validation import check_count, check_timeout
 
+from .execution.daemon_threads import run_in_thread
 from .monitoring.health_file import HealthFile, check_path
 from .monitoring.http import Pages, Server, check_libraries, listen, parse_address
 from .monitoring.metrics import Metrics
@@ -34,9 +35,8 @@ from .processes.scaling import Scaling
 from .processes.scheduling import schedule_on_thread
 from .processes.shared_state import SharedState
 from .processes.sidecar import Sidecar
-from .processes.signals import SignalInbox
+from .processes.signal_inbox import SignalInbox
 from .processes.supervisor import ABORT, HANDLED, KILL_MARGIN, Supervisor, log_waiting
-from .processes.watchdog import run_in_thread
 
 if TYPE_CHECKING:
     import socket
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from multiq.app import App
 
-    from .processes.slot import Assignment
+    from .processes.process_slot import Assignment
 
 
 _SPARE_SLOTS = 8

@@ -14,7 +14,7 @@ from multiq.errors import MultiqError, UrlInvalid
 from multiq.settings.model import Settings
 from multiq.settings.url import parse_url
 from multiq_mysql.dsn import Dsn as MysqlDsn
-from multiq_redis.dsn import ConnectionSettings as RedisSettings
+from multiq_redis.connection_settings import ConnectionSettings as RedisSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

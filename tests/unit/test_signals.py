@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.worker.processes import fork
-from multiq.worker.processes.signals import SignalInbox
+from multiq.worker.processes.signal_inbox import SignalInbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@
 --- include refusals
 --- include settle
 local KEEPS_OUTCOMES = true
---- include after
+--- include keep
 local settle_all = settle
 
 -- On Redis 6.2, the first write decides whether the script may run at maxmemory. At maxmemory, the server refuses this

@@ -22,6 +22,6 @@
 --- include refusals
 --- include settle
 local KEEPS_OUTCOMES = false
---- include after
+--- include keep
 --- include reserve
 --- include exchange

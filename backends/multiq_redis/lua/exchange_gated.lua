@@ -62,7 +62,7 @@ local function settle_verdicts()
         if string.byte(ARGV[i], 13) < 97 then -- a capital letter
 --- include outcomes
 local KEEPS_OUTCOMES = true
---- include after
+--- include keep
             break
         end
     end

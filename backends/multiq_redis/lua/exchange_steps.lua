@@ -23,7 +23,7 @@
 --- include refusals
 --- include settle
 local KEEPS_OUTCOMES = true
---- include after
+--- include keep
 local key = {
     jobs = KEYS[2], bodies = KEYS[3], reasons = KEYS[4], ready = KEYS[5], delayed = KEYS[6], sequence = KEYS[9],
     hint = KEYS[11], partitions = KEYS[12], held = KEYS[16], terms = KEYS[17], arrived = KEYS[18], litter = KEYS[19],

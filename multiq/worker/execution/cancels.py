@@ -14,7 +14,8 @@ from multiq.backend import Ack, Bury
 from multiq.cancellation import find_request, listen, requests, withdraw
 from multiq.control.flags import Control
 from multiq.errors import BackendError, JobCancelled, MultiqError
-from multiq.worker.processes.watchdog import run_in_thread
+
+from .daemon_threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A pool of daemon threads.
+"""Daemon threads: a pool, and single calls that may hang.
 
 Python joins the threads of ``concurrent.futures`` when it exits, so a hung job would block the exit.
 """
@@ -163,3 +163,21 @@ class DaemonThreads(ThreadPoolExecutor):
 def _cancel(calls: list[_Call]) -> None:
     for call in calls:
         call.future.cancel()
+
+
+def run_in_thread(call: Callable[[], object]) -> threading.Event:
+    """Run *call*, which may hang, in a new thread. Returns an event that is set when *call* has returned."""
+    is_done = threading.Event()
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            is_done.set()
+
+    try:
+        threading.Thread(target=run, name="multiq-aside", daemon=True).start()
+    except RuntimeError:  # the system refuses to start a thread
+        with contextlib.suppress(Exception):
+            run()
+    return is_done

@@ -25,7 +25,8 @@ from multiq.job import task_of
 from multiq.outcome import without_value
 from multiq.validation import check_reason
 from multiq.worker.processes.inflight import Held
-from multiq.worker.processes.watchdog import run_in_thread
+
+from .daemon_threads import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

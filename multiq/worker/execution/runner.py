@@ -428,13 +428,13 @@ class Runner:
         flow = None if job.envelope is None else job.envelope.flow
         if flow is None or not flow.ends:
             return None
-        from multiq.flows.following import find_record
+        from multiq.flows.verdict_steps import find_record
 
         return find_record(self._backend, flow)
 
     def _with_inputs(self, call: TaskCall, flow: FlowPart) -> TaskCall | Verdict:
         """Put the results of earlier jobs into the arguments. If a result is missing, returns the verdict."""
-        from multiq.flows.following import InputMissing, InputNotYet, fetch
+        from multiq.flows.verdict_steps import InputMissing, InputNotYet, fetch
 
         try:
             fetch(self._backend, call.envelope, flow)

@@ -39,6 +39,7 @@ from multiq.events import (
     WorkerResumed,
 )
 from multiq.worker.execution.cancels import Cancels
+from multiq.worker.execution.daemon_threads import run_in_thread
 from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from multiq.worker.execution.fair_share import fair_share
 from multiq.worker.execution.fetcher import Fetcher
@@ -57,7 +58,7 @@ from .inflight import NEVER
 from .lifecycle_events import LifecycleEvents
 from .relaying import Relaying
 from .shared_state import SharedState
-from .watchdog import Watchdog, run_in_thread
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING
 from multiq.control.flags import Control
 from multiq.control.presence import Responder
 from multiq.errors import MultiqError
+from multiq.worker.execution.daemon_threads import run_in_thread
 
 from .code_limits import CodeLimits
 from .inflight import FREE, LIVE
 from .recovery import UNKNOWN_EXIT, Recovery
 from .relaying import Relaying
 from .scheduling import Scheduling
-from .watchdog import run_in_thread
 
 if TYPE_CHECKING:
     import socket

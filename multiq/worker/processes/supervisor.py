@@ -37,9 +37,9 @@ from .exits import (
     describe_exit,
 )
 from .inflight import DEAD, NEVER, WAITING
+from .process_slot import Assignment, ProcessSlot
 from .reload import BLOCKED_SIGNALS, PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
-from .signals import SignalInbox
-from .slot import Assignment, ProcessSlot
+from .signal_inbox import SignalInbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,8 +1,7 @@
-"""Guards against user code that hangs."""
+"""Ends a process whose end hangs."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -52,21 +51,3 @@ class Watchdog:
             if self._is_over:
                 return
         self._action()
-
-
-def run_in_thread(call: Callable[[], object]) -> threading.Event:
-    """Run *call*, which may hang, in a new thread. Returns an event that is set when *call* has returned."""
-    is_done = threading.Event()
-
-    def run() -> None:
-        try:
-            call()
-        finally:
-            is_done.set()
-
-    try:
-        threading.Thread(target=run, name="multiq-aside", daemon=True).start()
-    except RuntimeError:  # the system refuses to start a thread
-        with contextlib.suppress(Exception):
-            run()
-    return is_done

@@ -28,7 +28,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain, UrlInvalid
 from multiq.ids import new_id
 from multiq_redis.backend import RedisBackend
-from multiq_redis.dsn import ConnectionSettings
+from multiq_redis.connection_settings import ConnectionSettings
 from multiq_redis.opening import open_connection
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from multiq.envelope import decode_envelope
 from multiq.errors import JobAwaited, JobNotFound, JobReserved, OptionInvalid, PayloadInvalid
 from multiq.formatting import shown
 
-from .following import find_record, steps_after
+from .verdict_steps import find_record, steps_after
 
 if TYPE_CHECKING:
     from multiq.backend import Backend
     from multiq.envelope import FlowPart
 
-    from .following import End
+    from .verdict_steps import End
 
 Followers: TypeAlias = Literal["refuse", "go", "stop"]
 """What happens if other jobs wait for the deleted job. ``refuse``: the job is not deleted. ``go``: the other
