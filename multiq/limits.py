@@ -17,7 +17,7 @@ from .validation import APP_SCOPE, check_count, check_name
 
 if TYPE_CHECKING:
     import inspect
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from .app import App
     from .backend import Backend, LimitState, NewJob
@@ -281,12 +281,33 @@ def check_supported(backend: Backend, limits: Sequence[Limit]) -> None:
 
 def store_app_limits(app: App) -> None:
     """Store the limits of all tasks and schedules of an app. Each limit is stored in the queue of its task."""
+    for queue, limits in _limits_in_code(app):
+        store_limits(app.backend, queue, limits)
+
+
+def places_in_code(app: App) -> set[str]:
+    """Return the queues that have limits in an app's code. The set has ``APP_SCOPE`` if there are limits of the whole
+    app."""
+    limits_of_queues = list(_limits_in_code(app))
+    queues = {queue for queue, limits in limits_of_queues if of_queue(limits)}
+    return queues | {APP_SCOPE for _, limits in limits_of_queues if of_app(limits)}
+
+
+def forget_stored(backend: Backend, places: Container[str]) -> None:
+    """Let this process store the limits of these places again."""
+    known = _stored.get(backend, {})
+    for place, name in tuple(known):
+        if place in places:
+            known.pop((place, name), None)
+
+
+def _limits_in_code(app: App) -> Iterator[tuple[str, tuple[Limit, ...]]]:
     for task in app.tasks.values():
         if limits := limits_of(task.default):
-            store_limits(app.backend, task.default.queue, limits)
+            yield task.default.queue, limits
     for definition in app.code_schedules.values():
         if definition.gates and definition.task in app.tasks:
-            store_limits(app.backend, definition.queue, limits_of(app.tasks[definition.task].default))
+            yield definition.queue, limits_of(app.tasks[definition.task].default)
 
 
 def limits_of(options: CallOptions) -> tuple[Limit, ...]:
