@@ -159,11 +159,13 @@ class JsonFormatter(logging.Formatter):
     """Formats each record as a line with a JSON object.
 
     The fields are ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, and the fields of an event. A
-    record from a job's code also has the job's ``task``, ``queue``, ``job_id`` and ``attempt``.
+    record from a job's code also has the job's ``task``, ``queue``, ``job_id`` and ``attempt``. The values that the
+    program's code passes as ``extra`` are fields, too, unless they have the name of one of these fields.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
+            **{name: value for name, value in vars(record).items() if name not in _OWN_ATTRIBUTES},
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -176,6 +178,13 @@ class JsonFormatter(logging.Formatter):
             trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
             plain["traceback"] = safe(trace, keep=_LINE_ENDS)
         return msgspec.json.encode(plain).decode()
+
+
+#: the attributes of a record that are no ``extra`` of the program
+_OWN_ATTRIBUTES = frozenset(
+    {*vars(logging.LogRecord("", 0, "", 0, "", (), None)), "message", "asctime", "taskName", "multiq"}
+    | {f"multiq_{name}" for name in ("task", "queue", "job_id", "attempt")}
+)
 
 
 def _cut(text: str) -> str:

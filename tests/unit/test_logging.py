@@ -153,6 +153,21 @@ def test_both_formats_take_records_of_other_libraries() -> None:
     assert json.loads(JsonFormatter().format(record))["message"] == "two lines\nhere"
 
 
+def test_json_lines_have_the_values_that_a_program_passes_as_extra() -> None:
+    extra = {"order": 4711, "customer": {"id": 3}, "lines": ["a\x1b[1mb"], "level": "mine", "multiq_attempt": 9}
+    record = logging.getLogger("shop").makeRecord("shop", logging.INFO, __file__, 1, "paid", (), None, extra=extra)
+    line = json.loads(JsonFormatter().format(record))
+    assert line.pop("time") == round(record.created, 3)
+    assert line == {
+        "level": "info",
+        "logger": "shop",
+        "message": "paid",
+        "order": 4711,
+        "customer": "{'id': 3}",
+        "lines": ["a\\x1b[1mb"],
+    }
+
+
 def run_slowly(slow_job: float, level: str = "info", form: str = "text") -> str:
     """Run a quick job, a slow job, and a slow job that fails. Returns the id of the slow job that succeeds."""
     set_up(level, form)
