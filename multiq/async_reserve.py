@@ -82,13 +82,13 @@ class AsyncReserver:
 
     def _add(self, waiter: _Waiter) -> None:
         with self._changed:
-            self._waiters.append(waiter)
             if self._consumer is None:
                 self._start()
             elif self._call_ends_at is None:
                 self._changed.notify()
             elif waiter.deadline < self._call_ends_at:
                 self._interrupt()
+            self._waiters.append(waiter)  # last: if no thread was started, the caller gets an error and does not wait
 
     def _start(self) -> None:
         consumer = self._consumer = self._new_consumer()
@@ -97,7 +97,6 @@ class AsyncReserver:
             start_daemon(lambda: self._serve(consumer), "multiq-async-reserve")
         except RuntimeError as exc:
             self._consumer = None
-            self._waiters.clear()
             raise BackendUnavailable(f"no job was reserved, because no thread could be started: {exc}") from exc
 
     def _leave(self, waiter: _Waiter) -> None:

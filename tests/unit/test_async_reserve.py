@@ -414,6 +414,32 @@ def test_an_error_of_the_backend_reaches_all_who_wait() -> None:
     asyncio.run(main())
 
 
+def test_a_coroutine_whose_wait_has_failed_at_once_gets_no_job() -> None:
+    class Failing(MemoryBackend):
+        is_down = True
+
+        def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
+            if self.is_down:
+                raise BackendUnavailable("no connection")
+            return super().consumer(queues)
+
+    backend = Failing()
+    queue = multiq.App(backend=backend).queue()
+
+    async def main() -> None:
+        # given a coroutine that has got an error, because the backend made no consumer
+        with pytest.raises(BackendUnavailable, match="no connection"):
+            await queue.areserve(60)
+
+        # when a job comes, then the coroutine that waits gets it
+        backend.is_down = False
+        await queue.aenqueue(1)
+        async with await queue.areserve(5) as job:
+            assert job.body == 1
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("way", ["close", "aclose"])
 def test_no_consumer_is_closed_while_another_thread_uses_it(way: str) -> None:
     class BusyConsumer(MemoryConsumer):
