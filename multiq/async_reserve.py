@@ -1,7 +1,7 @@
 """Reserves jobs for coroutines. One thread and one connection serve all coroutines that wait for jobs of a queue.
 
-- No job is lost: jobs for a coroutine that was cancelled go to the next waiting coroutine. If no coroutine waits, the
-  jobs are given back. On some backends, a job that is given back has used an attempt.
+- No job is lost: jobs for a coroutine that was cancelled go to the next waiting coroutine. If no coroutine waits, or if
+  much of the lease has passed, the jobs are given back. On some backends, a job that is given back has used an attempt.
 - Coroutines are served in order: the thread reserves jobs for all waiting coroutines. The thread hands out the jobs in
   the order in which the coroutines began to wait.
 - Each coroutine has its own timeout: a coroutine whose wait ends earlier than the current call interrupts the call.
@@ -15,7 +15,7 @@ import functools
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .async_calls import copy_error, running_loop, start_daemon, threads_of
 from .backend import GiveBack
@@ -31,12 +31,22 @@ if TYPE_CHECKING:
 
 _IDLE = 30.0  # seconds without a waiting coroutine, after which the thread ends
 _MOST_JOBS = 1000  # the largest number of jobs that one call reserves
+_PASSED_ON_SHARE = 1 / 3  # a job is passed on until this share of its ttr has passed; a worker touches a job then
 
 _log = logging.getLogger("multiq.async")
 
 #: The reservers of a parent process. A forked child keeps the reservers, because its garbage collector would report the
 #: parent's tasks as destroyed.
 _inherited: list[AsyncReserver] = []
+
+
+class _Reserved(NamedTuple):
+    """Jobs that one call has reserved."""
+
+    leases: Sequence[Lease]
+    consumer: SharedConsumer
+    asked_at: float
+    """The monotonic time from which the leases run."""
 
 
 class AsyncReserver:
@@ -51,16 +61,18 @@ class AsyncReserver:
         self._consumer: SharedConsumer | None = None  # set while the thread runs
         self._call_ends_at: float | None = None  # None while the thread makes no call
 
-    async def reserve(self, limit: int, timeout: float) -> tuple[list[Lease], SharedConsumer]:  # noqa: ASYNC109
+    async def reserve(self, limit: int, timeout: float) -> tuple[Sequence[Lease], SharedConsumer]:  # noqa: ASYNC109
         """Return the leases of up to *limit* jobs and their consumer. Waits up to *timeout* seconds for the first
         job."""
-        waiter = _Waiter(limit, time.monotonic() + timeout, self._hand_out)
+        waiter = _Waiter(limit, time.monotonic() + timeout, self._pass_on)
         self._add(waiter)
         try:
-            return await waiter.future  # type: ignore[no-any-return]
+            jobs: _Reserved = await waiter.future
         except (asyncio.CancelledError, GeneratorExit):
             self._leave(waiter)
             raise
+        else:
+            return jobs.leases, jobs.consumer
         finally:
             del waiter  # without this line, the error and this frame would form a reference cycle
 
@@ -145,31 +157,41 @@ class AsyncReserver:
             with self._changed:
                 if self._consumer is consumer:
                     self._call_ends_at = None
-        self._hand_out(leases, consumer)
+        self._hand_out(_Reserved(leases, consumer, consumer.asked_at))
         now = time.monotonic()
         # only coroutines that have waited since the call began: the call may have looked before a later one asked
         for waiter in self._taken([waiter for waiter in waiters if waiter.deadline <= now]):
-            waiter.serve([], consumer)
+            waiter.serve(_Reserved([], consumer, now))
 
-    def _hand_out(self, leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+    def _pass_on(self, jobs: _Reserved) -> None:
+        """Hand out the jobs of a coroutine that was cancelled before it got them.
+
+        A job whose lease has run for long is given back. If coroutines are cancelled again and again before they get
+        the job, the lease would end meanwhile. The next coroutine would get a job that another consumer may have, too.
+        """
+        age = time.monotonic() - jobs.asked_at
+        give_back([lease for lease in jobs.leases if age > lease.ttr * _PASSED_ON_SHARE], jobs.consumer)
+        self._hand_out(jobs._replace(leases=[lease for lease in jobs.leases if age <= lease.ttr * _PASSED_ON_SHARE]))
+
+    def _hand_out(self, jobs: _Reserved) -> None:
         """Hand reserved jobs to the coroutines that wait now, and give the remaining jobs back.
 
         The coroutines that wait now need not be those that waited when the jobs were reserved. If these jobs were given
         back, coroutines whose waits are shorter than a reserve would never get a job.
         """
-        remaining = list(leases)
+        remaining = list(jobs.leases)
         served: list[tuple[_Waiter, list[Lease]]] = []
         with self._changed:
             # after ``stop``, the consumer may be closed, and the coroutines wait for another consumer
-            while remaining and self._waiters and self._consumer is consumer:
+            while remaining and self._waiters and self._consumer is jobs.consumer:
                 waiter = self._waiters.pop(0)
                 served.append((waiter, remaining[: waiter.limit]))
                 del remaining[: waiter.limit]
             if served and not self._waiters:
                 self._interrupt()  # as in _leave
         for waiter, part in served:
-            waiter.serve(part, consumer)
-        give_back(remaining, consumer)
+            waiter.serve(jobs._replace(leases=part))
+        give_back(remaining, jobs.consumer)
 
     def _taken(self, waiters: Sequence[_Waiter]) -> list[_Waiter]:
         with self._changed:
@@ -181,7 +203,7 @@ class AsyncReserver:
 class _Waiter:
     """A coroutine that waits for jobs."""
 
-    def __init__(self, limit: int, deadline: float, pass_on: Callable[[Sequence[Lease], SharedConsumer], None]) -> None:
+    def __init__(self, limit: int, deadline: float, pass_on: Callable[[_Reserved], None]) -> None:
         """*pass_on* gets the jobs of a coroutine that was cancelled before it got them."""
         self._pass_on = pass_on
         self._loop = running_loop()
@@ -189,59 +211,55 @@ class _Waiter:
         self.limit = limit
         self.deadline = deadline
 
-    def serve(self, leases: list[Lease], consumer: SharedConsumer) -> None:
+    def serve(self, jobs: _Reserved) -> None:
         """Complete the wait. If the coroutine has gone, pass the jobs on. If its loop has gone, give the jobs back."""
-        delivery = _Delivery(self, leases, consumer)
+        delivery = _Delivery(self, jobs)
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(delivery)
 
     def fail(self, error: BaseException) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._complete, [], None, error)
+            self._loop.call_soon_threadsafe(self._fail, error)
         except RuntimeError:
             return
 
     def refuse(self) -> None:
         """Pass on the jobs of a completed wait if the coroutine was cancelled before it got the jobs."""
         if self.future.done() and not self.future.cancelled() and self.future.exception() is None:
-            self._pass_on(*self.future.result())
+            self._pass_on(self.future.result())
 
-    def complete(self, leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+    def complete(self, jobs: _Reserved) -> None:
         """Hand the jobs to the coroutine, on its loop."""
-        self._complete(leases, consumer)
-
-    def _complete(
-        self, leases: Sequence[Lease], consumer: SharedConsumer | None, error: BaseException | None = None
-    ) -> None:
         if self.future.done():
-            if consumer is not None:
-                self._pass_on(leases, consumer)
-        elif error is not None:
-            self.future.set_exception(copy_error(error))
+            self._pass_on(jobs)
         else:
-            self.future.set_result((leases, consumer))
+            self.future.set_result(jobs)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(copy_error(error))
 
 
 class _Delivery:
     """Jobs on their way to a coroutine. If the loop never calls this object, because it was stopped or closed, the jobs
     are given back."""
 
-    __slots__ = ("_consumer", "_leases", "_waiter")
+    __slots__ = ("_jobs", "_waiter")
 
-    def __init__(self, waiter: _Waiter, leases: Sequence[Lease], consumer: SharedConsumer) -> None:
+    def __init__(self, waiter: _Waiter, jobs: _Reserved) -> None:
         self._waiter = waiter
-        self._leases = leases
-        self._consumer = consumer
+        self._jobs = jobs
 
     def __call__(self) -> None:
-        leases, self._leases = self._leases, ()
-        self._waiter.complete(leases, self._consumer)
+        jobs, self._jobs = self._jobs, self._jobs._replace(leases=())
+        self._waiter.complete(jobs)
 
     def __del__(self) -> None:
-        if self._leases:
+        leases, consumer, _ = self._jobs
+        if leases:
             # on another thread, because this thread may hold any lock when Python deletes the object
             with contextlib.suppress(RuntimeError):
-                start_daemon(functools.partial(give_back, self._leases, self._consumer), "multiq-async-give-back")
+                start_daemon(functools.partial(give_back, leases, consumer), "multiq-async-give-back")
 
 
 def give_back(leases: Sequence[Lease], consumer: SharedConsumer) -> None:

@@ -212,7 +212,8 @@ class Queue:
         """``reserve`` without blocking the event loop. Use the job by ``async with await queue.areserve(10) as job``.
 
         Any number of coroutines may wait. One thread and one connection serve all coroutines that wait for jobs of a
-        queue. A job that was reserved for a cancelled coroutine goes to the next waiting coroutine, or is given back.
+        queue. A job that was reserved for a cancelled coroutine goes to the next waiting coroutine. The job is given
+        back if no coroutine waits, or if a third of its ttr has passed.
         """
         return self._only(await self.areserve_many(1, timeout), timeout)
 
@@ -463,6 +464,11 @@ class SharedConsumer:
         """Whether this process has made the consumer for *backend*. ``App.connect`` and ``App.using`` change the
         backend of an app."""
         return self.backend is backend and self.generation == forks.generation
+
+    @property
+    def asked_at(self) -> float:
+        """Like ``Consumer.asked_at``, but never 0. Only the thread that reserves may read it, after ``reserve``."""
+        return self._consumer.asked_at or time.monotonic()
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         """Like ``Consumer.reserve``. Other threads may settle jobs while ``reserve`` waits."""

@@ -262,6 +262,33 @@ def test_a_job_of_a_coroutine_that_is_cancelled_meanwhile_goes_to_the_next(*, is
     asyncio.run(main())
 
 
+def test_no_coroutine_gets_a_cancelled_coroutine_s_job_whose_lease_has_ended(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        # given a job for the first of two coroutines, on its way to their loop
+        await queue.astats()
+        first = asyncio.ensure_future(queue.areserve(60))
+        second = asyncio.ensure_future(queue.areserve(60))
+        await settled()
+        loop: Any = asyncio.get_running_loop()
+        queue.enqueue(1, ttr=1)  # blocks the loop, so the coroutine cannot continue
+        until(lambda: queue.stats().reserved == 1 and loop._ready, "the loop has got the job")
+
+        # when the lease ends before the first coroutine is cancelled
+        queue.pause(60)  # so that the job is not reserved again at once
+        until(lambda: queue.stats().ready == 1, "the lease has ended")
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+        # then the second coroutine gets the job with a new lease
+        await settled()
+        queue.resume()
+        job = await second
+        assert job.attempt == 2
+
+    asyncio.run(main())
+
+
 @pytest.mark.long
 def test_cancelled_coroutines_lose_no_job(queue: multiq.Queue) -> None:
     async def main() -> None:
