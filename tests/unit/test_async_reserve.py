@@ -366,8 +366,9 @@ def test_jobs_for_a_loop_that_is_closed_before_it_delivers_them_are_given_back(q
 
 def test_aclose_ends_the_waits_and_the_app_can_be_used_again(app: multiq.App, queue: multiq.Queue) -> None:
     async def main() -> None:
+        await queue.astats()  # opens the backend, so that the coroutines wait at once
         waiting = [asyncio.ensure_future(queue.areserve(60)) for _ in range(3)]
-        await asyncio.sleep(0.02)
+        await settled()
         await app.aclose()
         for task in waiting:
             with pytest.raises(BackendUnavailable, match="was closed while the coroutine waited"):
@@ -382,8 +383,9 @@ def test_aclose_ends_the_waits_and_the_app_can_be_used_again(app: multiq.App, qu
 
 def test_the_last_coroutine_s_thread_ends_when_the_queue_is_closed(queue: multiq.Queue) -> None:
     async def main() -> None:
+        await queue.astats()  # opens the backend, so that the coroutine waits at once
         waiting = asyncio.ensure_future(queue.areserve(60))
-        await asyncio.sleep(0.02)
+        await settled()
         await queue.aclose()
         await asyncio.gather(waiting, return_exceptions=True)
 
