@@ -69,6 +69,7 @@ class AsyncReserver:
         try:
             jobs: _Reserved = await waiter.future
         except (asyncio.CancelledError, GeneratorExit):
+            waiter.is_gone = True
             self._leave(waiter)
             raise
         else:
@@ -210,6 +211,8 @@ class _Waiter:
         self.future: asyncio.Future[Any] = self._loop.create_future()
         self.limit = limit
         self.deadline = deadline
+        self.is_gone = False
+        """Whether the coroutine has ended. If the coroutine was closed, its future is not done."""
 
     def serve(self, jobs: _Reserved) -> None:
         """Complete the wait. If the coroutine has gone, pass the jobs on. If its loop has gone, give the jobs back."""
@@ -230,7 +233,7 @@ class _Waiter:
 
     def complete(self, jobs: _Reserved) -> None:
         """Hand the jobs to the coroutine, on its loop."""
-        if self.future.done():
+        if self.is_gone or self.future.done():
             self._pass_on(jobs)
         else:
             self.future.set_result(jobs)

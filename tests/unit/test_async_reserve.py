@@ -262,6 +262,26 @@ def test_a_job_of_a_coroutine_that_is_cancelled_meanwhile_goes_to_the_next(*, is
     asyncio.run(main())
 
 
+def test_a_job_of_a_coroutine_that_is_closed_meanwhile_is_given_back(queue: multiq.Queue) -> None:
+    async def main() -> None:
+        # given a job for a coroutine, on its way to the loop
+        await queue.astats()
+        coroutine = queue.areserve(60)
+        coroutine.send(None)
+        loop: Any = asyncio.get_running_loop()
+        queue.enqueue(1)  # blocks the loop
+        until(lambda: queue.stats().reserved == 1 and loop._ready, "the loop has got the job")
+
+        # when the coroutine is closed, which does not cancel its future
+        coroutine.close()
+
+        # then another coroutine gets the job
+        async with await queue.areserve(5) as job:
+            assert job.body == 1
+
+    asyncio.run(main())
+
+
 def test_no_coroutine_gets_a_cancelled_coroutine_s_job_whose_lease_has_ended(queue: multiq.Queue) -> None:
     async def main() -> None:
         # given a job for the first of two coroutines, on its way to their loop
