@@ -114,6 +114,8 @@ class AsyncReserver:
 
     def _leave(self, waiter: _Waiter) -> None:
         """Handle the cancellation of a waiting coroutine."""
+        if self.generation != forks.generation:
+            return  # the parent's coroutine, and the lock may be held by a thread that does not exist here
         with self._changed:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
@@ -259,7 +261,7 @@ class _Delivery:
 
     def __del__(self) -> None:
         leases, consumer, _ = self._jobs
-        if leases:
+        if leases and consumer.generation == forks.generation:  # a forked child has a copy of this object
             # on another thread, because this thread may hold any lock when Python deletes the object
             with contextlib.suppress(RuntimeError):
                 start_daemon(functools.partial(give_back, leases, consumer), "multiq-async-give-back")

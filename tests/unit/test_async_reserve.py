@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -382,6 +383,42 @@ def test_jobs_for_a_loop_that_is_closed_before_it_delivers_them_are_given_back(q
     with queue.reserve(5) as job:
         assert job.body == 1
     waiting._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_forked_child_gives_back_no_job_of_its_parent(tmp_path: Path, *, is_answered: bool) -> None:
+    queue = multiq.App(f"sqlite:///{tmp_path}/jobs.db?timeout=60").queue()
+
+    # given a job for a coroutine, on its way to a loop that has been stopped, or in a future that is done
+    async def main() -> asyncio.Task[multiq.Job]:
+        await queue.astats()
+        waiting = asyncio.create_task(queue.areserve(60))
+        await settled()
+        return waiting
+
+    loop: Any = asyncio.new_event_loop()
+    waiting: Any = loop.run_until_complete(main())
+    queue.enqueue(1)
+    until(lambda: queue.stats().reserved == 1 and loop._ready, "the loop has got the job")
+    if is_answered:
+        loop.call_soon(loop.stop)  # the loop answers the wait, and the coroutine would continue in the next step
+        loop.run_forever()
+
+    # when the parent forks, and the child closes the loop and the coroutine
+    child = os.fork()
+    if child == 0:
+        loop.close()
+        waiting.get_coro().close()
+        time.sleep(0.3)  # a thread would give the job back
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+    # then the parent's coroutine still has the job
+    job = loop.run_until_complete(waiting)
+    job.ack()
+    loop.close()
+    queue.close()
 
 
 def test_aclose_ends_the_waits_and_the_app_can_be_used_again(app: multiq.App, queue: multiq.Queue) -> None:
