@@ -15,6 +15,7 @@ import functools
 import logging
 import threading
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .async_calls import copy_error, running_loop, start_daemon, threads_of
@@ -57,7 +58,7 @@ class AsyncReserver:
         self.backend = backend
         self._new_consumer = new_consumer
         self._changed = threading.Condition()
-        self._waiters: list[_Waiter] = []
+        self._waiters: OrderedDict[_Waiter, None] = OrderedDict()  # a list would need a search for each removal
         self._consumer: SharedConsumer | None = None  # set while the thread runs
         self._call_ends_at: float | None = None  # None while the thread makes no call
 
@@ -86,7 +87,7 @@ class AsyncReserver:
         """End all waits with ``BackendUnavailable``, and let the thread end. A later ``reserve`` starts another
         thread."""
         with self._changed:
-            waiters, self._waiters = self._waiters, []
+            waiters, self._waiters = self._waiters, OrderedDict()
             self._interrupt()
             self._consumer = None
             self._changed.notify()
@@ -101,7 +102,7 @@ class AsyncReserver:
                 self._changed.notify()
             elif waiter.deadline < self._call_ends_at:
                 self._interrupt()
-            self._waiters.append(waiter)  # last: if no thread was started, the caller gets an error and does not wait
+            self._waiters[waiter] = None  # last: if no thread was started, the caller gets an error and does not wait
 
     def _start(self) -> None:
         consumer = self._consumer = self._new_consumer()
@@ -118,7 +119,7 @@ class AsyncReserver:
             return  # the parent's coroutine, and the lock may be held by a thread that does not exist here
         with self._changed:
             if waiter in self._waiters:
-                self._waiters.remove(waiter)
+                del self._waiters[waiter]
                 if not self._waiters:
                     self._interrupt()  # an uninterrupted call might reserve a job that no coroutine waits for
         waiter.refuse()
@@ -187,7 +188,7 @@ class AsyncReserver:
         with self._changed:
             # after ``stop``, the consumer may be closed, and the coroutines wait for another consumer
             while remaining and self._waiters and self._consumer is jobs.consumer:
-                waiter = self._waiters.pop(0)
+                waiter, _ = self._waiters.popitem(last=False)
                 served.append((waiter, remaining[: waiter.limit]))
                 del remaining[: waiter.limit]
             if served and not self._waiters:
@@ -199,7 +200,8 @@ class AsyncReserver:
     def _taken(self, waiters: Sequence[_Waiter]) -> list[_Waiter]:
         with self._changed:
             taken = [waiter for waiter in waiters if waiter in self._waiters]
-            self._waiters = [waiter for waiter in self._waiters if waiter not in taken]
+            for waiter in taken:
+                self._waiters.pop(waiter, None)
         return taken
 
 

@@ -15,6 +15,7 @@ from servers.process import until
 import multiq
 from multiq import BackendTimeout, BackendUnavailable, LeaseLost, QueueEmpty
 from multiq.async_calls import THREADS
+from multiq.async_reserve import _Waiter
 from multiq.backend import GiveBack, State
 from multiq.backend.memory import MemoryBackend, MemoryConsumer
 
@@ -128,6 +129,38 @@ def test_a_limit_is_the_most_jobs_of_one_coroutine(queue: multiq.Queue) -> None:
         parts = await asyncio.gather(queue.areserve_many(4, 5), queue.areserve_many(4, 5), queue.areserve_many(4, 5))
         assert sorted(job.body for part in parts for job in part) == [*range(10)]
         assert max(map(len, parts)) == 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("way", ["cancel", "timeout"])
+def test_the_end_of_a_wait_searches_no_other_waits(
+    queue: multiq.Queue, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comparisons = itertools.count()
+    compare = _Waiter.__eq__
+
+    def counted(one: _Waiter, other: object) -> bool:
+        next(comparisons)
+        return compare(one, other)
+
+    monkeypatch.setattr(_Waiter, "__eq__", counted)
+
+    async def main() -> None:
+        # given many coroutines that wait
+        await queue.astats()
+        waiting = [asyncio.ensure_future(queue.areserve(60 if way == "cancel" else 0.2)) for _ in range(100)]
+        await settled()
+
+        # when their waits end, those first that have begun last
+        if way == "cancel":
+            for task in reversed(waiting):
+                task.cancel()
+        ends = await asyncio.gather(*waiting, return_exceptions=True)
+
+        # then no wait was compared with each of the others
+        assert {type(end) for end in ends} == {asyncio.CancelledError if way == "cancel" else QueueEmpty}
+        assert next(comparisons) < 100
 
     asyncio.run(main())
 
