@@ -244,6 +244,8 @@ class _Waiter:
 
     def _fail(self, error: BaseException) -> None:
         if not self.future.done():
+            if isinstance(error, StopIteration):  # a future refuses this exception
+                error = RuntimeError(f"the call raised {error!r}")
             self.future.set_exception(copy_error(error))
 
 

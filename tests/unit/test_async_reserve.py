@@ -533,6 +533,26 @@ def test_an_error_of_the_backend_reaches_all_who_wait() -> None:
     asyncio.run(main())
 
 
+def test_a_stop_iteration_of_a_backend_ends_the_wait() -> None:
+    class Stopping(MemoryBackend):
+        def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
+            consumer = super().consumer(queues)
+            consumer.__class__ = StoppingConsumer
+            return consumer
+
+    class StoppingConsumer(MemoryConsumer):
+        def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+            raise StopIteration
+
+    async def main() -> None:
+        queue = multiq.App(backend=Stopping()).queue()
+        async with asyncio.timeout(60):
+            with pytest.raises(RuntimeError, match="the call raised StopIteration"):
+                await queue.areserve(0)
+
+    asyncio.run(main())
+
+
 def test_a_coroutine_whose_wait_has_failed_at_once_gets_no_job() -> None:
     class Failing(MemoryBackend):
         is_down = True
