@@ -539,9 +539,10 @@ class MysqlConsumer(Consumer):
             try:
                 with turns.next(looked, self._call_began + self._pool.timeout) as number:
                     if number is None:  # another consumer of this process has just found that nothing is left
-                        break
+                        return leases
                     found = self._connection.run(claim.run)
-                    if claim.is_all and not claim.has_locked and sum(map(_has_gates, found)) < most_gated:
+                    is_last = claim.is_all and not claim.has_locked and sum(map(_has_gates, found)) < most_gated
+                    if is_last and turns.is_awaited and self._has_nothing(queue):
                         turns.found_all(number)
                 looked = turns.begun
                 leases += found
@@ -561,6 +562,15 @@ class MysqlConsumer(Consumer):
         if not leases and (claim.has_locked or (turn == 0 and outlook.has_open_gate and not claim.has_looked)):
             self._held_up.add(queue)
         return leases
+
+    def _has_nothing(self, queue: str) -> bool:
+        """Whether the queue has no job that can start. A claim does not see the jobs and gates that another session has
+        locked, but a poll does."""
+        try:
+            (outlook,) = look(self._connection, self._pool, [queue])
+        except MultiqError:
+            return False
+        return not (outlook.has_work or outlook.has_open_gate)
 
     def _note_parking(self, queue: str, claim: _GatedClaim, found: Sequence[Lease]) -> None:
         """Let the reserves of a queue park jobs first for ``limits.PARKING_TIME`` at most, until one of them has found

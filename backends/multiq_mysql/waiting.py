@@ -55,10 +55,16 @@ class ClaimTurns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._waiters: list[object] = []
         self.begun = 0
         """The number of claims so far."""
         self._found_all = 0
         """The number of the last claim after which no job was left that could start."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another consumer waits for its turn."""
+        return bool(self._waiters)
 
     @contextlib.contextmanager
     def next(self, seen: int, give_up_at: float) -> Iterator[int | None]:
@@ -67,7 +73,12 @@ class ClaimTurns:
         Yields the number of the claim, or None if a claim has left no job that can start, and began after the caller
         had read *seen* from ``begun``.
         """
-        has_lock = self._lock.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
+        waiter = object()
+        self._waiters.append(waiter)
+        try:
+            has_lock = self._lock.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
+        finally:
+            self._waiters.remove(waiter)
         try:
             if self._found_all > seen:
                 yield None

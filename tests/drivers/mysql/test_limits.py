@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from multiq.errors import BackendUnavailable, EnqueueUncertain, LeaseLost, Multi
 from multiq.ids import new_id, new_ids
 from multiq_mysql import limits, pool
 from multiq_mysql.connection import Session
+from multiq_mysql.consumer import _GatedClaim
 from multiq_mysql.statements import NOW, render
 from multiq_mysql.waiting import ClaimTurns
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from servers.mysql import MysqlDatabases, Place
 
-    from multiq.backend import Backend
+    from multiq.backend import Backend, Lease
     from multiq_mysql.backend import MysqlBackend
 
 QUEUE = "q"
@@ -208,6 +210,48 @@ def test_consumers_of_one_process_do_not_ask_for_the_gate_that_one_of_them_has_l
     # Then there are few such transactions: without turns, there were 18 for each job
     assert len(set(done)) == jobs
     assert rollbacks() - before <= 5 * jobs
+
+
+def test_a_consumer_claims_itself_after_claims_that_met_the_locks_of_another_session(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an open gate with parked jobs, which a session of another program has locked
+    backend.limits(QUEUE, {"api": Quota(slots=1)})
+    add(backend, 3, API)
+    with backend.consumer([QUEUE]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        assert consumer.reserve(1, 0) == []
+        consumer.settle([Ack(lease)])
+    begun, ended = [threading.Event() for _ in range(3)], [threading.Event() for _ in range(3)]
+    run, numbers = _GatedClaim.run, itertools.count()
+
+    def held(self: _GatedClaim, session: Session) -> Any:
+        number, found = next(numbers), run(self, session)
+        begun[number].set()
+        assert ended[number].wait(60)
+        return found
+
+    def reserve() -> list[Lease]:
+        with open_backend(place.url) as own, own.consumer([QUEUE]) as consumer:
+            return consumer.reserve(1, 0)
+
+    monkeypatch.setattr(_GatedClaim, "run", held)
+    with ThreadPoolExecutor(3) as threads, mysql_server.client(place.name) as other:
+        other.begin()
+        with other.cursor() as cursor:
+            assert cursor.execute("SELECT 1 FROM multiq_gates WHERE name = 'api' FOR UPDATE") == 1
+        # When three consumers of one process reserve, and the locks end after the second consumer's claim
+        calls = [threads.submit(reserve)]
+        assert begun[0].wait(60)
+        calls += [threads.submit(reserve) for _ in range(2)]
+        until(lambda: len(backend._pool.poller.claim_turns(QUEUE)._waiters) == 2)
+        ended[0].set()
+        assert begun[1].wait(60)
+        other.rollback()
+        ended[1].set()
+        ended[2].set()
+        # Then the third consumer gets the job
+        assert sum(len(call.result()) for call in calls) == 1
 
 
 def test_a_consumer_does_not_claim_after_a_claim_that_left_nothing() -> None:
