@@ -537,7 +537,7 @@ class MysqlConsumer(Consumer):
                 self, self._pool, queue, limit - len(leases), most_gated, turn=turn, parks_until=parks_until
             )
             try:
-                with turns.next(looked, self._call_began + self._pool.timeout) as number:
+                with turns.next(looked, self._call_began + self._pool.timeout, lambda: self._interrupted) as number:
                     if number is None:  # another consumer of this process has just found that nothing is left
                         return leases
                     found = self._connection.run(claim.run)

@@ -20,7 +20,7 @@ from .records import SECOND, look
 from .scan_window import POLL, ScanWindows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from .pool import Pool
 
@@ -29,6 +29,8 @@ IDLE_POLL = 0.047
 _FIRST_PAUSE = 0.001  # The first pause between two polls, in seconds. Pauses grow while no job comes.
 _PAUSE_GROWTH = 0.05  # the pause as a share of the time since the last job
 _JITTER = 0.1  # The share by which a pause varies, so that processes do not poll together.
+_LONGEST_TURN = 1.0  # seconds after which the other consumers of a process no longer wait for a claim
+_TURN_CHECK = 0.1  # seconds between two checks whether to go on waiting for the turn
 
 
 class Poller(SharedPoller):
@@ -55,6 +57,9 @@ class ClaimTurns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._began_at = 0.0
+        """The time at which the present turn began."""
+        self._guard = threading.Lock()
         self._waiters: list[object] = []
         self.begun = 0
         """The number of claims so far."""
@@ -67,31 +72,57 @@ class ClaimTurns:
         return bool(self._waiters)
 
     @contextlib.contextmanager
-    def next(self, seen: int, give_up_at: float) -> Iterator[int | None]:
-        """Wait for the turn, at the longest until the monotonic clock reaches *give_up_at*. The block claims.
+    def next(self, seen: int, give_up_at: float, is_interrupted: Callable[[], bool]) -> Iterator[int | None]:
+        """Wait for the turn. The block claims.
+
+        If the monotonic clock reaches *give_up_at*, or if the call is interrupted, the block claims without a turn.
 
         Yields the number of the claim, or None if a claim has left no job that can start, and began after the caller
         had read *seen* from ``begun``.
         """
-        waiter = object()
-        self._waiters.append(waiter)
-        try:
-            has_lock = self._lock.acquire(timeout=max(0.0, give_up_at - time.monotonic()))
-        finally:
-            self._waiters.remove(waiter)
+        lock = self._wait(give_up_at, is_interrupted)
         try:
             if self._found_all > seen:
                 yield None
             else:
-                self.begun += 1
-                yield self.begun
+                with self._guard:
+                    self.begun += 1
+                    number = self.begun
+                yield number
         finally:
-            if has_lock:
-                self._lock.release()
+            if lock is not None:
+                lock.release()
 
     def found_all(self, number: int) -> None:
         """Record that the claim of this number has left no job that can start."""
-        self._found_all = max(self._found_all, number)
+        with self._guard:
+            self._found_all = max(self._found_all, number)
+
+    def _wait(self, give_up_at: float, is_interrupted: Callable[[], bool]) -> threading.Lock | None:
+        """Wait for the turn. Returns the lock that the caller now holds. None: the caller has no turn."""
+        waiter = object()
+        self._waiters.append(waiter)
+        try:
+            while True:
+                lock = self._lock
+                if lock.acquire(timeout=max(0.0, min(_TURN_CHECK, give_up_at - time.monotonic()))):
+                    self._began_at = time.monotonic()
+                    return lock
+                if is_interrupted() or time.monotonic() >= give_up_at:
+                    return None
+                self._end_long_turn(lock)
+        finally:
+            self._waiters.remove(waiter)
+
+    def _end_long_turn(self, lock: threading.Lock) -> None:
+        """Let the next consumers take turns without the consumer that holds this lock, if its turn takes too long.
+
+        The server may not answer that consumer. Or an exception of a signal handler has left the lock locked.
+        """
+        with self._guard:
+            now = time.monotonic()
+            if self._lock is lock and now > self._began_at + _LONGEST_TURN:
+                self._lock, self._began_at = threading.Lock(), now
 
 
 pollers = PerProcess(Poller)

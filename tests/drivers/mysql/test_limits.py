@@ -22,7 +22,7 @@ from multiq.backend.registry import open_backend
 from multiq.driverkit.call_retry import repetitions
 from multiq.errors import BackendUnavailable, EnqueueUncertain, LeaseLost, MultiqError
 from multiq.ids import new_id, new_ids
-from multiq_mysql import limits, pool
+from multiq_mysql import limits, pool, waiting
 from multiq_mysql.connection import Session
 from multiq_mysql.consumer import _GatedClaim
 from multiq_mysql.statements import NOW, render
@@ -254,20 +254,56 @@ def test_a_consumer_claims_itself_after_claims_that_met_the_locks_of_another_ses
         assert sum(len(call.result()) for call in calls) == 1
 
 
+def never() -> bool:
+    return False
+
+
 def test_a_consumer_does_not_claim_after_a_claim_that_left_nothing() -> None:
     turns, forever = ClaimTurns(), time.monotonic() + 60
     seen = turns.begun
-    with turns.next(seen, forever) as first:
+    with turns.next(seen, forever, never) as first:
         assert first is not None
         # A consumer that gets no turn in time claims without it
-        with turns.next(seen, time.monotonic()) as late:
+        with turns.next(seen, time.monotonic(), never) as late:
             assert late is not None
         turns.found_all(first)
     # Then a consumer that looked before this claim began need not claim, and a consumer that looked later claims
-    with turns.next(seen, forever) as number:
+    with turns.next(seen, forever, never) as number:
         assert number is None
-    with turns.next(turns.begun, forever) as number:
+    with turns.next(turns.begun, forever, never) as number:
         assert number is not None
+
+
+def test_a_turn_that_does_not_end_holds_up_the_other_consumers_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a turn that does not end, because its consumer waits for the server, or because of an exception
+    monkeypatch.setattr(waiting, "_LONGEST_TURN", 0.2)
+    turns, forever = ClaimTurns(), time.monotonic() + 60
+    with turns.next(0, forever, never):
+        # When other consumers claim
+        with turns.next(turns.begun, forever, never) as second:
+            # Then they take turns again
+            third = threading.Thread(target=lambda: turns.next(turns.begun, forever, never).__enter__())
+            third.start()
+            until(lambda: turns.is_awaited)
+        third.join(60)
+        assert (second, turns.begun) == (2, 3)
+    assert time.monotonic() < forever
+
+
+def test_an_interrupt_ends_the_wait_for_a_turn(backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a queue whose jobs wait for an open gate, and another consumer of the process whose turn does not end
+    monkeypatch.setattr(waiting, "_LONGEST_TURN", 60.0)
+    backend.limits(QUEUE, {"api": Quota(slots=1)})
+    add(backend, 1, API)
+    turns = backend._pool.poller.claim_turns(QUEUE)
+    turn = turns.next(0, time.monotonic() + 60, never)
+    with backend.consumer([QUEUE]) as consumer, ThreadPoolExecutor(1) as threads, turn:
+        # When a consumer waits for its turn, and is interrupted
+        call = threads.submit(consumer.reserve, 1, 60)
+        until(lambda: turns.is_awaited)
+        consumer.interrupt()
+        # Then its call looks at the jobs once, and ends
+        assert len(call.result(5)) == 1
 
 
 def test_jobs_without_gates_take_no_more_packets_behind_parked_ones(
