@@ -172,6 +172,7 @@ class SharedPoller:
             if time.monotonic() >= until:
                 return
             if not (queues := self._awaited_queues()):
+                changes_in = self.pause.longest
                 continue
             working, changes_in = poll(queues)
             if waiter in self._wake_waiters_of(working):

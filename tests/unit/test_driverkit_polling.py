@@ -179,3 +179,31 @@ def test_poll_is_made_when_time_may_have_brought_a_job() -> None:
     poller.sleep(["q"], 0, started + 2 * _GUARD, poll)
     assert next(polls, None) is None
     assert time.monotonic() - started < _GUARD
+
+
+def test_a_consumer_without_queues_does_not_wait_for_changes_of_queues_that_nobody_awaits_any_more() -> None:
+    class Counted(PollPause):
+        count = 0
+
+        def next(self) -> float:
+            self.count += 1
+            return super().next()
+
+    # Given a consumer that polls for another one, without queues of its own
+    pause = Counted(first=0.02, longest=0.02, growth=0.0)
+    poller = SharedPoller(pause)
+    polled = threading.Event()
+
+    def poll(_queues: Sequence[str]) -> Found:
+        polled.set()
+        return Found({"a"}, 1e-6)  # the other consumer leaves, and a change in its queue is near
+
+    one = threading.Thread(target=poller.sleep, args=([], 0, time.monotonic() + 0.5, poll))
+    one.start()
+    _until(lambda: pause.count)
+    other = _asleep(poller, ["a"], _never_called)
+    assert polled.wait(_GUARD)
+    other.join(_GUARD)
+    # When it waits on, then it pauses between two looks
+    one.join(_GUARD)
+    assert pause.count < 100
