@@ -559,7 +559,8 @@ class MysqlConsumer(Consumer):
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
                 break
-        if not leases and (claim.has_locked or (turn == 0 and outlook.has_open_gate and not claim.has_looked)):
+        saw_open_gate = turn == 0 and outlook.has_open_gate and self.most_gated != 0
+        if not leases and (claim.has_locked or (saw_open_gate and not claim.has_looked)):
             self._held_up.add(queue)
         return leases
 
@@ -661,6 +662,7 @@ class MysqlConsumer(Consumer):
             if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 leases, outlooks = self._reserve_now(limit, outlooks)
                 if leases:
+                    self._hold_ups = 0
                     self._interrupted = False
                     return leases
             has_looked = False
