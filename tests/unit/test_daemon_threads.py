@@ -34,6 +34,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
         """The module ``threading``, as the pools see it."""
 
         Lock = threading.Lock
+        Event = threading.Event
 
     Module.Thread = Thread  # type: ignore[attr-defined]
     monkeypatch.setattr(daemon_threads, "threading", Module)
