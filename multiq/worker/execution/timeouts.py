@@ -49,6 +49,7 @@ _log = logging.getLogger("multiq.worker")
 INTERRUPT = signal.SIGURG
 """The signal for a job in the main thread. The system ignores this signal by default, so a late signal does no harm."""
 
+_STOOD_STILL = 1.0  # seconds without a check, after which the process counts as suspended
 _LOOP_IS_BLOCKED = 0.1  # seconds without a callback of the loop; the heartbeat requests one every 25 ms
 _RUNNER = "multiq.worker.execution.runner"
 
@@ -391,6 +392,10 @@ class Timeouts:
         if loop is None or loop.is_closed():
             return False
         answered_at = min(self._loop_answered_at, now)
+        if now - self._checked_at > _STOOD_STILL:
+            # This thread has not run either: the process may have been suspended. The job whose code runs right after
+            # that does not block the loop.
+            answered_at = now
         self._loop_answered_at = answered_at
         loop.call_soon_threadsafe(self._loop_answers)
         if self._shared is None or now - answered_at <= _LOOP_IS_BLOCKED:
