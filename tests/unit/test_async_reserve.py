@@ -236,18 +236,24 @@ class SlowConsumer(MemoryConsumer):
         return super().settle(verdicts)
 
 
+async def job_on_its_way(queue: multiq.Queue) -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
+    """Let a call reserve a job for a coroutine, and then let another coroutine wait. Returns both coroutines."""
+    first = asyncio.ensure_future(queue.areserve(60))
+    await queue.aenqueue(1)
+    await asyncio.to_thread(SlowConsumer.has_jobs.wait, 60)
+    second = asyncio.ensure_future(queue.areserve(60))
+    await settled()
+    return first, second
+
+
 def test_a_job_goes_to_a_coroutine_that_began_to_wait_while_the_job_was_reserved() -> None:
     queue = multiq.App(backend=SlowConsumer.backend()).queue()
 
     async def main() -> None:
-        # given a job that is being reserved for a coroutine
-        first = asyncio.ensure_future(queue.areserve(60))
-        await queue.aenqueue(1)
-        await asyncio.to_thread(SlowConsumer.has_jobs.wait, 60)
+        # given a job that is being reserved for a coroutine, and another coroutine that waits
+        first, second = await job_on_its_way(queue)
 
-        # when another coroutine begins to wait, and the first one is cancelled
-        second = asyncio.ensure_future(queue.areserve(60))
-        await settled()
+        # when the first one is cancelled
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -267,11 +273,7 @@ def test_a_job_of_a_coroutine_that_is_cancelled_meanwhile_goes_to_the_next(*, is
 
     async def main() -> None:
         # given a job for the first of two coroutines, on its way to their loop, and a call for the second one
-        first = asyncio.ensure_future(queue.areserve(60))
-        await queue.aenqueue(1)
-        await asyncio.to_thread(SlowConsumer.has_jobs.wait, 60)
-        second = asyncio.ensure_future(queue.areserve(60))
-        await settled()
+        first, second = await job_on_its_way(queue)
         loop: Any = asyncio.get_running_loop()
         calls = SlowConsumer.calls
         SlowConsumer.may_go.set()

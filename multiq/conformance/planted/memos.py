@@ -11,7 +11,7 @@ from multiq.backend import Abandon, Bury, Release, State, Touch
 from multiq.backend.memory import Job, JobQueue, MemoryConsumer
 from multiq.conformance.memory_server import WiredBackend
 
-from .registry import Planted, after_of, plant
+from .registry import Planted, plant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +24,7 @@ _A_ROUND_TRIP = 0.001  # seconds; during this time another client can see the fi
 
 
 def _without(verdict: Verdict) -> Verdict:
-    return verdict if after_of(verdict) is None else msgspec.structs.replace(verdict, after=None)
+    return verdict if verdict.after is None else msgspec.structs.replace(verdict, after=None)
 
 
 # --- memos -----------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class _KickEmpties(Planted):
 class _StoresFirst(MemoryConsumer):
     def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
         job = self._store.queue(verdict.lease.queue, now).jobs.get(verdict.lease.id)
-        after = after_of(verdict)
+        after = verdict.after
         if job is not None and after is not None and after.memo is not None:
             job.memo = after.memo
         return super()._settle_one(verdict, now)
@@ -99,7 +99,7 @@ class _StoresLater(MemoryConsumer):
         with self._store.lock:
             for verdict, answer in zip(verdicts, answers, strict=True):
                 queue = self._store.queue(verdict.lease.queue, self._store.clock())
-                job, after = queue.jobs.get(verdict.lease.id), after_of(verdict)
+                job, after = queue.jobs.get(verdict.lease.id), verdict.after
                 if answer is None and job is not None and after is not None:
                     job.memo = job.memo if after.memo is None else after.memo
                     if isinstance(verdict, Release | Bury):
@@ -118,7 +118,7 @@ class _MemoInASecondStep(Planted):
 
 class _OverwritesMemo(MemoryConsumer):
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
-        after = after_of(verdict)
+        after = verdict.after
         if after is not None and after.memo is None:
             job.memo = b""
         super()._carry_out(verdict, queue, job, now)
@@ -135,7 +135,7 @@ class _NoMemoMeansAnEmptyOne(Planted):
 
 class _IgnoresEmpty(MemoryConsumer):
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
-        before, after = job.memo, after_of(verdict)
+        before, after = job.memo, verdict.after
         super()._carry_out(verdict, queue, job, now)
         if after is not None and after.memo == b"" and job.id in queue.jobs:
             job.memo = before
@@ -172,7 +172,7 @@ class _NextToIt(MemoryConsumer):
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         with self._store.lock:
             now = self._store.clock()
-            afters = iter([after_of(verdict) for verdict in verdicts if not isinstance(verdict, Abandon)])
+            afters = iter([verdict.after for verdict in verdicts if not isinstance(verdict, Abandon)])
             shifted: list[Verdict] = []
             for verdict in verdicts:
                 is_held = self._store.queue(verdict.lease.queue, now).held(verdict.lease) is not None
@@ -231,7 +231,7 @@ class _MemoLostWhenRepeated(WiredBackend):
 
 class _KeepsDetails(MemoryConsumer):
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
-        before, after = job.detail, after_of(verdict)
+        before, after = job.detail, verdict.after
         super()._carry_out(verdict, queue, job, now)
         if isinstance(verdict, Release | Bury) and (after is None or after.detail is None):
             job.detail = before
@@ -266,7 +266,7 @@ class _AbandonKeepsTheDetail(Planted):
 class _TouchesDetails(MemoryConsumer):
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
         super()._carry_out(verdict, queue, job, now)
-        after = after_of(verdict)
+        after = verdict.after
         if isinstance(verdict, Touch) and after is not None:
             job.detail = after.detail or b""
 

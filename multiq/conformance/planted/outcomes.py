@@ -13,7 +13,7 @@ from multiq.backend.memory_outcomes import KeptOutcome, KeptOutcomes
 from multiq.conformance.memory_server import WiredBackend, WiredConsumer
 from multiq.errors import PayloadTooLarge
 
-from .registry import Planted, after_of, plant
+from .registry import Planted, plant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,7 +163,7 @@ class _SecondAckKeeps(Planted):
 class _KeepsForAll(MemoryConsumer):
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
         super()._carry_out(verdict, queue, job, now)
-        kept = KeptOutcome.of(job.id, job.attempt, after_of(verdict), now)
+        kept = KeptOutcome.of(job.id, job.attempt, verdict.after, now)
         if kept is not None:
             queue.outcomes.keep(queue.name, kept)
 
@@ -255,7 +255,7 @@ _LIMIT = 2_000  # bytes
 
 class _ChecksOneByOne(MemoryConsumer):
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
-        after = after_of(verdict) or After()
+        after = verdict.after or After()
         size = max(len(after.outcome), len(after.memo or b""), len(after.detail or b""))
         if size > _LIMIT:
             raise PayloadTooLarge(size, _LIMIT, "store it elsewhere")

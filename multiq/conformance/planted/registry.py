@@ -13,7 +13,7 @@ from multiq.conformance.proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from multiq.backend import After, Backend, Verdict
+    from multiq.backend import Backend
     from multiq.driverkit.clock import Clock
 
 
@@ -85,8 +85,3 @@ class Planted(MemoryBackend):
 
     def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
         return self.consumer_class(self._store, queues)
-
-
-def after_of(verdict: Verdict) -> After | None:
-    """Return the ``After`` of a verdict. An abandon has no ``After``."""
-    return verdict.after
