@@ -47,10 +47,10 @@ def test_a_flow_that_was_seen_as_ended_stays_as_it_was_seen(url: str, number: in
             # When each is cancelled at some moment of its life
             time.sleep(chance.uniform(0, longest))
             flow.cancel()
-            state = flow.info().state
-            seen.append((at, flow, state))
+            now = flow.info().state
+            seen.append((at, flow, now))
             # a busy machine takes longer for a chain, and then the cancels come later
-            longest = min(longest * 1.1, 1.0) if state == "cancelled" else longest / 1.1
+            longest = min(longest * 1.1, 1.0) if now == "cancelled" else longest / 1.1
         until(lambda: all(_is_empty(queue) for queue in QUEUES))
     finally:
         workers.end()
