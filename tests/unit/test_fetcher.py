@@ -81,7 +81,7 @@ def child() -> Iterator[Child]:
 def is_due(child: Child, *, is_over: bool) -> float:
     """Change the child's data so that a touch of the lease is due, or that the lease is over. Returns the lease's
     end."""
-    child.held.touch_at = child.fetcher._next_touch = 0.0
+    child.held.touch_at = child.fetcher._touches.next_touch = 0.0
     if is_over:
         child.held.ends_at = time.monotonic()
     return child.held.ends_at
@@ -290,7 +290,7 @@ def test_leases_are_touched_while_memos_cannot_be_stored(child: Child) -> None:
     memo.set_progress(Progress(0.5, ""))
     ends_at = first.ends_at
     # When memos cannot be stored and a touch is due, then both leases are touched
-    first.touch_at = second.touch_at = fetcher._next_touch = 0.0
+    first.touch_at = second.touch_at = fetcher._touches.next_touch = 0.0
     fetcher.touch_due()
     assert min(first.ends_at, second.ends_at) > ends_at
     # And the memo is stored later

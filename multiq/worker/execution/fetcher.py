@@ -1,6 +1,6 @@
 """The fetcher: the only user of a process's consumer.
 
-The fetcher reserves and settles jobs in batches, renews leases, and handles outages of the backend.
+The fetcher reserves and settles jobs in batches, and handles outages of the backend. ``heartbeat.py`` renews leases.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq import timeout_notices
-from multiq.backend import Ack, After, Bury, Enqueue, GiveBack, Put, Release, Touch
+from multiq.backend import Ack, After, Bury, Enqueue, GiveBack, Put, Release
 from multiq.envelope import decode_json
 from multiq.errors import BackendError, LeaseLost, MultiqError, PayloadTooLarge
 from multiq.events import BackendDown, BackendUp, JobLost
@@ -27,6 +27,7 @@ from multiq.validation import check_reason
 from multiq.worker.processes.inflight import Held
 
 from .daemon_threads import run_in_thread
+from .heartbeat import TOUCH_SHARE, LeaseTouches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,9 +50,6 @@ _MAX_PENDING_EVENTS = 1000  # maximum number of events that wait while a subscri
 
 _verdict_of = attrgetter("verdict")
 
-#: A lease is touched when this share of its ttr has passed. Two touches may fail before the lease ends.
-_TOUCH_SHARE = 1 / 3
-
 
 class Fetcher:
     """Reserves and settles jobs for one worker process. A lock admits one thread at a time.
@@ -73,8 +71,7 @@ class Fetcher:
         self._claims: set[object] = set()  # one for each job's thread that waits for the lock in order to store a memo
         self._is_partial = False  # whether only a part of the backend is down
         self._held: dict[Held, None] = {}  # ordered by the time of their reservation
-        self._next_touch = float("inf")
-        self._next_memo = float("inf")  # when to store memos that have changed since ``_next_touch`` was computed
+        self._touches = LeaseTouches(consumer, self._held, inflight)
         self._failures = 0
         self._retry_at = 0.0
         self._last_failure: BackendError | None = None
@@ -160,7 +157,7 @@ class Fetcher:
 
         Does nothing while another thread makes a call. The other thread's call ends in time for the next touch.
         """
-        if time.monotonic() < self._touch_at or not self._lock.acquire(blocking=False):
+        if time.monotonic() < self._touches.due_at or not self._lock.acquire(blocking=False):
             return
         try:
             self._touch(time.monotonic())
@@ -172,7 +169,7 @@ class Fetcher:
         """Let the heartbeat touch a lease and store its memo at *moment* or earlier. Raises ``LeaseLost``."""
         if held.touch_at == float("inf") or held not in self._held:
             raise LeaseLost(held.lease.queue, held.lease.id)
-        self._next_memo = min(self._next_memo, moment)
+        self._touches.next_memo = min(self._touches.next_memo, moment)
 
     def store_memo(self, held: Held) -> None:
         """Touch a lease now, and store its memo. Called in the job's thread.
@@ -184,7 +181,7 @@ class Fetcher:
             self._claim()
             try:
                 error = self._touch_now(held)
-                if time.monotonic() >= self._touch_at:  # with many steps, the heartbeat may never get the lock
+                if time.monotonic() >= self._touches.due_at:  # with many steps, the heartbeat may never get the lock
                     self._touch(time.monotonic())
             finally:
                 self._lock.release()
@@ -202,16 +199,12 @@ class Fetcher:
         return next((held for held in list(self._held) if held.lease is lease), None)
 
     def next_touch_in(self) -> float:
-        return max(0.0, self._touch_at - time.monotonic())
+        return max(0.0, self._touches.due_at - time.monotonic())
 
     def interrupt(self) -> None:
         """End the current wait, or skip the next one."""
         self._interrupted.set()
         self._consumer.interrupt()
-
-    @property
-    def _touch_at(self) -> float:
-        return min(self._next_touch, self._next_memo)
 
     @property
     def has_unsettled(self) -> bool:
@@ -307,30 +300,22 @@ class Fetcher:
         return self._hold(leases) if leases else []
 
     def _touch(self, now: float) -> None:
-        self._next_memo = float("inf")  # reset first: each memo that changes after this line sets it again
+        touches = self._touches
+        touches.next_memo = float("inf")  # reset first: each memo that changes after this line sets it again
         pause = self._pause_left()
         if pause and not self._is_partial:
-            self._set_next_touch(now + pause)
+            touches.set_next(now + pause)
             return
-        due = []
-        for held in self._held:
-            if _touch_at(held) > now or held.verdict is not None:
-                continue
-            if held.ends_at <= now and not held.began_at:
-                held.touch_at = float("inf")  # this job never begins here, and the sidecar may give it back at any time
-                continue
-            due.append(held)
-            if self._inflight is not None:  # before the call, because the sidecar relies on the new end
-                self._inflight.touch(held, now + held.lease.ttr)
+        due = touches.take_due(now)
         try:
-            lost = self._touch_safely(due, now) if due else []
+            lost = touches.send_safely(due, now) if due else []
         except BackendError as exc:
-            if exc.is_partial and self._touch_without_memos(due, now):
+            if exc.is_partial and touches.send_without_memos(due, now):
+                touches.set_next(now + _LONGEST_PAUSE)
                 return
-            self._set_next_touch(now + self._note_failure(exc))
+            touches.set_next(now + self._note_failure(exc))
             return
-        times = (_touch_at(held) for held in self._held if held.verdict is None)
-        self._set_next_touch(min(times, default=float("inf")))
+        touches.find_next()
         if None in lost:
             self._note_answer()
 
@@ -342,64 +327,15 @@ class Fetcher:
             return LeaseLost(held.lease.queue, held.lease.id)
         if self._pause_left() and not self._is_partial:
             return self._last_failure
-        if self._inflight is not None:  # before the call, as in _touch
-            self._inflight.touch(held, now + held.lease.ttr)
+        self._touches.announce(held, now)
         try:
-            (error,) = self._send_touches([held], now)
+            (error,) = self._touches.send([held], now)
         except BackendError as exc:
             self._note_failure(exc)
             return exc
         if error is None:
             self._note_answer()
         return error
-
-    def _touch_safely(self, due: Sequence[Held], now: float) -> list[LeaseLost | None]:
-        """Touch these leases. If the backend refuses a memo as too large, the memos are left out."""
-        try:
-            return self._send_touches(due, now)
-        except PayloadTooLarge as exc:
-            _log.error("the memos of running jobs are not stored: %s", exc)
-            return self._send_touches(due, now, with_memos=False)
-
-    def _touch_without_memos(self, due: Sequence[Held], now: float) -> bool:
-        """If memos are pending, touch these leases without the memos. This may succeed while the backend cannot store
-        memos. Returns whether the leases were touched. If the leases were touched, the memos are sent later."""
-        if all(held.memo is None or not held.memo.is_pending for held in due):
-            return False
-        try:
-            self._send_touches(due, now, with_memos=False, are_memos_done=False)
-        except BackendError:
-            return False
-        self._set_next_touch(now + _LONGEST_PAUSE)
-        return True
-
-    def _send_touches(
-        self, due: Sequence[Held], now: float, *, with_memos: bool = True, are_memos_done: bool = True
-    ) -> list[LeaseLost | None]:
-        """Touch these leases, and store the memos that have changed.
-
-        *are_memos_done*: whether a memo that this call does not send counts as sent until it changes.
-        """
-        taken = [None if held.memo is None else held.memo.take() for held in due]
-        lost = self._consumer.settle(
-            [
-                Touch(held.lease, After(memo=memo[1]))
-                if with_memos and memo is not None and memo[1] is not None
-                else Touch(held.lease)
-                for held, memo in zip(due, taken, strict=True)
-            ]
-        )
-        for held, memo, error in zip(due, taken, lost, strict=True):
-            if error is None:
-                held.reserved = held.reserved_at
-                held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
-                held.ends_at = now + held.lease.ttr
-                if memo is not None and held.memo is not None and are_memos_done:
-                    held.memo.sent(memo[0])  # a memo that was left out counts as sent, too
-            else:
-                # the backend will refuse the verdict on this job, and this refusal is reported
-                held.touch_at = float("inf")
-        return lost
 
     def _claim(self) -> None:
         """Acquire the lock, and interrupt the worker's loop if it holds the lock while it waits for jobs."""
@@ -434,24 +370,19 @@ class Fetcher:
 
     def _hold(self, leases: Sequence[Lease]) -> list[Held]:
         now = self._consumer.asked_at or time.monotonic()
-        next_touch = self._next_touch
+        next_touch = self._touches.next_touch
         taken = []
         for lease in leases:
             ttr = lease.ttr
-            touch_at = now + ttr * _TOUCH_SHARE
+            touch_at = now + ttr * TOUCH_SHARE
             taken.append(Held(lease, None, touch_at, now + ttr))
             if touch_at < next_touch:  # noqa: PLR1730 - this is done for each job
                 next_touch = touch_at
         if self._inflight is not None:
             self._inflight.hold(taken)
         self._held.update(dict.fromkeys(taken))
-        self._set_next_touch(next_touch)
+        self._touches.set_next(next_touch)
         return taken
-
-    def _set_next_touch(self, next_touch: float) -> None:
-        self._next_touch = next_touch
-        if self._inflight is not None:
-            self._inflight.set_next_touch(next_touch)
 
     def _settled(self, settled: Sequence[Held], lost: Sequence[LeaseLost | None]) -> None:
         all_held = self._held
@@ -544,13 +475,6 @@ def _size_of(step: Step) -> int:
     if isinstance(step, Enqueue):
         return len(step.job.body)
     return len(step.value) if isinstance(step, Put) else 0
-
-
-def _touch_at(held: Held) -> float:
-    """Return the time of the lease's next touch. If the memo has changed and the lease is not lost, this time is
-    earlier."""
-    memo, at = held.memo, held.touch_at
-    return at if memo is None or at == float("inf") else min(at, memo.next_touch)
 
 
 def _verdicts(finished: Sequence[Held]) -> list[Verdict]:
