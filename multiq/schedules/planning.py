@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from .misfire import missed_of
 from .timetable import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .record import Definition, Record
+    from .record import Record
     from .timetable import Milliseconds, Timetable
 
-# seconds between two searches for due occurrences; so an occurrence that is late by less than this was not missed
-SKIP_GRACE = 20.0
 DECIDE = 2 * SECOND  # seconds before an occurrence: the time of the check whether the previous job is done (overlap)
 RETRY = 2 * SECOND  # seconds between two checks whether the previous occurrence is done (overlap="follow")
 _MOST_AHEAD = 300  # occurrences of the next minute or two; each second has at most one
@@ -94,19 +93,6 @@ def _one_by_one(  # noqa: PLR0917 - all of them are of one plan
         through = made[0] if made else through
     changed = _made(record, made, through, now) if made else msgspec.structs.replace(record, through=through)
     return Plan(changed, made, _soon(times, through, now, ahead))
-
-
-def missed_of(definition: Definition, times: Timetable, through: Milliseconds, now: Milliseconds) -> list[Milliseconds]:
-    """Return those missed occurrences that are still made."""
-    grace = definition.grace
-    if grace is None and definition.misfire == "skip":
-        grace = SKIP_GRACE
-    if grace is not None:
-        through = max(through, now - int(grace * SECOND) - 1)
-    if definition.misfire == "once":
-        last = times.latest(through, now)
-        return [] if last is None else [last]
-    return times.between(through, now, definition.most)
 
 
 def _last(times: Timetable, through: Milliseconds, until: Milliseconds) -> Milliseconds:
