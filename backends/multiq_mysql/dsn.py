@@ -15,7 +15,7 @@ from multiq.driverkit.net import connect
 from multiq.driverkit.timed_socket import TimedTlsContext, TimedTlsSocket, timed_socket
 from multiq.driverkit.tls import tls_context
 from multiq.errors import BackendUnavailable, MultiqError, UrlInvalid
-from multiq.settings.passwords import password_of_environment, password_of_file
+from multiq.settings.password_sources import password_of_environment, password_of_file
 from multiq.settings.url import Option, choice
 
 from .errors import malformed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from multiq.settings.passwords import password_of_environment, password_of_file
+from multiq.settings.password_sources import password_of_environment, password_of_file
 
 if TYPE_CHECKING:
     import ssl

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multiq.errors import UrlInvalid
-from multiq.settings.passwords import password_of_file
+from multiq.settings.password_sources import password_of_file
 from multiq.settings.url import Option, choice, parse_url, redact, seconds
 
 if TYPE_CHECKING:
