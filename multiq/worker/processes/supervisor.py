@@ -39,6 +39,7 @@ from .exits import (
 from .inflight import DEAD, NEVER, WAITING
 from .process_slot import Assignment, ProcessSlot
 from .reload import BLOCKED_SIGNALS, PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
+from .respawn_backoff import YOUNG, respawn_backoff
 from .signal_inbox import SignalInbox
 
 if TYPE_CHECKING:
@@ -50,10 +51,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.supervisor")
 
-_YOUNG = 5.0  # seconds; an older child did not die because of its start
-_FIRST_BACKOFF = 0.1  # seconds until a child that died young is replaced; the delay doubles with each early death
-_LONGEST_BACKOFF = 30.0  # maximum if the child had no job
-_WORKING_BACKOFF = 1.0  # maximum if the child had a job; max_crashes then limits the deaths
 _POLL = 0.5  # seconds between two checks of the children, in case a SIGCHLD is lost
 KILL_MARGIN = 5.0  # seconds after the grace until remaining children are killed
 _SIDECAR_WAIT = 5.0  # seconds that the sidecar gets at the end to settle the jobs of the last children
@@ -343,7 +340,7 @@ class Supervisor:
     def _start_missing(self) -> None:
         now = time.monotonic()
         if self._sidecar is None and self._sidecar_at <= now:
-            self._sidecar_at = now + _YOUNG
+            self._sidecar_at = now + YOUNG
             self._start_sidecar()
         for slot in self._slots:
             if slot.pid is None and not self._stop_requests and slot.start_at <= now:
@@ -473,7 +470,7 @@ class Supervisor:
         is_cut = exit_code is None and (slot.is_cut or bool(self._stop_requests and status == -signal.SIGTERM))
         table.mark_dead(status, now, is_late=slot.is_timed_out, is_cut=is_cut)
         self._leave_to_sidecar(table)
-        died_young = now - slot.started_at < _YOUNG
+        died_young = now - slot.started_at < YOUNG
         slot.clear()
         if self._stop_requests or (self._once and exit_code == EXIT_OK):
             slot.start_at = NEVER
@@ -490,17 +487,14 @@ class Supervisor:
         if (was_late or exit_code in _REPLACED) and not is_too_large:
             self._worker_row.replaced += 1
             slot.early_deaths = slot.early_deaths + 1 if died_young and exit_code == EXIT_MEMORY else 0
-            slot.start_at = now + _backoff(slot.early_deaths, _WORKING_BACKOFF) if slot.is_needed else NEVER
+            slot.start_at = now + respawn_backoff(slot.early_deaths, had_jobs=True) if slot.is_needed else NEVER
             why = EXIT_OVERDUE if was_late else exit_code or 0
             level = logging.INFO if why == EXIT_RECYCLED else logging.WARNING
             _log.log(level, "worker process %d %s; %s", pid, _REPLACED[why], _what_next(slot))
             return
         self._worker_row.crashed += 1
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
-        # After the first early death in a slot, the child is replaced immediately, because jobs may be waiting. The
-        # child may have been killed from outside.
-        longest = _WORKING_BACKOFF if has_held else _LONGEST_BACKOFF
-        backoff = _backoff(slot.early_deaths, longest)
+        backoff = respawn_backoff(slot.early_deaths, had_jobs=has_held)
         slot.start_at = now + backoff if slot.is_needed else NEVER
         how = "exceeds its memory limit before it has run any job" if is_too_large else describe_exit(status, exit_code)
         _log.log(
@@ -522,7 +516,7 @@ class Supervisor:
         """Kill a stuck sidecar, children that run after the grace, and children with an overdue job."""
         now = time.monotonic()
         if now >= self._kill_at:
-            self._kill_at = now + _YOUNG  # tries again later in case some children remain
+            self._kill_at = now + YOUNG  # tries again later in case some children remain
             for slot in self._slots:
                 slot.is_cut = True
             self._kill_all()
@@ -594,11 +588,6 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 def _what_next(slot: ProcessSlot, when: str = "") -> str:
     return f"starting another one{when}" if slot.is_needed else "the child was not needed, and is not replaced"
-
-
-def _backoff(early_deaths: int, longest: float) -> float:
-    """Return the seconds until a child is replaced, after *early_deaths* successive early deaths in its slot."""
-    return min(longest, _FIRST_BACKOFF * 2.0 ** min(early_deaths - 2, 20)) if early_deaths > 1 else 0.0
 
 
 def log_waiting(running: int, grace: float) -> None:
