@@ -21,10 +21,10 @@ from multiq.settings.queue_order import check_policy, read_queues, shares
 from multiq.validation import check_count, check_timeout
 
 from .execution.daemon_threads import run_in_thread
+from .monitoring.health import Health
 from .monitoring.health_file import HealthFile, check_path
 from .monitoring.http import Pages, Server, check_libraries, listen, parse_address
 from .monitoring.metrics import Metrics
-from .monitoring.status import Status
 from .processes import fork
 from .processes.exits import EXIT_CUT_SHORT, EXIT_OK
 from .processes.inflight import InflightWriter
@@ -350,7 +350,7 @@ class Worker:
 
     def _run_sidecar(self, notifications: socket.socket, lifeline: int) -> int:
         """The main function of the sidecar's process. The sidecar ignores signals to the process group."""
-        status = Status(self._shared_state, self._settings, self._limits)
+        health = Health(self._shared_state, self._settings, self._limits)
         sidecar = Sidecar(
             self._app,
             self._shared_state,
@@ -362,9 +362,9 @@ class Worker:
             schedules=self._schedules,
             queues=self._settings.queues,
             scaling=self._scaling() if self._limits.scales else None,
-            status=status,
+            health=health,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
-            server=None if self._http is None else self._serve(status),
+            server=None if self._http is None else self._serve(health),
         )
         # The handlers inherited from the supervisor stay installed, but have no effect in the sidecar.
         fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
@@ -383,13 +383,13 @@ class Worker:
             down_after=self._down_after,
         )
 
-    def _serve(self, status: Status) -> Server:
+    def _serve(self, health: Health) -> Server:
         from .monitoring.prometheus import WorkerCollector  # needs the extra ``metrics``
 
         self._metrics.count(self._app.events, self._processes)
-        collector = WorkerCollector(self._metrics, status, self._app.backend, self._settings.queues)
+        collector = WorkerCollector(self._metrics, health, self._app.backend, self._settings.queues)
         names = () if self._http is None else (self._http.host,)
-        return Server(self._listener, Pages(status, collector.text, names))
+        return Server(self._listener, Pages(health, collector.text, names))
 
 
 def _process_range(processes: int | str) -> ProcessRange:

@@ -19,12 +19,12 @@ from multiq.worker.monitoring.http import Pages, Server, listen, parse_address, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from multiq.worker.monitoring.status import Status
+    from multiq.worker.monitoring.health import Health
 
 CLIENTS = 100
 
 
-class WellStatus:
+class WellHealth:
     """The status of a healthy worker."""
 
     def report(self) -> Any:
@@ -45,7 +45,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     def start(metrics: Callable[[], bytes] = lambda: b"figures 1\n", *names: str) -> int:
         listener = listen(parse_address(":0"))
         port: int = listener.getsockname()[1]
-        servers.append(Server(listener, Pages(cast("Status", WellStatus()), metrics, names)))
+        servers.append(Server(listener, Pages(cast("Health", WellHealth()), metrics, names)))
         return port
 
     yield start
@@ -226,7 +226,7 @@ def test_a_request_may_come_byte_by_byte_and_its_sender_end_its_half(serve: Call
 def test_a_closed_server_leaves_its_address(serve: Callable[..., int]) -> None:
     listener = listen(parse_address(":0"))
     port = listener.getsockname()[1]
-    server = Server(listener, Pages(cast("Status", WellStatus()), bytes))
+    server = Server(listener, Pages(cast("Health", WellHealth()), bytes))
     assert status(port) == 200
     server.close()
     with listen(parse_address(f":{port}")):
@@ -311,7 +311,7 @@ def test_a_connection_that_is_closed_for_a_new_one_is_answered_if_its_request_ha
             turn.wait(20)
 
         monkeypatch.setattr(Server, "_accept", accept_late)
-        server = Server(listener, Pages(cast("Status", WellStatus()), bytes))
+        server = Server(listener, Pages(cast("Health", WellHealth()), bytes))
         clients.callback(server.close)
         while not server._connections:
             time.sleep(0.01)

@@ -16,8 +16,8 @@ from worker_app import app, nap, quick
 import multiq
 from multiq.backend import Ack, Lease
 from multiq.settings.process_range import ProcessRange
+from multiq.worker.monitoring.health import Health, HealthReport
 from multiq.worker.monitoring.health_file import HealthFile
-from multiq.worker.monitoring.status import HealthReport, Status
 from multiq.worker.processes.inflight import Held, InflightWriter
 from multiq.worker.processes.process import ProcessSettings
 from multiq.worker.processes.shared_state import SharedState
@@ -99,7 +99,7 @@ def test_a_reload_keeps_the_health_file(tmp_path: Path, server: RedisServer) -> 
 
 
 def report(tmp_path: Path, shared_state: SharedState) -> HealthReport:
-    return Status(shared_state, ProcessSettings(queues=("q",)), ProcessRange(2, 2)).report()
+    return Health(shared_state, ProcessSettings(queues=("q",)), ProcessRange(2, 2)).report()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The status of a worker. The status is read from shared memory, so no other process has to answer."""
+"""The health of a worker, and its jobs. Both are read from shared memory, so no other process has to answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """The number of children that have ended in order to be replaced."""
 
 
-class Status:
+class Health:
     """Reads the status of the worker whose supervisor is this process's parent. Thread-safe."""
 
     def __init__(self, shared_state: SharedState, settings: ProcessSettings, limits: ProcessRange) -> None:

@@ -14,7 +14,7 @@ from multiq.errors import OptionInvalid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .status import HealthReport
+    from .health import HealthReport
 
 _log = logging.getLogger("multiq.sidecar")
 

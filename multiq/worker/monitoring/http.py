@@ -33,7 +33,7 @@ from multiq.errors import ExtraNotInstalled, OptionInvalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .status import Status
+    from .health import Health
 
 _log = logging.getLogger("multiq.sidecar")
 
@@ -114,11 +114,11 @@ class Request(NamedTuple):
 class Pages:
     """The three pages. *names* are accepted as names of this server, in addition to its addresses.
 
-    If *status* is None, there is no worker, and the pages for probes only show that this process answers.
+    If *health* is None, there is no worker, and the pages for probes only show that this process answers.
     """
 
-    def __init__(self, status: Status | None, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
-        self._status = status
+    def __init__(self, health: Health | None, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
+        self._health = health
         self._metrics = metrics
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
@@ -133,9 +133,9 @@ class Pages:
         return None
 
     def health(self, path: str) -> Reply:
-        if self._status is None:
+        if self._health is None:
             return Reply("200 OK", _TEXT, b"ok\n")
-        report = self._status.report()
+        report = self._health.report()
         is_fine = report.is_well if path == "/healthz" else report.is_ready
         status = "200 OK" if is_fine else "503 Service Unavailable"
         return Reply(status, "application/json", msgspec.json.encode(report) + b"\n")

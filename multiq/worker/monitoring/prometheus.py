@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
     from multiq.settings.process_range import ProcessRange
 
+    from .health import Health, HealthReport
     from .metrics import Counts, Metrics, TaskCounts
     from .queue_numbers import QueueNumbers
-    from .status import HealthReport, Status
 
 _log = logging.getLogger("multiq.metrics")
 
@@ -52,10 +52,10 @@ class _Page(Collector):
 class WorkerCollector(_Page):
     """The metrics of one worker and of its queues."""
 
-    def __init__(self, metrics: Metrics, status: Status, backend: Backend, queues: Sequence[str]) -> None:
+    def __init__(self, metrics: Metrics, health: Health, backend: Backend, queues: Sequence[str]) -> None:
         super().__init__()
         self._metrics = metrics
-        self._status = status
+        self._health = health
         self._backend = backend
         self._reader = QueueReader(backend, lambda: queues, _PATIENCE)
 
@@ -69,7 +69,7 @@ class WorkerCollector(_Page):
         ):
             yield CounterMetricFamily(f"multiq_{name}", help_text, number)
         yield _lateness(counts)
-        yield from _of_worker(self._status.report(), self._status.limits)
+        yield from _of_worker(self._health.report(), self._health.limits)
         yield from _of_queues(self._backend, self._reader.read())
 
 

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from multiq.app import App
     from multiq.control.flags import ControlState
+    from multiq.worker.monitoring.health import Health
     from multiq.worker.monitoring.health_file import HealthFile
     from multiq.worker.monitoring.http import Server
-    from multiq.worker.monitoring.status import Status
 
     from .scaling import Scaling
     from .shared_state import SharedState
@@ -68,7 +68,7 @@ class Sidecar:
     - *schedules*: whether the sidecar makes the occurrences of schedules.
     - *queues*: the worker's queues. The sidecar relays the steps that dead processes have left in them.
     - *scaling*: decides how many processes are needed. None: their number is fixed.
-    - *status*: the source of the health file and of the answers to viewers.
+    - *health*: the source of the health file and of the answers to viewers.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Sidecar:
         schedules: bool,
         queues: Sequence[str],
         scaling: Scaling | None,
-        status: Status,
+        health: Health,
         health_file: HealthFile | None,
         server: Server | None,
     ) -> None:
@@ -103,7 +103,7 @@ class Sidecar:
         self._scaling = scaling
         self._obeys_down = not force
         self._poll_at = 0.0
-        self._status = status
+        self._health = health
         self._responder = Responder(app.backend)
         self._answer_at = 0.0
         self._health_file = health_file
@@ -170,9 +170,9 @@ class Sidecar:
                     self._responder.find_viewers()
             if now >= self._answer_at and not self._responder.is_idle:
                 self._answer_at = now + _ANSWER_EVERY
-                self._responder.answer(self._status.answer())
+                self._responder.answer(self._health.answer())
         if is_time and self._health_file is not None:
-            self._health_file.write(self._status.report())
+            self._health_file.write(self._health.report())
 
     def _publish_down(self, *, is_down: bool) -> None:
         if is_down != bool(self._worker_row.is_down):
