@@ -65,7 +65,7 @@ _READ_CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, @multiq_at, SYSDATE(6))"
 _MAKE_READY = frozenset({Release, GiveBack, Abandon})
 
 _INLINE_MEMO = 8_192  # bytes of the largest memo that a claim returns in its text
-_MIN_TTR, _MAX_TTR = SECOND, 3_153_600_000 * SECOND  # as in reserve.sql
+_MIN_TTR, _MAX_TTR = SECOND, 3_153_600_000 * SECOND  # as in begin_leases.sql
 _LONGEST_SLEEP = 1.0  # seconds after which a waiting consumer polls again in any case
 _FIRST_HOLD_UP, _LONGEST_HOLD_UP = 0.001, 0.1  # seconds until a consumer looks again at jobs that others have locked
 
@@ -77,7 +77,7 @@ class _Exchanged(NamedTuple):
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """A ready job whose row is locked. claim.sql selects the first nine fields in this order."""
+    """A ready job whose row is locked. reserve.sql selects the first nine fields in this order."""
 
     priority: int
     seq: int
@@ -107,7 +107,8 @@ class _Row(msgspec.Struct, array_like=True):
         """Return the lease of this job. *now*: the server's time at the poll. The job may have been enqueued shortly
         after the poll.
 
-        Another program may have written any value that fits the column, so the values are bounded as in reserve.sql.
+        Another program may have written any value that fits the column. So the values are bounded as in
+        begin_leases.sql.
         """
         ttr, age = self.ttr, now - self.enqueued_at
         if not _MIN_TTR <= ttr <= _MAX_TTR:
@@ -474,7 +475,7 @@ class MysqlConsumer(Consumer):
         text = str(token)
         leases = [row.lease(text, now) for row in rows]
         seqs = sorted(row.seq for row in rows)
-        statements = [render("reserve", seqs=seqs, token=token, now=self._pool.now)] if rows else []
+        statements = [render("begin_leases", seqs=seqs, token=token, now=self._pool.now)] if rows else []
         self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
         try:
             ending = [] if steps is NO_STEPS else [*steps.last, *steps.take_moves()]
@@ -596,7 +597,7 @@ class MysqlConsumer(Consumer):
         if not seqs:
             session.commit(*statements)
             return []
-        asked = [render("candidate", seqs=seqs, inline=_INLINE_MEMO + 1)]
+        asked = [render("read_locked", seqs=seqs, inline=_INLINE_MEMO + 1)]
         if not claim.now:  # None of the jobs has a gate, so the claim has not read the time.
             asked.append(render("now", now=self._pool.now))
         (rows, _), *time_read = session.execute(*asked)
@@ -608,7 +609,7 @@ class MysqlConsumer(Consumer):
         leases = [row.lease(str(token), now) for row in found]
         self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
         try:
-            session.commit(render("reserve", seqs=seqs, token=token, now=self._pool.now), *statements)
+            session.commit(render("begin_leases", seqs=seqs, token=token, now=self._pool.now), *statements)
         except BaseException:
             if not session.is_broken:
                 self._unconfirmed_leases = []
@@ -933,7 +934,7 @@ class _Scan:
         self._cursor = cursor
         self._condition = condition
         select = rendered(
-            "claim",
+            "reserve",
             queue=queue.encode(),
             state=state,
             condition=condition,
@@ -976,7 +977,7 @@ class _Scan:
 
 
 def _read_rows(found: Sequence[tuple[str, bytes]], queue: str, *, is_again: bool = False) -> list[_Row]:
-    """Return jobs from rows of claim.sql."""
+    """Return jobs from rows of reserve.sql."""
     parts = [text.partition(",") for text, _body in found]
     rows = _rows_of_numbers(f"[{','.join([f'[{numbers}]' for _id, _comma, numbers in parts])}]")
     for row, (job_id, _comma, _numbers), (_text, body) in zip(rows, parts, found, strict=True):

@@ -233,7 +233,7 @@ class Claim:
 
     def read(self, session: Session) -> None:
         """Begin a transaction, lock jobs and gates, and choose the jobs."""
-        looks = self._read_candidates(session)
+        looks = self._read_gated(session)
         heads = self._read_lines(session, looks) if looks else {}
         gates = {gate for job in self._scan for gate in job.gates}
         gates.update(looks, (gate for jobs in heads.values() for job in jobs for gate in job.gates))
@@ -241,13 +241,13 @@ class Claim:
             self._lock(session, sorted(gates, key=_order), looks, heads)
         self._choose(heads)
 
-    def _read_candidates(self, session: Session) -> list[Gate]:
+    def _read_gated(self, session: Session) -> list[Gate]:
         """Lock the best ready jobs. Returns the gates that must be checked."""
         with_gates = self._most_gated > 0
         condition = FROM_START if with_gates else _WITHOUT_GATES
         queue, now = self._queue.encode(), self._pool.now
         statements = [
-            render("candidates", queue=queue, state=state, condition=condition, limit=self._scanned)
+            render("reserve_gated", queue=queue, state=state, condition=condition, limit=self._scanned)
             for state in (AGAIN, READY)
         ]
         if with_gates:

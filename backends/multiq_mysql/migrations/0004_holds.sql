@@ -5,7 +5,7 @@
 -- listings leave held jobs out. Its peek and kick_job raise an error for a held job.
 -- awaits: the number of arrivals that a held job still waits for. hold_delay: microseconds of delay that begin when the job
 -- is released. The two columns have no meaning in other states. doomed: the reason why a released job must not run. It is
--- stored as an exclamation mark followed by UTF-8 in hex. claim.sql explains the mark.
+-- stored as an exclamation mark followed by UTF-8 in hex. reserve.sql explains the mark.
 ALTER TABLE multiq_jobs ADD COLUMN awaits BIGINT NULL, ADD COLUMN hold_delay BIGINT NULL, 
     ADD COLUMN doomed TEXT CHARACTER SET ascii COLLATE ascii_bin NULL;
 

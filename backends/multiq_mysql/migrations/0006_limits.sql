@@ -1,7 +1,7 @@
 -- Limits: the gates of jobs, the gates at which jobs wait, and the leases that the limits count.
 -- oldest: 1
 --
--- gates: the gates of a job, as the character # and JSON in hex. NULL: the job has no gates. claim.sql explains the
+-- gates: the gates of a job, as the character # and JSON in hex. NULL: the job has no gates. reserve.sql explains the
 -- character. gates is the last column, so that the servers can add it without a rebuild of the table. A program of version 1
 -- to 5 does not change this column. It hands out ready jobs with gates as if they had no gates, but it does not hand out
 -- parked jobs.

@@ -447,6 +447,6 @@ def test_a_claim_of_a_plain_job_returns_no_more_bytes(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
     enqueue(backend)
-    asked = render("claim", queue=QUEUE.encode(), state=READY, condition=FROM_START, limit=1, now=NOW, inline=8193)
+    asked = render("reserve", queue=QUEUE.encode(), state=READY, condition=FROM_START, limit=1, now=NOW, inline=8193)
     ((text, _),) = mysql_server.ask(asked, database=place.name)
     assert text.count(",") == 7

@@ -137,7 +137,7 @@ def test_a_job_without_a_memo_costs_no_byte_of_the_claims_reply(
         assert consumer.settle([Release(consumer.reserve(1, 0)[0], after=After(memo=b"\x00\xff"))]) == [None]
 
     def claimed(state: int) -> tuple[Any, ...]:
-        claim = render("claim", queue=QUEUE.encode(), state=state, condition=FROM_START, limit=1, now=NOW, inline=100)
+        claim = render("reserve", queue=QUEUE.encode(), state=state, condition=FROM_START, limit=1, now=NOW, inline=100)
         (row,) = mysql_server.ask(claim, database=place.name)
         return row
 

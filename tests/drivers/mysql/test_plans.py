@@ -54,18 +54,18 @@ LOOK, LINES_JOB = "multiq_gates_look", "multiq_lines_job"
 INDEXES = {
     "abandon": PRIMARY, "arrived": ID, "awaits": PRIMARY, "doom": PRIMARY, "drop": PRIMARY, "drop_arrivals": PRIMARY,
     "drop_expired_notes": NOTES_EXPIRY, "let_go": PRIMARY, "note": PRIMARY, "notes": PRIMARY, "targets": ID,
-    "versions": PRIMARY, "ack": PRIMARY, "ack_with_ticket": PRIMARY, "buried": PLACE, "bury": PRIMARY, "claim": PLACE,
+    "versions": PRIMARY, "ack": PRIMARY, "ack_with_ticket": PRIMARY, "buried": PLACE, "bury": PRIMARY, "reserve": PLACE,
     "deletable": ID, "delete": ID, "detail": PRIMARY,
     "drop_expired": EXPIRY, "due": PLACE, "find": ID, "forget": PRIMARY,
     "give_back": PRIMARY, "held": PRIMARY, "history": EXPIRY, "kick": PRIMARY, "kick_job": ID, "memo": PRIMARY,
     "memos": PRIMARY, "outcomes": PRIMARY,
     "last_buried": PLACE, "look": PLACE, "page": PLACE, "peek": ID, "promote": PRIMARY, "purge": PRIMARY,
     "old_receipts": PRIMARY, "purgeable": PLACE, "lock": PRIMARY, "read_back": PRIMARY, "receipts": PRIMARY,
-    "release": PRIMARY, "remove": PRIMARY, "reserve": PRIMARY, "stats": PLACE, "take_out": ID, "tidy": PRIMARY,
+    "release": PRIMARY, "remove": PRIMARY, "begin_leases": PRIMARY, "stats": PLACE, "take_out": ID, "tidy": PRIMARY,
     "touch": PRIMARY, "added": ID, "buried_page": PLACE, "drop_keys": ID, "keys": ID, "kick_with_key": PRIMARY,
     "locked_key": PRIMARY, "owner": ID, "replace": PRIMARY, "stale_keys": ID, "take_key": PRIMARY,
     "change": PRIMARY, "end_change": PRIMARY, "go_on_later": PRIMARY, "last_of_slice": PRIMARY,
-    "candidate": PRIMARY, "candidates": PLACE, "drop_limit": PRIMARY, "end_lease": PRIMARY, "end_leases": PRIMARY,
+    "read_locked": PRIMARY, "reserve_gated": PLACE, "drop_limit": PRIMARY, "end_lease": PRIMARY, "end_leases": PRIMARY,
     "ended": PRIMARY, "existing_gates": PRIMARY, "gate": PRIMARY, "gates_to_look_at": LOOK, "in_lines": LINES_JOB,
     "leased": PRIMARY, "leased_gates": PRIMARY, "leave_line": PRIMARY, "leave_lines": LINES_JOB, "line": PRIMARY,
     "lines_to_look_at": LOOK, "open_gate": PRIMARY, "open_gates": PRIMARY, "park": PRIMARY,
@@ -217,7 +217,7 @@ def test_every_sql_file_is_used_and_avoids_single_dialects(verb: str) -> None:
 
 
 def test_a_claim_locks_what_it_hands_out_and_no_more(tables: Connection[Any], mysql_server: MysqlDatabases) -> None:
-    claim = render("claim", **{**VALUES, "state": 0, "limit": 1, "condition": FROM_START})
+    claim = render("reserve", **{**VALUES, "state": 0, "limit": 1, "condition": FROM_START})
     seen = set()
     others = [mysql_server.connect(_name(tables), autocommit=False) for _ in range(min(6, _ready(tables, 6)))]
     try:
@@ -238,7 +238,7 @@ def test_a_scan_that_finds_nothing_blocks_no_producer(
     # Given a client that scans an empty queue and keeps the transaction open
     with mysql_server.client(place.name, autocommit=False) as idle:
         _ask(idle, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        assert _ask(idle, render("claim", **{**VALUES, "state": 0, "condition": FROM_START})) == ()
+        assert _ask(idle, render("reserve", **{**VALUES, "state": 0, "condition": FROM_START})) == ()
         # Then a job can still be enqueued
         backend.enqueue("q", jobs())
     assert backend.stats("q").ready == 1

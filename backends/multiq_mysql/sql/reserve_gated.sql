@@ -1,4 +1,4 @@
--- The best ready jobs, in one of the two ready states, for a queue with limits. claim.sql explains the form.
+-- The best ready jobs, in one of the two ready states, for a queue with limits. reserve.sql explains the form.
 SELECT priority, seq, gates FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
 WHERE queue = {queue} AND state = {state} AND {condition}
 ORDER BY place, seq
