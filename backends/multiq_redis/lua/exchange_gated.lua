@@ -142,7 +142,7 @@ hand_out = function(reply, most)
     if needs_lines then
 --- include parked
 --- include lines
---- include marker
+--- include parked_marker
 --- include hand_out_gated
         if is_any_parked then
             for gate in pairs(freed) do look_at(gate) end

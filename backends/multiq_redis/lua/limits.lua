@@ -17,7 +17,7 @@ local key = {
 --- include parked
 --- include gates
 local is_any_parked
---- include marker
+--- include parked_marker
 -- If a gate would wait longer than the new rate requires, shortens the gate's wait. If there are very many gates, the wait
 -- of each further gate is shortened when a job comes to this gate (include/gates.lua).
 local function forget_slower_rate(limit)
