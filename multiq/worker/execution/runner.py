@@ -434,10 +434,10 @@ class Runner:
 
     def _with_inputs(self, call: TaskCall, flow: FlowPart) -> TaskCall | Verdict:
         """Put the results of earlier jobs into the arguments. If a result is missing, returns the verdict."""
-        from multiq.flows.verdict_steps import InputMissing, InputNotYet, fetch
+        from multiq.flows.inputs import InputMissing, InputNotYet, fetch_inputs
 
         try:
-            fetch(self._backend, call.envelope, flow)
+            fetch_inputs(self._backend, call.envelope, flow)
             call.task.decode_arguments(call.envelope)
             record = self._record(call.job)
         except (InputMissing, PayloadInvalid, ArgumentsInvalid) as exc:
