@@ -87,7 +87,7 @@ def instrument(
         exception_events=exception_events,
     )
     if worker_calls:
-        from .calls import WorkerCalls
+        from .worker_calls import WorkerCalls
 
         middleware.calls = WorkerCalls(middleware)
     app.middleware(middleware)
@@ -106,7 +106,7 @@ def observe_queues(app: App, queues: Sequence[str] = (), *, meter_provider: Mete
     *queues*: the names of these queues. Default: all queues that have jobs or are paused. Call this function in only
     one process. The numbers come from the store, so a second process would report the same jobs again.
     """
-    from .numbers import observe_queues as observe
+    from .metrics import observe_queues as observe
     from .tracing import labels_of, meter_of
 
     if not isinstance(app, App):

@@ -11,7 +11,7 @@ from opentelemetry.metrics import Observation, get_meter_provider
 
 from multiq.control.flags import visible_queues
 from multiq.driverkit.fork import forks
-from multiq.worker.monitoring.queue_numbers import QueueNumbers, QueueReader
+from multiq.worker.monitoring.queue_metrics import QueueNumbers, QueueReader
 
 from . import conventions as conv
 

@@ -40,7 +40,7 @@ from multiq.retry import ReleaseJob
 from multiq.worker.execution.daemon_threads import run_in_thread
 
 from . import conventions as conv
-from .numbers import instruments_of
+from .metrics import instruments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from multiq.job import JobContext
     from multiq.middleware import Ending, Outgoing, Sending
 
-    from .calls import WorkerCalls
-    from .numbers import Labels
+    from .metrics import Labels
+    from .worker_calls import WorkerCalls
 
 _log = logging.getLogger("multiq.otel")
 

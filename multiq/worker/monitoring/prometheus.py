@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from multiq.control.flags import visible_queues
 
 from .metrics import BOUNDS
-from .queue_numbers import QueueReader
+from .queue_metrics import QueueReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .health import Health, HealthReport
     from .metrics import Counts, Metrics, TaskCounts
-    from .queue_numbers import QueueNumbers
+    from .queue_metrics import QueueNumbers
 
 _log = logging.getLogger("multiq.metrics")
 
