@@ -136,7 +136,7 @@ def test_a_subscriber_that_hangs_stops_neither_reserving_nor_touching(
         assert child.fetcher.exchange((), 1, 0) == []
         child.consumer.is_away = False
         child.app.queue().enqueue(2, ttr=60)
-        child.fetcher._retry_at = 0.0
+        child.fetcher._backoff.retry_at = 0.0
         jobs = len(child.fetcher.exchange((), 1, 0))
         child.held.began_at = time.monotonic()
         is_due(child, is_over=False)

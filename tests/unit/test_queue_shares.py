@@ -14,7 +14,7 @@ from multiq.backend.memory import MemoryBackend
 from multiq.errors import NameInvalid, OptionInvalid
 from multiq.ids import new_id
 from multiq.settings.queue_order import read_queues
-from multiq.worker.execution.fair_share import FairShare, FairShareConsumer, fair_share
+from multiq.worker.execution.queue_shares import FairShare, FairShareConsumer, fair_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

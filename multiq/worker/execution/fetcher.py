@@ -1,13 +1,12 @@
 """The fetcher: the only user of a process's consumer.
 
-The fetcher reserves and settles jobs in batches, and handles outages of the backend. ``heartbeat.py`` renews leases.
+The fetcher reserves and settles jobs in batches, and repeats failed calls. ``heartbeat.py`` renews leases.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
 import time
 from collections import Counter, deque
@@ -26,6 +25,7 @@ from multiq.outcome import without_value
 from multiq.validation import check_reason
 from multiq.worker.processes.inflight import Held
 
+from .backend_backoff import LONGEST_PAUSE, BackendBackoff
 from .daemon_threads import run_in_thread
 from .heartbeat import TOUCH_SHARE, LeaseTouches
 
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from multiq.worker.processes.inflight import InflightWriter
 
 _log = logging.getLogger("multiq.worker")
-
-_FIRST_PAUSE = 0.1  # seconds between two attempts to reach a backend that is down; doubles with each failure
-_LONGEST_PAUSE = 0.5  # the maximum of this pause, so that work continues within a second after an outage
 
 _INTERRUPT_EVERY = 0.002  # seconds between two interrupts of the worker's loop by a job's thread that needs the lock
 _YIELD_EVERY = 0.0005  # seconds between two checks whether waiting threads of jobs have got the lock
@@ -69,12 +66,9 @@ class Fetcher:
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # verdicts that wait for the end of an outage
         self._claims: set[object] = set()  # one for each job's thread that waits for the lock in order to store a memo
-        self._is_partial = False  # whether only a part of the backend is down
         self._held: dict[Held, None] = {}  # ordered by the time of their reservation
         self._touches = LeaseTouches(consumer, self._held, inflight)
-        self._failures = 0
-        self._retry_at = 0.0
-        self._last_failure: BackendError | None = None
+        self._backoff = BackendBackoff()
         self._interrupted = threading.Event()
         self._hides_errors = False  # whether the last exchange has settled verdicts
         self._pending_events: deque[Event] = deque(maxlen=_MAX_PENDING_EVENTS)
@@ -105,16 +99,16 @@ class Fetcher:
     def _exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> tuple[list[Held], float]:
         """Return the jobs, and the seconds until the next attempt."""
         waiting: list[Held] = []
-        pause = self._pause_left()
-        if pause and self._is_partial:
+        pause = self._backoff.left()
+        if pause and self._backoff.is_partial:
             waiting, self._unsettled = self._unsettled, waiting
             timeout = min(timeout, pause)
         to_settle = self._collect(finished)
         self._hides_errors = bool(to_settle)
-        if pause and not self._is_partial:
+        if pause and not self._backoff.is_partial:
             self._unsettled = to_settle
             return [], pause
-        if self._failures and not waiting:
+        if self._backoff.is_down and not waiting:
             timeout = 0.0  # without a wait, the answer comes immediately and shows that the backend is up
         try:
             lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
@@ -190,7 +184,7 @@ class Fetcher:
                 return
             if isinstance(error, LeaseLost) or time.monotonic() >= held.ends_at:
                 raise error
-            time.sleep(max(_LEAST_PAUSE, self._pause_left()))
+            time.sleep(max(_LEAST_PAUSE, self._backoff.left()))
             if timeout_notices.pending:
                 timeout_notices.raise_if_pending()
 
@@ -217,12 +211,12 @@ class Fetcher:
 
     def retry_in(self) -> float:
         """Seconds until waiting verdicts are sent again. Infinite if no verdict waits."""
-        return self._pause_left() if self._unsettled else float("inf")
+        return self._backoff.left() if self._unsettled else float("inf")
 
     @property
     def is_down(self) -> bool:
         """Whether the last call did not reach the backend."""
-        return self._failures > 0
+        return self._backoff.is_down
 
     @property
     def sees_all(self) -> bool:
@@ -259,14 +253,14 @@ class Fetcher:
 
     def _settle(self, finished: Sequence[Held]) -> bool:
         waiting: list[Held] = []
-        pause = self._pause_left()
-        if pause and self._is_partial:
+        pause = self._backoff.left()
+        if pause and self._backoff.is_partial:
             waiting, self._unsettled = self._unsettled, waiting
         to_settle = self._collect(finished)
         if not to_settle:
             self._unsettled = waiting
             return not waiting
-        if pause and not self._is_partial:
+        if pause and not self._backoff.is_partial:
             self._unsettled = to_settle
             return False
         try:
@@ -302,8 +296,8 @@ class Fetcher:
     def _touch(self, now: float) -> None:
         touches = self._touches
         touches.next_memo = float("inf")  # reset first: each memo that changes after this line sets it again
-        pause = self._pause_left()
-        if pause and not self._is_partial:
+        pause = self._backoff.left()
+        if pause and not self._backoff.is_partial:
             touches.set_next(now + pause)
             return
         due = touches.take_due(now)
@@ -311,7 +305,7 @@ class Fetcher:
             lost = touches.send_safely(due, now) if due else []
         except BackendError as exc:
             if exc.is_partial and touches.send_without_memos(due, now):
-                touches.set_next(now + _LONGEST_PAUSE)
+                touches.set_next(now + LONGEST_PAUSE)
                 return
             touches.set_next(now + self._note_failure(exc))
             return
@@ -325,8 +319,8 @@ class Fetcher:
         now = time.monotonic()
         if held not in self._held or held.verdict is not None:
             return LeaseLost(held.lease.queue, held.lease.id)
-        if self._pause_left() and not self._is_partial:
-            return self._last_failure
+        if self._backoff.left() and not self._backoff.is_partial:
+            return self._backoff.last_failure
         self._touches.announce(held, now)
         try:
             (error,) = self._touches.send([held], now)
@@ -413,25 +407,13 @@ class Fetcher:
         """Record that the backend has answered. If no verdicts wait for another part of the backend, the backend counts
         as up.
         """
-        if self._failures and not self._unsettled:
-            self._failures = 0
-            self._is_partial = False
+        if self._backoff.is_down and not self._unsettled:
+            self._backoff.answered()
             self._pending_events.append(BackendUp(worker=self._worker))
 
-    def _pause_left(self) -> float:
-        return max(0.0, self._retry_at - time.monotonic()) if self._failures else 0.0
-
     def _note_failure(self, failure: BackendError) -> float:
-        """Record a failed call. Returns the seconds until the next attempt.
-
-        The seconds grow with each failure. Jitter spreads the attempts of many workers.
-        """
-        self._is_partial = failure.is_partial
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._failures)
-        pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
-        self._failures = min(self._failures + 1, 20)
-        self._retry_at = time.monotonic() + pause
-        self._last_failure = failure
+        """Record a failed call. Returns the seconds until the next attempt."""
+        pause = self._backoff.failed(failure)
         self._pending_events.append(BackendDown(worker=self._worker, error=failure, retry_in=pause))
         return pause
 
