@@ -140,6 +140,7 @@ class Task(Generic[P, R]):
         self.__wrapped__ = function
         self.signature = inspect.signature(function)
         self._fewest, self._most = _plain_range(self.signature)
+        self._keywords = _keywords_of(self.signature)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -268,6 +269,10 @@ class Task(Generic[P, R]):
         """Raise ``ArgumentsInvalid`` if the function does not take the given arguments."""
         if not kwargs and self._fewest <= len(args) <= self._most:
             return
+        if len(args) < len(self._keywords):  # a tenth of the time of Signature.bind
+            allowed, required = self._keywords[len(args)]
+            if allowed.issuperset(kwargs) and required.issubset(kwargs):
+                return
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as exc:
@@ -664,6 +669,20 @@ def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
     if not all(p.kind in _POSITIONAL for p in parameters):
         return 1, 0
     return sum(p.default is p.empty for p in parameters), len(parameters)
+
+
+def _keywords_of(signature: inspect.Signature) -> list[tuple[frozenset[str], frozenset[str]]]:
+    """Return, for each number of positional arguments, the names that may be given by keyword, and those that must be
+    given. The list is empty if the function takes any number of arguments."""
+    parameters = list(signature.parameters.values())
+    if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
+        return []
+    found = []
+    for count in range(sum(p.kind in _POSITIONAL for p in parameters) + 1):
+        left = parameters[count:]
+        allowed = frozenset(p.name for p in left if p.kind is not p.POSITIONAL_ONLY)
+        found.append((allowed, frozenset(p.name for p in left if p.default is p.empty)))
+    return found
 
 
 def _optional_count(value: int | None, name: str) -> int | None:

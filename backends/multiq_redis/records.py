@@ -215,13 +215,14 @@ def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
                 named += GATED
         else:
             body = record[_RECORD.size :]
-        memo, doomed = b"", ""
+        age, lasts, job_id = (now - enqueued_at) / MICROSECOND, ttr / MICROSECOND, unpack_id(packed)
+        # positional arguments in the order of the fields, because keywords would double the time of this loop
         if flags >= _EXTRAS_FROM:
             memo = next(parts)
             doomed = text_of(next(parts)) if flags >= _DOOMED_FROM else ""
-        age, lasts, job_id = (now - enqueued_at) / MICROSECOND, ttr / MICROSECOND, unpack_id(packed)
-        # positional arguments in the order of the fields, because keywords would double the time of this loop
-        found.append(Lease(queue, job_id, named, body, priority, lasts, attempt, crashes, kicks, age, memo, doomed))
+            found.append(Lease(queue, job_id, named, body, priority, lasts, attempt, crashes, kicks, age, memo, doomed))
+        else:
+            found.append(Lease(queue, job_id, named, body, priority, lasts, attempt, crashes, kicks, age))
     return found
 
 

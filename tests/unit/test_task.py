@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -286,3 +287,29 @@ def test_the_job_is_a_copy(app: multiq.App) -> None:
     handle = f.enqueue(numbers)
     numbers.append(2)
     assert sent(handle).args == [[1]]
+
+
+@pytest.mark.parametrize(
+    "declared",
+    ["", "a", "a, b=0", "a=0, b=0", "a, /, b", "a, b=0, /, c=0", "a, *, b", "*, a, b=0", "a, /, *, b=0", "*a, b",
+     "a, **b", "a, /, **b", "a, *b, c, **d"],
+)  # fmt: skip
+def test_the_same_arguments_are_taken_as_by_the_function_itself(declared: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def declared({declared}): pass", scope)  # noqa: S102 - a function with any signature
+    function = scope["declared"]
+    with multiq.App("memory://") as app:
+        task = app.task(name="any")(function)
+    for count, names in itertools.product(range(4), subsets("abcx")):
+        args, kwargs = (0,) * count, dict.fromkeys(names, 0)
+        try:
+            function(*args, **kwargs)
+        except TypeError:
+            with pytest.raises(ArgumentsInvalid):
+                task.check_arguments(args, kwargs)
+        else:
+            task.check_arguments(args, kwargs)
+
+
+def subsets(names: str) -> list[tuple[str, ...]]:
+    return [some for count in range(len(names) + 1) for some in itertools.combinations(names, count)]
