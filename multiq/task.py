@@ -340,6 +340,14 @@ class Task(Generic[P, R]):
         task.app, task.registry = app, None
         return task
 
+    def __dir__(self) -> list[str]:
+        """Leave out ``app`` if the attribute is not set on the task itself.
+
+        ``unittest.mock`` with a *spec*, and ``inspect.getmembers``, read each attribute of this list. Reading ``app``
+        may raise ``TaskNotIncluded``.
+        """
+        return [name for name in super().__dir__() if name != "app" or "app" in vars(self)]
+
     def is_like(self, other: Task[..., Any]) -> bool:
         """Whether *other* is the same function with the same options."""
         return self._traits() == other._traits()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
@@ -139,6 +141,24 @@ def test_a_task_that_no_app_includes_cannot_be_enqueued() -> None:
     with pytest.raises(TaskNotIncluded):
         multiq.chain(send.s(1), send.s(2)).enqueue()
     assert send(3) == 3, "a plain call needs no app"
+
+
+def test_a_task_without_an_app_can_be_mocked_and_inspected() -> None:
+    send = multiq.Tasks(prefix="mail").task(work)
+    assert "app" not in dict(inspect.getmembers(send))
+    for mocked in (mock.Mock(spec=send), mock.create_autospec(send)):
+        mocked.enqueue(1)
+        mocked.enqueue.assert_called_once_with(1)
+        with pytest.raises(AttributeError):
+            mocked.enqueue_all(1)
+
+
+def test_a_task_with_an_app_lists_the_app(app: multiq.App) -> None:
+    tasks = multiq.Tasks()
+    send = tasks.task(work)
+    app.include(tasks)
+    assert "app" in dir(send)
+    assert dict(inspect.getmembers(app.find_task("work")))["app"] is app
 
 
 def test_a_task_registered_after_the_include_is_included(app: multiq.App) -> None:
