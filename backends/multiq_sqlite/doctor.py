@@ -15,8 +15,8 @@ from multiq.errors import BackendCorrupt
 
 from . import schema
 from .connection import require_library
-from .disk_space import KEPT_BACK
 from .errors import explain
+from .file import KEPT_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,7 @@ from multiq.driverkit.fork import PerProcess, forks
 from multiq.driverkit.polling import Notifier
 
 from .connection import Connection
-from .disk_space import DiskSpace
-from .file import check_path
+from .file import DiskSpace, check_path
 from .forks import fork_guard
 
 if TYPE_CHECKING:
