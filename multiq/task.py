@@ -80,7 +80,7 @@ class _AppOfRegistry:
     """The attribute ``app`` of a registry's task, if the attribute is not set on the task itself.
 
     Python looks here only if the task has no ``app`` of its own. A method ``__getattr__`` would do the same, but would
-    make each look-up of each attribute of a task slower: a run by 2 us, an enqueue by 4 us.
+    make each look-up of each attribute of a task slower: multiq's own part of an enqueue takes 4.4 us then, not 4.0 us.
     """
 
     def __get__(self, task: Task[..., Any] | None, owner: type) -> Any:
@@ -139,8 +139,10 @@ class Task(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.signature = inspect.signature(function)
-        self._fewest, self._most = _plain_range(self.signature)
         self._keywords = _keywords_of(self.signature)
+        plain = [count for count, (_, required) in enumerate(self._keywords) if not required]
+        # how many positional arguments suffice without any other; the range is empty if no number does
+        self._fewest, self._most = (plain[0], plain[-1]) if plain else (1, 0)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -668,15 +670,6 @@ def _is_coroutine(function: Callable[..., Any]) -> bool:
     """Return whether a call of *function* must be awaited. *function* may be an object whose ``__call__`` is a
     coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
-    """Return the smallest and the largest number of positional arguments of the function. If an argument cannot be
-    positional, the range is empty."""
-    parameters = signature.parameters.values()
-    if not all(p.kind in _POSITIONAL for p in parameters):
-        return 1, 0
-    return sum(p.default is p.empty for p in parameters), len(parameters)
 
 
 def _keywords_of(signature: inspect.Signature) -> list[tuple[frozenset[str], frozenset[str]]]:
