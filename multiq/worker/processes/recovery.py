@@ -32,6 +32,7 @@ from multiq.errors import BackendError, MultiqError, Unsupported
 from multiq.events import JobCrashed
 from multiq.job import JobInfo
 from multiq.outage_log import Outage
+from multiq.worker.execution.heartbeat import TOUCH_SHARE
 from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 
@@ -53,7 +54,6 @@ UNKNOWN_EXIT = 2**31
 """The exit status of a child that ended after its supervisor. Only a parent process can read the real status."""
 
 _SLACK = 0.1  # share of a ttr by which a touch may be late before the child counts as stuck
-_TOUCH_SHARE = 1 / 3
 _RETRY = 0.2  # seconds after a failed call to the backend
 _STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this job or in another job"
 
@@ -190,7 +190,7 @@ class Recovery:
         if key in self._lost:
             return False
         late_from = table.next_touch + _SLACK * entry.held.ttr
-        return now >= max(late_from, self._touched.get(key, 0.0) + _TOUCH_SHARE * entry.held.ttr)
+        return now >= max(late_from, self._touched.get(key, 0.0) + TOUCH_SHARE * entry.held.ttr)
 
     def _keep_alive(self, table: InflightTable, entries: list[Entry], now: float) -> None:
         """Touch the leases of jobs that run, have run, or wait.
