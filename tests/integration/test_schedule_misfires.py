@@ -7,9 +7,11 @@ import datetime as dt
 import sqlite3
 import time
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 import pytest
 from processes import until
+from servers.beanstalk import BeanstalkServer
 from servers.mysql import MysqlServer
 from servers.redis import RedisServer
 
@@ -83,9 +85,24 @@ def sqlite(folder: Path) -> Iterator[Place]:
     yield Place(f"sqlite:///{file}?timeout=0.2", is_down)
 
 
+@contextlib.contextmanager
+def beanstalk(folder: Path) -> Iterator[Place]:
+    """beanstalkd with a Redis beside it. Both are down."""
+    with BeanstalkServer(binlog=True) as server, redis(folder) as store:
+
+        @contextlib.contextmanager
+        def is_down() -> Iterator[None]:
+            server.kill()
+            with store.is_down():
+                yield
+            server.start()
+
+        yield Place(f"{server.url}?store={quote(store.url, safe='')}", is_down)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("missed", "period", "ahead"), [(0, 5, 60.0), (1, 5, 2.0), (50, 1, 2.0)])
-@pytest.mark.parametrize("backend", [redis, mysql, sqlite])
+@pytest.mark.parametrize("backend", [redis, mysql, sqlite, beanstalk])
 def test_missed_occurrences_run_by_the_policy_after_the_store_was_down(
     backend: Callable[[Path], AbstractContextManager[Place]], missed: int, period: int, ahead: float, tmp_path: Path
 ) -> None:
