@@ -241,13 +241,13 @@ def _kill_one(running: RunningWorker, after: int) -> tuple[Run, int]:
     while reader is not None and time.monotonic() < give_up_at:
         os.kill(reader.pid, signal.SIGSTOP)  # stops the process while its run log is read
         time.sleep(_STANDSTILL)
-        last = list(reader.runs())[-1]
-        if not last.end:
+        runs = list(reader.runs())
+        if runs and not runs[-1].end:
             # The time is read while the process is stopped. Directly after the kill, another process may already have
             # the job.
             killed_at = time.monotonic_ns()
             os.kill(reader.pid, signal.SIGKILL)
-            return last, killed_at
+            return runs[-1], killed_at
         os.kill(reader.pid, signal.SIGCONT)
         time.sleep(_STANDSTILL)
     raise NobodyToKill(f"no process of the worker was found in the middle of a job within {_HUNT:.0f} s")
