@@ -185,9 +185,9 @@ def diary_has(word: str) -> bool:
 @app.task(timeout=1.0, ttr=60, max_attempts=1)
 def wait_to_be_told(number: int) -> None:
     """Runs until its timeout is raised, and notes that."""
-    note("start", number)
     job: Any = multiq.current_job()
-    try:
+    try:  # the timeout may be raised in note(), if the process is stopped there
+        note("start", number)
         while True:
             time.sleep(0.01)
             job.check()
@@ -199,9 +199,9 @@ def wait_to_be_told(number: int) -> None:
 @app.task(timeout=1.0, ttr=60, max_attempts=1)
 async def await_to_be_told(number: int) -> None:
     """The same on an event loop."""
-    note("start", number)
     try:
+        note("start", number)
         await asyncio.sleep(300)
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, multiq.SoftTimeout):  # SoftTimeout: the process was stopped within note()
         note("told", number)
         raise

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from multiq import timeout_notices
 from multiq.timeout_notices import Notice
 from multiq.worker.execution.timeouts import Timeouts
 
@@ -125,6 +126,22 @@ def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
     timeouts.mark_notified(timed)
     assert heartbeats.overdue == [[]]
     assert timed.kill_at > now + 4
+
+
+def test_a_job_that_raises_its_timeout_itself_after_a_suspension_keeps_its_grace() -> None:
+    # In a process that was suspended, the job calls ``check`` long after its deadline, before the next heartbeat.
+    now = time.monotonic()
+    notice = Notice()
+    call: Any = SimpleNamespace(deadline=now - 10, timeout=1.0, job=SimpleNamespace(notice=notice))
+    timeouts = Timeouts(kill_after=5.0)
+    timed = timeouts.begin(call, SimpleNamespace(), thread=threading.get_ident())  # type: ignore[arg-type]
+    notice.is_notified = True
+    assert timeouts.check() == []
+    kill_at = timed.kill_at
+    assert kill_at > now + 4
+    assert timeouts.check() == []
+    assert timed.kill_at == kill_at
+    assert timeout_notices.pending == {}
 
 
 def test_a_job_that_has_ended_writes_nothing_to_a_slot_that_may_be_another_lease_s() -> None:

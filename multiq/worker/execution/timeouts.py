@@ -307,7 +307,7 @@ class Timeouts:
             with self._lock:  # another job blocks the loop, so this job cannot be notified
                 self._set_kill_at(timed, now + self._kill_after)
             return False
-        if timed.thread is not None and not timed.is_notified:
+        if timed.thread is not None and not (timed.is_notified and timed.has_notice):
             self._notify(timed, timed.thread, now)
         if now < timed.kill_at or (timed.thread is None and holder is False and not timed.is_notified):
             return False
@@ -330,6 +330,8 @@ class Timeouts:
             if not timed.has_notice:
                 # a job is always notified before its process ends
                 self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))
+            if timed.is_notified:  # the job has raised the error itself, in ``check``, before this heartbeat
+                timed.has_notice = True
             if timed not in self._running or timed.is_notified:
                 return
             if (
@@ -338,7 +340,10 @@ class Timeouts:
                 timed.is_notified = True
                 return
             timeout_notices.pending[thread] = timed.error
-            timed.has_notice = True  # this line is last, because a notice that is set but not pending counts as raised
+            timed.has_notice = True  # set after ``pending``, because a notice that is not pending counts as raised
+            if timed.is_notified:  # the job has raised the error itself, in ``check``, since the lines above
+                self._take_back_notice(timed)
+                return
         if timed.is_in_main_thread and self._can_interrupt:
             signal.pthread_kill(thread, INTERRUPT)
 
