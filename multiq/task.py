@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from .arguments import ArgumentCheck
 from .backend import MAX_GATES, PRIORITY_DEFAULT, TTR_DEFAULT, Gate, Terms
 from .enqueue import put, put_one
 from .envelope import ENVELOPE_VERSION, FLOW_VERSION, Envelope, are_plain, check_json, encode_envelope
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,10 +138,8 @@ class Task(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.signature = inspect.signature(function)
-        self._keywords = _keywords_of(self.signature)
-        plain = [count for count, (_, required) in enumerate(self._keywords) if not required]
-        # how many positional arguments suffice without any other; the range is empty if no number does
-        self._fewest, self._most = (plain[0], plain[-1]) if plain else (1, 0)
+        self._arguments = ArgumentCheck(self.signature)
+        self._fewest, self._most = self._arguments.fewest, self._arguments.most  # read for each job
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -269,18 +266,7 @@ class Task(Generic[P, R]):
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ``ArgumentsInvalid`` if the function does not take the given arguments."""
-        if not kwargs and self._fewest <= len(args) <= self._most:
-            return
-        if len(args) < len(self._keywords):  # a tenth of the time of Signature.bind
-            allowed, required = self._keywords[len(args)]
-            if allowed.issuperset(kwargs) and required.issubset(kwargs):
-                return
-        try:
-            self.signature.bind(*args, **kwargs)
-        except TypeError as exc:
-            raise ArgumentsInvalid(
-                f"task {self.name} cannot be called like this: {exc}; it is {self.name}{self.signature}"
-            ) from exc
+        self._arguments.check(self.name, args, kwargs)
 
     def accept(self, envelope: Envelope) -> None:
         """Check the arguments of a job that is about to run, and decode them by the function's annotations.
@@ -670,20 +656,6 @@ def _is_coroutine(function: Callable[..., Any]) -> bool:
     """Return whether a call of *function* must be awaited. *function* may be an object whose ``__call__`` is a
     coroutine function."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-def _keywords_of(signature: inspect.Signature) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """Return, for each number of positional arguments, the names that may be given by keyword, and those that must be
-    given. The list is empty if the function takes any number of arguments."""
-    parameters = list(signature.parameters.values())
-    if any(p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD} for p in parameters):
-        return []
-    found = []
-    for count in range(sum(p.kind in _POSITIONAL for p in parameters) + 1):
-        left = parameters[count:]
-        allowed = frozenset(p.name for p in left if p.kind is not p.POSITIONAL_ONLY)
-        found.append((allowed, frozenset(p.name for p in left if p.default is p.empty)))
-    return found
 
 
 def _optional_count(value: int | None, name: str) -> int | None:
