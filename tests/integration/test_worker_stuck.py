@@ -18,6 +18,7 @@ import multiq
 from multiq import State
 from multiq.worker.execution.daemon_threads import DaemonThreads
 from multiq.worker.processes.reload import PreviousGeneration
+from multiq.worker.processes.reload_check import ReloadCheck
 from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.supervisor import Supervisor
 
@@ -122,21 +123,18 @@ def test_a_second_signal_reaches_the_children_of_before_a_reload(tmp_path: Path)
         until(lambda: app.queue().stats().ready == 1)
 
 
-def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
-    # Given a trial of new code that takes long
-    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
-    with supervisor._inbox:
-        pass  # the sockets of this block are closed
-    supervisor._check = [sys.executable, "-c", "import time; time.sleep(300)"]
-    supervisor._begin_reload()
-    trial = supervisor._checking
-    assert trial is not None
+def test_a_supervisor_that_ends_leaves_no_check_of_new_code_behind() -> None:
+    # Given a check of new code that takes long
+    check = ReloadCheck([sys.executable, "-c", "import time; time.sleep(300)"])
+    assert not check.begin()
+    pid = check.pid
+    assert pid is not None
     # When the worker ends meanwhile
-    supervisor._end_check()
-    # Then the trial is ended, too
-    assert trial.returncode is not None
+    check.end()
+    # Then the check is ended, too
+    assert check.pid is None
     with pytest.raises(ProcessLookupError):
-        os.kill(trial.pid, 0)
+        os.kill(pid, 0)
 
 
 def test_a_third_signal_does_not_postpone_the_end() -> None:

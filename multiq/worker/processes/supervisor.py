@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -39,6 +38,7 @@ from .exits import (
 from .inflight import DEAD, NEVER, WAITING
 from .process_slot import Assignment, ProcessSlot
 from .reload import BLOCKED_SIGNALS, PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
+from .reload_check import ReloadCheck
 from .respawn_backoff import YOUNG, respawn_backoff
 from .signal_inbox import SignalInbox
 
@@ -121,10 +121,8 @@ class Supervisor:
         self._shrinks = shrinks
         self._grace = grace
         self._once = once
-        self._check = check
+        self._reload_check = ReloadCheck(check)
         self._reaps_all = reaps_all
-        self._checking: subprocess.Popen[bytes] | None = None
-        self._is_check_stale = False
         self._stop_requests = 0
         self._was_down = 0.0
         self._restarts = 0.0
@@ -162,11 +160,12 @@ class Supervisor:
                 self._start_missing()
                 if self._previous.have_all_ended() and self._is_over():
                     break
-                self._reload_if_check_passed()
+                if self._reload_check.has_just_passed(is_stopping=bool(self._stop_requests)):
+                    self._reload()
                 self._kill_overdue()
                 for number in self._inbox.wait(self._wait_time()):
                     self._handle(number)
-            self._end_check()
+            self._reload_check.end()
             if self._sidecar is None and any(table.state == DEAD for table in self._shared_state.tables):
                 self._start_sidecar()  # the sidecar died before it could settle the jobs of a last child
             self._end_sidecar()
@@ -195,8 +194,8 @@ class Supervisor:
             self._signal_all(number)
         elif number == signal.SIGHUP and self._had_terminal and not self._ignores_hangups and not _has_terminal():
             self._handle(signal.SIGTERM)  # the terminal was closed
-        elif number == signal.SIGHUP and not self._stop_requests:
-            self._begin_reload()
+        elif number == signal.SIGHUP and not self._stop_requests and self._reload_check.begin():
+            self._reload()
 
     def _note_round(self) -> None:
         """Record the time of this pass of the loop. If the worker was suspended before this pass, kill no process yet.
@@ -228,35 +227,6 @@ class Supervisor:
                 _log.warning("  [%s] %s for %.1f s", entry.held.queue, entry.held.id, now - entry.mark)
 
     # --- reloading ---
-
-    def _begin_reload(self) -> None:
-        if self._check is None:
-            self._reload()
-        elif self._checking is None:
-            self._is_check_stale = False
-            try:
-                self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command
-            except OSError:  # a deployment is replacing the interpreter, or the system refuses to start a process
-                _log.exception("the new code cannot be checked: the old code keeps running")
-        else:
-            self._is_check_stale = True  # files may have changed after the running check read them
-
-    def _reload_if_check_passed(self) -> None:
-        if self._checking is None or self._checking.poll() is None:
-            return
-        code, self._checking = self._checking.returncode, None
-        if self._is_check_stale and not self._stop_requests:
-            self._begin_reload()
-        elif code == 0 and not self._stop_requests:
-            self._reload()
-        elif code:
-            _log.error("the new code does not start (exit code %d): the old code keeps running", code)
-
-    def _end_check(self) -> None:
-        if self._checking is not None:
-            self._checking.kill()
-            self._checking.wait()
-            self._checking = None
 
     def _reload(self) -> None:
         """Execute the same command in this process. Signals stay blocked until the new program can handle them."""
@@ -449,9 +419,7 @@ class Supervisor:
 
     def _reap_orphans(self) -> None:
         """Reap orphans of jobs. Orphans become children of the supervisor if it is process 1."""
-        ours = {self._sidecar, *(slot.pid for slot in self._slots), *self._previous.pids}
-        if self._checking is not None:
-            ours.add(self._checking.pid)
+        ours = {self._sidecar, self._reload_check.pid, *(slot.pid for slot in self._slots), *self._previous.pids}
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
                 os.waitpid(ended.si_pid, os.WNOHANG)
