@@ -546,10 +546,10 @@ def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
 def _never_touches(_backend: Any, _consumer: Any) -> None:
     """The thread that extends leases is dead."""
     from multiq.worker.execution.fetcher import Fetcher
-    from multiq.worker.processes.recovery import Recovery
+    from multiq.worker.processes.stuck_processes import StuckProcesses
 
     Fetcher._touch = lambda _self, _now: None  # type: ignore[method-assign, assignment]
-    Recovery.touch_for_stuck = lambda _self: None  # type: ignore[method-assign, assignment]
+    StuckProcesses.touch = lambda _self: None  # type: ignore[method-assign, assignment]
 
 
 def _acks_into_the_void(_backend: Any, consumer: Any) -> None:

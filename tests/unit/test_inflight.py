@@ -25,7 +25,7 @@ from multiq.worker.processes.inflight import (
     InflightWriter,
     make_tables,
 )
-from multiq.worker.processes.recovery import _lease, _pending_verdict
+from multiq.worker.processes.recovery import _pending_verdict, lease_of
 
 
 def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
@@ -278,7 +278,7 @@ def test_a_dead_child_s_kept_ack_is_settled_with_its_outcome_as_far_as_there_is_
     # Then its job is acked and not run again, with the outcome's value if the slot has room for it
     (entry,) = table.entries()
     assert entry.mark == ENDED
-    verdict = _pending_verdict(_lease(entry.held), entry)
+    verdict = _pending_verdict(lease_of(entry.held), entry)
     assert isinstance(verdict, Ack)
     assert verdict.lease.attempt == 2  # some backends store the attempt with the outcome
     assert verdict.after is not None

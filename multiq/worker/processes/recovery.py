@@ -1,7 +1,7 @@
-"""Recovery: the sidecar settles the jobs of dead worker processes, and renews the leases of stuck processes.
+"""Recovery: the sidecar settles the jobs of dead worker processes.
 
-A child is stuck while one call into C occupies its interpreter, perhaps for minutes. Recovery reads the in-flight
-tables of the children. The verdict on a lease depends on what the child has written about it:
+Recovery reads the in-flight tables of the children. The verdict on a lease depends on what the child has written about
+it:
 
 =============================  =============================================================================
 the child has written          recovery's verdict
@@ -23,27 +23,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.backend import Abandon, Ack, After, Bury, GiveBack, Lease, Release, Touch
+from multiq.backend import Abandon, Ack, After, Bury, GiveBack, Lease, Release
 from multiq.cancellation import find_request
 from multiq.errors import BackendError, MultiqError, Unsupported
 from multiq.events import JobCrashed
 from multiq.job import JobInfo
 from multiq.outage_log import Outage
-from multiq.worker.execution.heartbeat import TOUCH_SHARE
 from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 
 from .exits import EXIT_OVERDUE, EXIT_STUCK, describe_exit
-from .inflight import ACKED, DEAD, ENDED, LIVE, WAITING, steps_of
+from .inflight import ACKED, DEAD, ENDED, steps_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from multiq.app import App
     from multiq.backend import Consumer, Verdict
+    from multiq.errors import LeaseLost
 
     from .inflight import Entry, InflightTable, Record
     from .shared_state import SharedState
@@ -53,13 +52,12 @@ _log = logging.getLogger("multiq.sidecar")
 UNKNOWN_EXIT = 2**31
 """The exit status of a child that ended after its supervisor. Only a parent process can read the real status."""
 
-_SLACK = 0.1  # share of a ttr by which a touch may be late before the child counts as stuck
 _RETRY = 0.2  # seconds after a failed call to the backend
 _STUCK_LOOP = "its worker process was killed: the event loop was stuck, in this job or in another job"
 
 
 class Recovery:
-    """Settles and touches leases for the children of one worker.
+    """Settles the jobs of the dead children of one worker.
 
     *shares_loop*: whether children run several coroutine jobs on one event loop. If they do, a job can block the other
     jobs of its loop.
@@ -74,16 +72,7 @@ class Recovery:
         self._shares_loop = shares_loop
         self._runner = Runner(app, Timeouts(0.0))
         self._consumer: Consumer | None = None
-        self._touched: dict[tuple[int, float, float], float] = {}  # (table, life, serial) -> time of the last touch
-        self._lost: set[tuple[int, float, float]] = set()
-        self._settle_outage, self._touch_outage = Outage(), Outage()
-
-    def forget(self, child: tuple[int, float]) -> None:
-        """Drop the data about a child that has ended. *child* is its table's ``number`` and ``life``."""
-        self._touched = {lease: at for lease, at in self._touched.items() if lease[:2] != child}
-        self._lost = {lease for lease in self._lost if lease[:2] != child}
-
-    # --- dead children ---
+        self._outage = Outage()
 
     def settle_dead(self) -> None:
         """Settle the jobs of dead children. While the backend is down, their tables stay for the next round."""
@@ -92,6 +81,12 @@ class Recovery:
                 # each call may wait for the backend until its timeout
                 self._worker_row.sidecar_beat = time.monotonic()
                 self._settle_table(table, table.entries() if self._can_settle else [])
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        """Settle leases of other processes. Raises ``BackendError``."""
+        if self._consumer is None:
+            self._consumer = self._backend.consumer(("default",))
+        return self._consumer.settle(verdicts)
 
     def _settle_table(self, table: InflightTable, entries: list[Entry]) -> None:
         """Settle the jobs of one dead child.
@@ -103,15 +98,15 @@ class Recovery:
             return
         try:
             verdicts = [self._verdict(table, entry, entries) for entry in entries]
-            lost = self._settler().settle([verdict for verdict, _ in verdicts])
+            lost = self.settle([verdict for verdict, _ in verdicts])
         except MultiqError as exc:
-            if self._settle_outage.should_log(str(exc)):
+            if self._outage.should_log(str(exc)):
                 _log.warning("the jobs of a dead worker process cannot be settled yet: %s", exc)
             time.sleep(_RETRY)
             if time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries):
                 table.free()
             return
-        self._settle_outage.reset()
+        self._outage.reset()
         table.free()  # before the events, because a hanging subscriber must not block the table
         for (_, emit), error in zip(verdicts, lost, strict=True):
             if error is None:
@@ -122,7 +117,7 @@ class Recovery:
 
         Call the function when the backend has accepted the verdict.
         """
-        lease = _lease(entry.held)
+        lease = lease_of(entry.held)
         if not entry.is_running:
             return _pending_verdict(lease, entry), _no_event
         is_over = entry.kill_at <= table.died_at
@@ -170,60 +165,6 @@ class Recovery:
         cancel = find_request(self._backend, found)
         return self._runner.timed_out(found) if cancel is None else self._runner.cancelled(found, cancel.request)
 
-    # --- stuck children ---
-
-    def touch_for_stuck(self) -> None:
-        """Renew the leases of living children that have missed a touch."""
-        if not self._can_settle:
-            return
-        now = time.monotonic()
-        for table in self._tables:
-            if table.state != LIVE or table.next_touch > now or _is_stopped(table.pid):
-                continue
-            due = [entry for entry in table.entries() if self._needs_touch(table, entry, now)]
-            if due:
-                self._worker_row.sidecar_beat = time.monotonic()
-                self._keep_alive(table, due, now)
-
-    def _needs_touch(self, table: InflightTable, entry: Entry, now: float) -> bool:
-        key = table.number, table.life, entry.serial
-        if key in self._lost:
-            return False
-        late_from = table.next_touch + _SLACK * entry.held.ttr
-        return now >= max(late_from, self._touched.get(key, 0.0) + TOUCH_SHARE * entry.held.ttr)
-
-    def _keep_alive(self, table: InflightTable, entries: list[Entry], now: float) -> None:
-        """Touch the leases of jobs that run, have run, or wait.
-
-        If a child can no longer begin a waiting job (``Entry.ends_at``), this method gives the waiting job back. So the
-        job need not wait for the stuck job.
-        """
-        verdicts: list[Verdict] = []
-        for entry in entries:
-            is_waiting = entry.mark == WAITING and now >= entry.ends_at
-            verdicts.append(GiveBack(_lease(entry.held)) if is_waiting else Touch(_lease(entry.held)))
-        try:
-            lost = self._settler().settle(verdicts)
-        except MultiqError as exc:
-            if self._touch_outage.should_log(str(exc)):
-                # the child may be stuck, or may wait for the backend like this process
-                _log.warning(
-                    "a worker process has not renewed leases in time, and the sidecar cannot renew them: %s", exc
-                )
-            return
-        self._touch_outage.reset()
-        for entry, verdict, error in zip(entries, verdicts, lost, strict=True):
-            key = table.number, table.life, entry.serial
-            self._touched[key] = now
-            if error is not None or isinstance(verdict, GiveBack):
-                self._lost.add(key)  # the lease was settled, or has ended
-
-    def _settler(self) -> Consumer:
-        """A consumer that only settles the leases of other processes."""
-        if self._consumer is None:
-            self._consumer = self._backend.consumer(("default",))
-        return self._consumer
-
 
 def _pending_verdict(lease: Lease, entry: Entry) -> Verdict:
     """Return the verdict of the child on a job that does not run."""
@@ -242,20 +183,9 @@ def _pending_verdict(lease: Lease, entry: Entry) -> Verdict:
     return GiveBack(lease)
 
 
-def _lease(held: Record) -> Lease:
+def lease_of(held: Record) -> Lease:
     return Lease(held.queue, held.id, held.token, b"", 0, held.ttr, held.attempt, 0, 0, 0.0)
 
 
 def _no_event() -> None:
     """Emit nothing."""
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether the child is stopped, by SIGSTOP or a debugger. The jobs of a stopped child make no progress, so their
-    leases may end.
-    """
-    try:
-        stat = Path("/proc", str(pid), "stat").read_text()
-    except OSError:  # the process or the file system does not exist
-        return False
-    return stat.rpartition(")")[2].split()[0] in {"T", "t"}

@@ -1,6 +1,7 @@
 """The sidecar: a process that calls the backend on behalf of the whole worker.
 
-- The sidecar settles the jobs of dead children, and renews the leases of stuck children (``recovery``).
+- The sidecar settles the jobs of dead children (``recovery``), and renews the leases of stuck children
+  (``stuck_processes``).
 - The sidecar polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
 - The sidecar carries out the steps in other queues that dead processes have left behind (``relaying``).
 - The sidecar makes the occurrences of schedules (``scheduling``).
@@ -32,6 +33,7 @@ from .inflight import FREE, LIVE
 from .recovery import UNKNOWN_EXIT, Recovery
 from .relaying import Relaying
 from .scheduling import Scheduling
+from .stuck_processes import StuckProcesses
 
 if TYPE_CHECKING:
     import socket
@@ -95,6 +97,7 @@ class Sidecar:
         self._patience = patience
         self._events = app.events
         self._recovery = Recovery(app, shared_state, shares_loop=shares_loop)
+        self._stuck_processes = StuckProcesses(app, shared_state, self._recovery)
         self._children: dict[tuple[int, float], _ProcessHandle] = {}  # (number, life) of a table -> its child
         self._control = Control(app.backend)
         self._relaying = Relaying(app, queues)
@@ -126,7 +129,7 @@ class Sidecar:
             self._worker_row.sidecar_beat = time.monotonic()
             self._watch_children()
             self._recovery.settle_dead()
-            self._recovery.touch_for_stuck()
+            self._stuck_processes.touch()
             if is_alone:
                 self._watch_orphans(killing=self._kill_requested or time.monotonic() >= kill_at)
                 if all(table.state == FREE for table in self._tables):
@@ -212,7 +215,7 @@ class Sidecar:
         living = {key: pid for key, pid in pids.items() if pid}
         for key in self._children.keys() - living.keys():
             self._children.pop(key).close()
-            self._recovery.forget(key)
+            self._stuck_processes.forget(key)
         for key in living.keys() - self._children.keys():
             self._children[key] = _ProcessHandle(living[key])
 
