@@ -80,6 +80,8 @@ class TaskCall(msgspec.Struct, frozen=True):
     policy: RetryPolicy
     timeout: float | None
     """The job's time limit in seconds. None: no limit."""
+    thread: int | None
+    """The thread that runs the call. None: it runs on the shared event loop."""
     record: FlowRecord | None = None
     """The record of the flow that this job ends. None: the job ends no flow."""
 
@@ -255,7 +257,7 @@ class Runner:
         lease = held.lease
         if (lease.attempt > 1 or lease.crashes) and self._may_be_cancelled(lease):
             self._look_up_cancel(held)
-        call = self._prepare(lease, held)
+        call = self._prepare(lease, held, threading.get_ident())
         if not isinstance(call, TaskCall):
             return call
         envelope = call.envelope
@@ -268,7 +270,7 @@ class Runner:
             self._emit_started(call)
         running.set(call.job)
         started = time.perf_counter()
-        held.thread, held.call = threading.get_ident(), call
+        held.call = call
         try:
             if call.task.is_coroutine:
                 result = self._drive(call, held)
@@ -303,10 +305,13 @@ class Runner:
 
     # --- before ---
 
-    def _prepare(self, lease: Lease, held: Held | None = None) -> TaskCall | Verdict:  # noqa: C901, PLR0911 - one per reason
+    def _prepare(  # noqa: C901, PLR0911 - one per reason
+        self, lease: Lease, held: Held | None = None, thread: int | None = None
+    ) -> TaskCall | Verdict:
         """Return the call to make for a lease, or the verdict if the job must not run.
 
-        *held*: the job that is about to start. None: the job has started already, so it cannot expire.
+        - *held*: the job that is about to start. None: the job has started already, so it cannot expire.
+        - *thread*: the thread that will run the call, unless it is the shared event loop.
         """
         try:
             envelope = decode_envelope(lease.body, max_body=self._max_body)
@@ -336,10 +341,10 @@ class Runner:
             return self._bury(job, str(exc), task)
         timeout = task.timeout_of(envelope)
         if not timeout:  # 0 means no timeout
-            return TaskCall(job, task, envelope, policy, None)
+            return TaskCall(job, task, envelope, policy, None, thread)
         deadline = time.monotonic() + timeout
         job = msgspec.structs.replace(job, deadline=deadline, notice=Notice())
-        return TaskCall(job, task, envelope, policy, timeout)
+        return TaskCall(job, task, envelope, policy, timeout, thread)
 
     def _may_be_cancelled(self, lease: Lease) -> bool:
         """Whether an earlier run of the job may have received a request to cancel it. A first run begins without a

@@ -207,7 +207,7 @@ class Timeouts:
                 return False
             timed = next((timed for timed in self._running if timed.held is held), None)
             if timed is None:
-                timed = TimedJob(call, held, now, self._kill_after, held.thread)
+                timed = TimedJob(call, held, now, self._kill_after, call.thread)
                 self._running[timed] = None
             elif timed.is_notified:  # the job's time is over, so the job is ending
                 return True

@@ -133,8 +133,6 @@ class Held(msgspec.Struct, eq=False):
     """The request to cancel the job. None: there is no request, or this process does not know it yet."""
     call: TaskCall | None = None
     """The call that runs now. None: the job has not begun, or its function has returned."""
-    thread: int | None = None
-    """The thread of the call. None: it runs on the shared event loop."""
     task: Task[Any] | None = None
     """The asyncio task of the call, if the call is a coroutine."""
     reserved: float = 0.0
