@@ -45,8 +45,6 @@ _AFTER = "exchange_after"  # the script for calls that have an ``After``
 _STEPS = "exchange_steps"  # the script for calls with steps
 _UNIQUE = "exchange_unique"  # replaces _STEPS if a step enqueues a job with a unique key
 _GATED = "exchange_gated"  # replaces the other scripts in a queue with gated jobs
-# 0.1 us for each verdict, half of the time of str.endswith
-_TOKEN, _LAST = operator.attrgetter("lease.token"), operator.itemgetter(slice(-1, None))
 _GATED_FOR = 10.0  # seconds for which _GATED is used after a reply has shown that such jobs may be handed out
 _RESTORE_EVERY = 10.0  # seconds between two uses of _GATED while jobs are parked; it restores a lost marker
 _AT_MAXMEMORY = "exchange_full"  # replaces _AFTER on a full server
@@ -99,6 +97,9 @@ class _Exchange:
         return."""
         self.answers: dict[int, LeaseLost | None] = {}
         self.leases: list[Lease] = []
+        self.queues = dict.fromkeys([verdict.lease.queue for verdict in verdicts])
+        """The verdicts' queues, in the order of the verdicts."""
+        self.tokens = [verdict.lease.token for verdict in verdicts]
 
     @property
     def wanted(self) -> int:
@@ -132,6 +133,8 @@ class _Exchange:
 
     def unanswered(self, queue: str) -> dict[str, list[int]]:
         """The indexes of the verdicts without an answer. The keys are the queue's partitions."""
+        if not self.answers and queue in self.queues and len(self.queues) == 1 and "/" not in "".join(self.tokens):
+            return {queue: list(range(len(self.verdicts)))}  # the common case: all are in the first partition
         indexes: dict[str, list[int]] = {}
         for at, verdict in enumerate(self.verdicts):
             if verdict.lease.queue == queue and at not in self.answers:
@@ -274,10 +277,9 @@ class RedisConsumer(Consumer):
     def _route(self, exchange: _Exchange) -> Iterator[str]:
         """Yields this consumer's queues in order, then other queues that have verdicts to settle."""
         yield from self._order
-        if exchange.verdicts:
-            yield from dict.fromkeys(
-                verdict.lease.queue for verdict in exchange.verdicts if verdict.lease.queue not in self.queues
-            )
+        for queue in exchange.queues:
+            if queue not in self.queues:
+                yield queue
 
     def _exchange_with(self, queue: str, exchange: _Exchange, *, is_look: bool) -> None:
         """Settle and reserve in one queue, in as many round trips as the scripts need.
@@ -373,17 +375,18 @@ class RedisConsumer(Consumer):
 
     def _new_call(self, partition: str, indexes: Sequence[int], share: int, exchange: _Exchange) -> _PartitionCall:
         verdicts = [exchange.verdicts[at] for at in indexes]
+        tokens = [exchange.tokens[at] for at in indexes]
         number = self._client.next_number()
         arguments: list[Word] = [self._client.token(number), share, *[b""] * (2 * len(verdicts))]
         arguments[2::2] = pack_ids([verdict.lease.id for verdict in verdicts])
-        arguments[3::2] = [fence(verdict.lease) + details(verdict) for verdict in verdicts]
+        arguments[3::2] = map(operator.add, map(fence, tokens), map(details, verdicts))
         verb = "exchange"
         encoder: StepEncoder | None = None
         for place, at in enumerate(indexes) if exchange.after else ():
             after = exchange.after.get(at)
             if after is None:
                 continue
-            arguments[3 + 2 * place] = fence(verdicts[place].lease) + details_after(verdicts[place], after)
+            arguments[3 + 2 * place] = fence(tokens[place]) + details_after(verdicts[place], after)
             verb = verb if verb == _STEPS else _AFTER
             if after.steps:
                 verb = _STEPS
@@ -393,7 +396,7 @@ class RedisConsumer(Consumer):
             if encoder.has_terms:
                 verb = _UNIQUE
             arguments += encoder.arguments()
-        if self._has_gates(partition, verdicts):
+        if self._has_gates(partition, tokens):
             verb = _GATED
             most = self.most_gated
             arguments.append(b"" if most is None else max(0, most - exchange.gated_count))
@@ -402,14 +405,14 @@ class RedisConsumer(Consumer):
         call = self._client.new_call(verb, partition, arguments, number=number)
         return _PartitionCall(call, verdicts, indexes, share)
 
-    def _has_gates(self, partition: str, verdicts: Sequence[Verdict]) -> bool:
-        """Whether this call must use the script ``_GATED``."""
+    def _has_gates(self, partition: str, tokens: Sequence[str]) -> bool:
+        """Whether this call must use the script ``_GATED``. *tokens*: those of the verdicts' leases."""
         if self._gated_until and time.monotonic() < self._gated_until.get(partition, 0.0):
             return True
         # The plain script learns from the marker that a gate is open. An older worker may have removed the marker.
         if self._parked_until and time.monotonic() >= self._parked_until.get(partition, _NEVER):
             return True
-        return GATED in map(_LAST, map(_TOKEN, verdicts))
+        return GATED in "".join(tokens)  # a token has the character only at its end
 
     def _perform(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> dict[str, bool]:
         """Make one round trip. Returns for each partition whether the partition may have more jobs to hand out."""
