@@ -15,7 +15,7 @@ from multiq.app import App
 from multiq.errors import JobNotFound, MultiqError, OptionInvalid
 from multiq.settings.loader import find_file, load_settings
 
-from .given import current_settings, given_app, given_apps
+from .framework_app import current_settings, given_app, given_apps
 from .options import chosen_connection
 
 if TYPE_CHECKING:

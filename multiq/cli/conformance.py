@@ -58,7 +58,7 @@ def conformance(  # noqa: PLR0917 - click passes all parameters by name
     from multiq.conformance import run
     from multiq.conformance.harness import load_harness
 
-    from .given import current_settings
+    from .framework_app import current_settings
 
     if markdown and as_json:
         raise click.UsageError("--markdown or --json: choose one")

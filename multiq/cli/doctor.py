@@ -35,7 +35,7 @@ def doctor(target: str | None, as_json: bool) -> int:
     from multiq.app import App
     from multiq.settings.url import redact
 
-    from .given import current_settings
+    from .framework_app import current_settings
 
     with App(target or chosen_connection(), settings=current_settings(), create=False) as app:
         place = redact(app.url)

@@ -82,7 +82,7 @@ def _serve(collector: QueueCollector, address: Address, timeout: float) -> None:
     from multiq.worker.monitoring.http import Pages, Server, listen
 
     from .end_signals import EndSignals
-    from .given import current_settings
+    from .framework_app import current_settings
 
     log = current_settings().log
     setup_logging(log.level, log.format, over_app=False)

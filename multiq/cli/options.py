@@ -182,7 +182,7 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
     from multiq.app import App
     from multiq.control.flags import visible_queues
 
-    from .given import current_settings
+    from .framework_app import current_settings
 
     before, comma, incomplete = incomplete.rpartition(",")
     try:
@@ -196,7 +196,7 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
 def _complete_connection(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     from multiq.errors import MultiqError
 
-    from .given import current_settings
+    from .framework_app import current_settings
 
     try:
         names = current_settings().connections
@@ -242,7 +242,7 @@ def _tell_settings(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     ctx.meta[_VERBOSE] = True
     from multiq.settings.loader import describe_sources
 
-    from .given import given_app
+    from .framework_app import given_app
 
     given = given_app()
     click.echo(f"settings: {safe(describe_sources() if given is None else f'those of {given}')}", err=True)

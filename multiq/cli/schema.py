@@ -99,7 +99,7 @@ def check(target: str | None, as_json: bool) -> int:
 def _app(target: str | None) -> App:
     from multiq.app import App
 
-    from .given import current_settings
+    from .framework_app import current_settings
 
     return App(target or chosen_connection(), settings=current_settings())
 

@@ -90,7 +90,7 @@ def soak(  # noqa: PLR0917 - click passes all parameters by name
     from multiq.soak.report import outcome
     from multiq.soak.staging import Harm
 
-    from .given import current_settings
+    from .framework_app import current_settings
 
     harm = Harm(freeze_pid, restart_command, flush_scripts)
     if any(harm) and len(targets) > 1:

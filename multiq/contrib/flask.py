@@ -199,7 +199,7 @@ def _text(value: object) -> str:
 def _command(arguments: tuple[str, ...]) -> None:
     """Call the command line of multiq, with the multiq app of this application."""
     from multiq.cli import cli
-    from multiq.cli.given import give_app
+    from multiq.cli.framework_app import give_app
 
     web = click.get_current_context().ensure_object(ScriptInfo).load_app()
     with give_app(web.extensions[_KEY], f"{web.import_name}:(Flask)"):

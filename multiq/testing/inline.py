@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from multiq.backend import After, Bury, GiveBack, Touch
 from multiq.errors import JobFailed
 from multiq.worker.execution.event_loop import JobLoop
-from multiq.worker.execution.memos import JobMemos
 from multiq.worker.execution.runner import Runner, TaskCall
+from multiq.worker.execution.running_memos import JobMemos
 from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.processes.inflight import Held
 

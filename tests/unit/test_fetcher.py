@@ -17,7 +17,7 @@ from multiq.events import BackendDown, BackendUp, Events, WorkerEvent
 from multiq.memo import Progress, decode_memo
 from multiq.outcome import encode_outcome
 from multiq.worker.execution.fetcher import Fetcher
-from multiq.worker.execution.memos import JobMemos
+from multiq.worker.execution.running_memos import JobMemos
 from multiq.worker.processes.inflight import Held, InflightTable, InflightWriter, make_tables
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from multiq.backend.memory import MemoryBackend, MemoryConsumer
 from multiq.errors import BackendUnavailable
 from multiq.memo import Memo, Progress, decode_memo, encode_memo
 from multiq.outcome import AttemptError
-from multiq.worker.execution.memos import JobMemo
+from multiq.worker.execution.running_memos import JobMemo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

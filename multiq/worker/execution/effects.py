@@ -16,7 +16,7 @@ from multiq.failure import class_path
 from multiq.memo import decode_memo, readable_memo
 from multiq.outcome import AttemptError, encode_outcome, encode_value
 
-from .memos import failed_memo
+from .running_memos import failed_memo
 
 if TYPE_CHECKING:
     from multiq.annotations import Codec
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiq.flows.verdict_steps import End
     from multiq.job import JobContext
 
-    from .memos import JobMemos
+    from .running_memos import JobMemos
 
 _log = logging.getLogger("multiq.worker")
 

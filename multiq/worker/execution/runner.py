@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
     from .cancels import Cancel, Cancels
     from .fetcher import Fetcher
-    from .memos import JobMemos
-    from .permits import Permits
+    from .running_memos import JobMemos
+    from .running_permits import Permits
     from .timeouts import TimedJob, Timeouts
 
 _log = logging.getLogger("multiq.worker")
@@ -485,7 +485,7 @@ class Runner:
             return call
         with self._counting:
             if self._permits is None:
-                from .permits import Permits  # imported here, because few jobs need permits
+                from .running_permits import Permits  # imported here, because few jobs need permits
 
                 self._permits = Permits(self._backend, self._fetcher)
         delay = self._permits.ask(held, call.envelope.permits)

@@ -43,11 +43,11 @@ from multiq.worker.execution.daemon_threads import run_in_thread
 from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from multiq.worker.execution.fetcher import Fetcher
 from multiq.worker.execution.heartbeat import TICK, Heartbeat
-from multiq.worker.execution.memos import JobMemos
 from multiq.worker.execution.prefetch import Prefetch
 from multiq.worker.execution.queue_shares import fair_share
 from multiq.worker.execution.recycling import Recycling
 from multiq.worker.execution.runner import Runner
+from multiq.worker.execution.running_memos import JobMemos
 from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 

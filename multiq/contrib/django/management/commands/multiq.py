@@ -15,7 +15,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connections
 
 from multiq.cli import cli
-from multiq.cli.given import give_app
+from multiq.cli.framework_app import give_app
 from multiq.contrib.django.apps_of_backends import app_of, our_aliases
 from multiq.contrib.django.framework import PACKAGE
 
