@@ -79,7 +79,7 @@ class FlowPart(msgspec.Struct, omit_defaults=True):
 
 
 class PermitGate(msgspec.Struct, array_like=True, frozen=True, order=True):
-    """A limit for which the worker asks for a permit before it starts the job (``multiq.permits``)."""
+    """A limit for which the worker asks for a permit before it starts the job (``multiq.permit_notes``)."""
 
     limit: _Name
     key: Annotated[str, msgspec.Meta(max_length=200)] = ""

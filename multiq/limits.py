@@ -225,7 +225,7 @@ def store_limits(backend: Backend, queue: str, limits: Sequence[Limit], connecti
     """
     for place, missing in missing_limits(backend, queue, limits).items():
         if place == APP_SCOPE or not backend.declared.limits:
-            from .permits import change_quotas  # imported late, because few programs need permits
+            from .permit_notes import change_quotas  # imported late, because few programs need permits
 
             try:
                 change_quotas(backend, place, missing, pinned=False)
@@ -273,7 +273,7 @@ def check_supported(backend: Backend, limits: Sequence[Limit]) -> None:
     for limit in limits:
         if kept_by == "reserve" and limit.scope == "queue":
             continue
-        from .permits import check_possible, check_quota_of_permits
+        from .permit_notes import check_possible, check_quota_of_permits
 
         check_possible(backend)
         check_quota_of_permits(backend, limit.name, limit.quota)
@@ -342,7 +342,7 @@ class Limits:
         return {name: states for name, states in found.items() if states}
 
     def _places_of_permits(self) -> set[str]:
-        from .permits import check_possible, limited_places
+        from .permit_notes import check_possible, limited_places
 
         check_possible(self._app.backend)
         return limited_places(self._app.backend)
@@ -351,7 +351,7 @@ class Limits:
         backend = self._app.backend
         if place != APP_SCOPE and backend.declared.limits:
             return backend.limits(place)
-        from .permits import are_possible, check_possible, states
+        from .permit_notes import are_possible, check_possible, states
 
         if place == APP_SCOPE and backend.declared.limits and not are_possible(backend):
             return []
@@ -362,7 +362,7 @@ class Limits:
         backend = self._app.backend
         if place != APP_SCOPE and backend.declared.limits:
             return backend.limits(place, {name: quota})
-        from .permits import change_quotas, check_possible, states
+        from .permit_notes import change_quotas, check_possible, states
 
         check_possible(backend)
         change_quotas(backend, place, {name: quota}, pinned=True)

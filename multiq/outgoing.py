@@ -202,7 +202,7 @@ class _Parcel:
         ]
         if backend.declared.limits or not any(job.options.limits for job in self._sent):
             return jobs
-        from .permits import by_permits
+        from .permit_notes import by_permits
 
         return [by_permits(backend, job, self._task.app.settings.max_body) for job in jobs]
 

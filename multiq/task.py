@@ -537,7 +537,7 @@ class Task(Generic[P, R]):
         if not options.limits or not any(limit.scope == "app" for limit in options.limits):
             return body
         from .limits import of_app
-        from .permits import add_permits, app_gates
+        from .permit_notes import add_permits, app_gates
 
         gates = self._gates(of_app(options.limits), args, kwargs, places_of_results(flow))
         return add_permits(body, app_gates(gates), max_body)

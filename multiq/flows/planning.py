@@ -122,7 +122,7 @@ def _plan_call(signature: Signature, own_id: str, part: FlowPart, awaits: int = 
     job = NewJob(body, own_id, options.priority, options.delay, options.ttr, Terms(awaits) if awaits else None)
     if options.limits:
         from multiq.limits import store_limits, with_gates
-        from multiq.permits import by_permits
+        from multiq.permit_notes import by_permits
 
         store_limits(task.app.backend, options.queue, options.limits)
         if gates := task.gates(args, kwargs, options, places_of_results(part)):

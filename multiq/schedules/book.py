@@ -21,7 +21,7 @@ from multiq.errors import (
 )
 from multiq.ids import new_id
 from multiq.limits import limits_of, store_limits
-from multiq.permits import by_permits
+from multiq.permit_notes import by_permits
 from multiq.validation import check_name
 
 from . import record as records

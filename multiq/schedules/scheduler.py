@@ -447,7 +447,7 @@ class Scheduler:
         jobs = self._plain_jobs_of(around, definition, made, now)
         if not definition.gates:
             return jobs
-        from multiq.permits import by_permits
+        from multiq.permit_notes import by_permits
 
         return [by_permits(self._backend, job, self._app.settings.max_body) for job in jobs]
 

@@ -21,7 +21,6 @@ import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from multiq.errors import NameInvalid, SettingsInvalid
 from multiq.formatting import shown
@@ -38,14 +37,12 @@ from .model import (
     check_setting,
     no_connection,
 )
-from .url import redact
+from .variables import expand_key, expand_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OUR_TABLE = re.compile(rb"""^[ \t]*\[[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?multiq\b""", re.MULTILINE)
-_AUTHORITY_END = re.compile("[/?#]")
 _SECTIONS = ("worker", "payload", "log", "connections")
 _FILE_ROOM = 1 << 20  # bytes
 
@@ -191,9 +188,9 @@ def _from_table(
             problems.append(f"{where}: unknown key{_hint(key)}")
         else:
             if key in SECRET_KEYS and isinstance(value, list):
-                value = [_with_variables(entry, where, env, problems) for entry in value]  # noqa: PLW2901
+                value = [expand_key(entry, where, env, problems) for entry in value]  # noqa: PLW2901
             checked = _check(key, value, where, problems)
-            values[key] = _expand(checked, where, env, problems) if key in {"url", "store"} and checked else checked
+            values[key] = expand_url(checked, where, env, problems) if key in {"url", "store"} and checked else checked
     return values, connections
 
 
@@ -220,39 +217,10 @@ def _connection(name: str, value: Any, where: str, env: Mapping[str, str], probl
     except NameInvalid as exc:
         problems.append(f"{where}: {exc}")
     found = len(problems)
-    url = _expand(value, where, env, problems) if isinstance(value, str) else ""
+    url = expand_url(value, where, env, problems) if isinstance(value, str) else ""
     if "://" not in url and len(problems) == found:
         problems.append(f"{where}: must be a URL, like 'redis://localhost'")
     return url
-
-
-def _expand(template: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
-    """Replace each ``${NAME}`` in a URL by the value of the environment variable NAME.
-
-    In the user name and the password, the value is percent-encoded. In other parts of the URL, the value is inserted
-    unchanged.
-    """
-    scheme, colon, rest = template.partition("://")
-    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0] if colon else ""
-    credentials_end = len(scheme) + len(colon) + authority.rfind("@") if "@" in authority else -1
-
-    def value_of(match: re.Match[str]) -> str:
-        value = env.get(match[1])
-        if value is None:
-            problems.append(f"{where}: {redact(template)!r} refers to ${{{match[1]}}}, which is not set")
-            return ""
-        return quote(value, safe="") if match.start() < credentials_end else value
-
-    return _REFERENCE.sub(value_of, template)
-
-
-def _with_variables(entry: Any, where: str, env: Mapping[str, str], problems: list[str]) -> Any:
-    """Replace each ``${NAME}`` in a key by the value of the environment variable NAME."""
-    if not isinstance(entry, str):
-        return entry
-    missing = [match[1] for match in _REFERENCE.finditer(entry) if match[1] not in env]
-    problems += [f"{where}: a key refers to ${{{name}}}, which is not set" for name in missing]
-    return _REFERENCE.sub(lambda match: env.get(match[1], ""), entry)
 
 
 def _from_environment(env: Mapping[str, str], problems: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from multiq import open_backend
 from multiq.backend import Lease, Quota
 from multiq.errors import Unsupported
 from multiq.ids import new_id
-from multiq.permits import Granted, PermitBook, PermitPlace, change_quotas, states
+from multiq.permit_notes import Granted, PermitBook, PermitPlace, change_quotas, states
 from multiq.validation import APP_SCOPE
 
 if TYPE_CHECKING:

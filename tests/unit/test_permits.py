@@ -15,7 +15,7 @@ from multiq.backend.memory import MemoryBackend
 from multiq.envelope import PermitGate, decode_envelope
 from multiq.errors import ArgumentsInvalid, NameInvalid, OptionInvalid, PayloadInvalid, Unsupported
 from multiq.limits import Limit
-from multiq.permits import HOME, MAX_SLOTS, states
+from multiq.permit_notes import HOME, MAX_SLOTS, states
 from multiq.validation import APP_SCOPE
 from multiq.worker.execution.running_permits import Permits
 
@@ -262,7 +262,7 @@ def test_a_worker_never_runs_more_jobs_than_there_are_slots(app: multiq.App, bac
 
 
 def test_refused_jobs_come_back_one_after_another() -> None:
-    from multiq.permits import PermitPlace, Refused
+    from multiq.permit_notes import PermitPlace, Refused
 
     permits = Permits(MemoryBackend(), None)  # type: ignore[arg-type]  # no lease is held
     slots = Refused(PermitPlace(APP_SCOPE, "api", ""), 60.0, 0.0)

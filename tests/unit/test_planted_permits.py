@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pytest
 
-from multiq import permits
+from multiq import permit_notes as permits
 from multiq.backend.memory import MemoryBackend
 from multiq.conformance.planted import PlantedBug
 from multiq.conformance.runner import run_harness
-from multiq.permits import PermitBook
+from multiq.permit_notes import PermitBook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.backend import Quota
-    from multiq.permits import Granted, Holder, PermitPlace, Refused, _State
+    from multiq.permit_notes import Granted, Holder, PermitPlace, Refused, _State
 
 
 def _not_returned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from multiq.backend import After, GiveBack, Lease, Quota
 from multiq.conformance.case import Topic, promise, requires
 from multiq.conformance.threads import together
 from multiq.ids import new_id
-from multiq.permits import Granted, PermitBook, PermitPlace, Refused, change_quotas, states
+from multiq.permit_notes import Granted, PermitBook, PermitPlace, Refused, change_quotas, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

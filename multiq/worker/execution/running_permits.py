@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from multiq.errors import BackendError, MultiqError
 from multiq.outage_log import Outage
-from multiq.permits import PermitBook, Refused, are_possible, places
+from multiq.permit_notes import PermitBook, Refused, are_possible, places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from multiq.backend import Backend
     from multiq.envelope import PermitGate
-    from multiq.permits import Granted, PermitPlace
+    from multiq.permit_notes import Granted, PermitPlace
     from multiq.worker.processes.inflight import Held
 
     from .fetcher import Fetcher

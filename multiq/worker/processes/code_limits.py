@@ -79,7 +79,7 @@ class CodeLimits:
     def _without_mark(self) -> dict[str, set[str]]:
         """Return the homes whose mark is missing, each with the places of its limits."""
         from multiq.limits import places_in_code
-        from multiq.permits import HOME
+        from multiq.permit_notes import HOME
 
         backend = self._app.backend
         if not backend.declared.notes:
