@@ -128,13 +128,14 @@ def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
     assert timed.kill_at > now + 4
 
 
-def test_a_job_that_raises_its_timeout_itself_after_a_suspension_keeps_its_grace() -> None:
+@pytest.mark.parametrize("thread", [threading.get_ident(), None], ids=["thread", "shared loop"])
+def test_a_job_that_raises_its_timeout_itself_after_a_suspension_keeps_its_grace(thread: int | None) -> None:
     # In a process that was suspended, the job calls ``check`` long after its deadline, before the next heartbeat.
     now = time.monotonic()
     notice = Notice()
     call: Any = SimpleNamespace(deadline=now - 10, timeout=1.0, job=SimpleNamespace(notice=notice))
     timeouts = Timeouts(kill_after=5.0)
-    timed = timeouts.begin(call, SimpleNamespace(), thread=threading.get_ident())  # type: ignore[arg-type]
+    timed = timeouts.begin(call, SimpleNamespace(), thread=thread)  # type: ignore[arg-type]
     notice.is_notified = True
     assert timeouts.check() == []
     kill_at = timed.kill_at
@@ -142,6 +143,34 @@ def test_a_job_that_raises_its_timeout_itself_after_a_suspension_keeps_its_grace
     assert timeouts.check() == []
     assert timed.kill_at == kill_at
     assert timeout_notices.pending == {}
+
+
+def test_a_coroutine_whose_code_ran_during_a_suspension_gets_time_for_its_notice_once() -> None:
+    # Given a coroutine whose code blocks the loop, and whose time ended during a suspension
+    held: Any = SimpleNamespace()
+    loop: Any = SimpleNamespace(is_closed=lambda: False, call_soon_threadsafe=lambda _: None)
+    shared: Any = SimpleNamespace(holder=lambda: held, is_held_by_leftover=lambda: False)
+    call: Any = SimpleNamespace(deadline=time.monotonic() - 10, timeout=1.0, job=SimpleNamespace(notice=Notice()))
+    timeouts = Timeouts(kill_after=0.3)
+    timeouts.share_loop(loop, shared)
+    timed = timeouts.begin(call, held, thread=None)
+    # When the process continues, and the code still blocks the loop
+    timeouts._checked_at = time.monotonic() - 10
+    resumed_at = time.monotonic()
+    assert timeouts.check() == []
+    # Then its process ends kill_after seconds later
+    overdue: list[object] = []
+    while not overdue:
+        assert time.monotonic() < resumed_at + 60
+        time.sleep(0.01)
+        overdue = [*timeouts.check()]
+    assert overdue == [timed]
+    assert time.monotonic() >= resumed_at + 0.3
+    # When the process stands still again, then the job gets no more time
+    timed.kill_at = time.monotonic() - 1
+    timeouts._checked_at = time.monotonic() - 10
+    timeouts.check()
+    assert timed.kill_at < time.monotonic()
 
 
 def test_a_job_that_has_ended_writes_nothing_to_a_slot_that_may_be_another_lease_s() -> None:

@@ -100,6 +100,7 @@ class TimedJob:
         "notice",
         "notify_at",
         "thread",
+        "was_spared",
     )
 
     def __init__(self, call: TaskCall, held: Held, deadline: float, kill_after: float, thread: int | None) -> None:
@@ -111,7 +112,8 @@ class TimedJob:
         self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
         self.error: Callable[[], Exception] = SoftTimeout
         self.notice = call.job.notice or timeout_notices.Notice()
-        self.has_notice = False
+        self.has_notice = False  # the job was notified, or its notice is pending; ``kill_at`` follows from this moment
+        self.was_spared = False  # ``kill_at`` was moved once because the process was suspended
         self.blocked = 0.0  # seconds in which other jobs blocked the loop, not yet added to the job's time
         self.counted_at = time.monotonic()
 
@@ -239,6 +241,7 @@ class Timeouts:
             # The order matters. The heartbeat ends the process for a notified job whose ``kill_at`` has passed. The old
             # ``kill_at`` may have passed while the process was suspended.
             self._set_kill_at(timed, time.monotonic() + self._kill_after)
+            timed.has_notice = True
             timed.is_notified = True
             self._take_back_notice(timed)
 
@@ -264,7 +267,9 @@ class Timeouts:
             self._loop_answered_at = float("inf")
             return []
         now = time.monotonic()
-        holder = self._blocks_the_loop(now)
+        # Without a check for so long, the process may have been suspended.
+        was_suspended = now - self._checked_at > _STOOD_STILL
+        holder = self._blocks_the_loop(now, was_suspended=was_suspended)
         self._checked_at = now
         with self._lock:
             running = list(self._running)
@@ -272,6 +277,8 @@ class Timeouts:
             if timed.thread is None and holder is not False and holder is not timed.held:
                 timed.blocked += now - max(timed.counted_at, self._loop_answered_at)
             timed.counted_at = now
+        if was_suspended:
+            self._spare(running, now)
         if holder is None:
             self._log_stuck_loop(running, now)
         return [timed for timed in running if self._is_overdue(timed, now, holder)]
@@ -307,9 +314,12 @@ class Timeouts:
             with self._lock:  # another job blocks the loop, so this job cannot be notified
                 self._set_kill_at(timed, now + self._kill_after)
             return False
-        if timed.thread is not None and not (timed.is_notified and timed.has_notice):
+        is_notified = timed.is_notified  # read once, because the job may raise its error itself at any time
+        if is_notified and not timed.has_notice:
+            self._begin_grace(timed, now)
+        elif timed.thread is not None and not is_notified:
             self._notify(timed, timed.thread, now)
-        if now < timed.kill_at or (timed.thread is None and holder is False and not timed.is_notified):
+        if now < timed.kill_at or (timed.thread is None and holder is False and not is_notified):
             return False
         timed.kill_at = float("inf")
         return True
@@ -325,13 +335,29 @@ class Timeouts:
         whose = "a job that has ended" if shared.is_held_by_leftover() else "a callback of an unknown job"
         _log.error("the event loop has been blocked by %s for %.1f s:\n%s", whose, now - since, shared.stack())
 
+    def _spare(self, running: Sequence[TimedJob], now: float) -> None:
+        """Give coroutines that could not be notified during a suspension ``kill_after`` seconds from now.
+
+        A job gets this time only once. A job that makes one long call into C after another must end.
+        """
+        for timed in running:
+            if timed.thread is None and now >= timed.notify_at and not (timed.is_notified or timed.was_spared):
+                timed.was_spared = True
+                with self._lock:
+                    self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))
+
+    def _begin_grace(self, timed: TimedJob, now: float) -> None:
+        """The job has raised its error itself, in ``check``, before this heartbeat."""
+        with self._lock:
+            if not timed.has_notice:
+                self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))
+                timed.has_notice = True
+
     def _notify(self, timed: TimedJob, thread: int, now: float) -> None:
         with self._lock:
             if not timed.has_notice:
                 # a job is always notified before its process ends
                 self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))
-            if timed.is_notified:  # the job has raised the error itself, in ``check``, before this heartbeat
-                timed.has_notice = True
             if timed not in self._running or timed.is_notified:
                 return
             if (
@@ -389,7 +415,7 @@ class Timeouts:
                 return False
         return True
 
-    def _blocks_the_loop(self, now: float) -> Held | bool | None:
+    def _blocks_the_loop(self, now: float, *, was_suspended: bool) -> Held | bool | None:
         """Return False if the shared loop makes progress. Otherwise return the job whose code blocks the loop, or None
         if this job is unknown.
         """
@@ -397,9 +423,7 @@ class Timeouts:
         if loop is None or loop.is_closed():
             return False
         answered_at = min(self._loop_answered_at, now)
-        if now - self._checked_at > _STOOD_STILL:
-            # This thread has not run either: the process may have been suspended. The job whose code runs right after
-            # that does not block the loop.
+        if was_suspended:  # the job whose code runs right after a suspension does not block the loop
             answered_at = now
         self._loop_answered_at = answered_at
         loop.call_soon_threadsafe(self._loop_answers)
