@@ -585,8 +585,9 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         """Raise ``JobCancelled`` if the running job was cancelled. Makes no call of the backend."""
         cancel = None if self.memos is None else self.memos.cancel_of(self.lease)
         if cancel is not None:
-            pending.pop(threading.get_ident(), None)
-            raise cancel.error()
+            error = cancel.error()
+            pending.pop(threading.get_ident(), None)  # after ``error``, so that no notice of the same error is added
+            raise error
 
     def check(self) -> None:
         """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``. Raise ``JobCancelled`` if the job was

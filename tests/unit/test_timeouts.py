@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import queue
@@ -14,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq import timeout_notices
+from multiq.backend import Lease
+from multiq.cancellation import CancelRequest
+from multiq.errors import JobCancelled
+from multiq.job import JobContext
+from multiq.retry import SoftTimeout
 from multiq.timeout_notices import Notice
+from multiq.worker.execution.cancels import Cancel
 from multiq.worker.execution.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -189,6 +196,76 @@ def test_a_job_that_has_ended_writes_nothing_to_a_slot_that_may_be_another_lease
         timeouts._is_overdue(timed, time.monotonic(), None)
         # Then nothing is written to the slot
         assert written == []
+
+
+def test_a_coroutine_on_a_thread_is_not_cancelled_after_a_call_of_multiq_has_raised_its_timeout() -> None:
+    # Given a coroutine whose code blocks its own loop at the end of its time
+    notice = Notice()
+    call: Any = SimpleNamespace(deadline=time.monotonic() - 1, timeout=1.0, job=SimpleNamespace(notice=notice))
+    timeouts = Timeouts(kill_after=5.0)
+    timeouts.begin(call, SimpleNamespace(), thread=threading.get_ident())  # type: ignore[arg-type]
+    timeouts.check()
+    # When a call of multiq raises the timeout
+    with pytest.raises(SoftTimeout):
+        timeout_notices.raise_if_pending()
+    # Then the timer of its loop, which runs next, sees this
+    assert notice.is_notified
+
+
+@pytest.mark.parametrize(
+    ("thread", "is_raised_by_check"),
+    [(None, True), (threading.get_ident(), True), (threading.get_ident(), False)],
+    ids=["shared loop", "own loop", "call of multiq"],
+)
+def test_a_coroutine_that_has_raised_its_cancellation_is_not_cancelled_again(
+    thread: int | None, is_raised_by_check: bool
+) -> None:
+    stored: Any = SimpleNamespace(request=CancelRequest("default", "1", 0.0, ""), version=b"")
+    cancel = Cancel(stored)
+    job: Any = SimpleNamespace(notice=None)
+    call: Any = SimpleNamespace(task=SimpleNamespace(is_coroutine=True), thread=thread, timeout=None, job=job)
+    held: Any = SimpleNamespace(call=call, task=None, cancel=cancel)
+    timeouts = Timeouts(kill_after=5.0)
+
+    async def run() -> str:
+        # Given a coroutine whose code runs while the heartbeat asks its loop to cancel it
+        held.task = asyncio.current_task()
+        assert timeouts.cancel(held, cancel)
+        (timed,) = timeouts._running
+        timed.notify_at = 0.0
+        # When this code raises JobCancelled itself, and tidies up
+        try:
+            if is_raised_by_check:
+                raise cancel.error()
+            timeouts.check()
+            timeout_notices.raise_if_pending()
+        except JobCancelled:
+            await asyncio.sleep(0.01)
+        # Then the tidying is not interrupted, and the job must end after its grace
+        assert timeout_notices.pending == {}
+        assert timeouts.check() == []
+        timed.kill_at = 0.0
+        assert timeouts.check() == [timed]
+        return "tidied up"
+
+    assert asyncio.run(run()) == "tidied up"
+
+
+def test_a_cancellation_that_the_job_raises_during_its_notification_is_not_raised_again() -> None:
+    # Given a heartbeat that adds the notice while the job calls ``check_cancelled``
+    thread = threading.get_ident()
+
+    def error() -> JobCancelled:
+        timeout_notices.pending[thread] = error
+        return JobCancelled("default", "1", "")
+
+    memos: Any = SimpleNamespace(cancel_of=lambda _: SimpleNamespace(error=error))
+    job = JobContext(task="t", lease=Lease("default", "1", "t", b"", 0, 60.0, 1, 0, 0, 0.0), envelope=None, memos=memos)
+    # When the call raises the error
+    with pytest.raises(JobCancelled):
+        job.check_cancelled()
+    # Then the calls of multiq in the cleanup do not raise it
+    timeout_notices.raise_if_pending()
 
 
 class HeartbeatAfterEachLock:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import Backend
     from multiq.cancellation import CancelRequest, StoredRequest
+    from multiq.timeout_notices import Notice
     from multiq.worker.processes.inflight import Held
 
     from .fetcher import Fetcher
@@ -34,7 +35,7 @@ _ASK_EVERY = 5.0  # seconds between two reads of the flag without a sidecar
 class Cancel:
     """The cancellation of a job that this process holds. Times are ``time.monotonic``."""
 
-    __slots__ = ("grace_ends_at", "is_raised", "is_sent", "request", "version")
+    __slots__ = ("grace_ends_at", "is_raised", "is_sent", "notice", "request", "version")
 
     def __init__(self, stored: StoredRequest) -> None:
         self.request: CancelRequest = stored.request
@@ -42,6 +43,8 @@ class Cancel:
         self.grace_ends_at = time.monotonic() + stored.request.grace
         self.is_raised = False
         """Whether a call by the job's own code has raised ``JobCancelled``."""
+        self.notice: Notice | None = None
+        """The notice of the run that is being interrupted."""
         self.is_sent = False
         """Whether the job was interrupted, or is being interrupted."""
 
@@ -53,6 +56,8 @@ class Cancel:
 
     def error(self) -> JobCancelled:
         self.is_raised = True
+        if self.notice is not None:
+            self.notice.is_notified = True  # so that JobCancelled is not raised again during the cleanup
         return JobCancelled(self.request.queue, self.request.id, self.request.reason)
 
 

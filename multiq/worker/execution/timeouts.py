@@ -125,6 +125,11 @@ class TimedJob:
     def is_notified(self, value: bool) -> None:
         self.notice.is_notified = value
 
+    def take_error(self) -> Exception:
+        """Return the error to raise in the job, which then counts as notified."""
+        self.is_notified = True
+        return self.error()
+
 
 class SharedLoop(Protocol):
     """An event loop that several jobs share."""
@@ -215,7 +220,9 @@ class Timeouts:
                 return True
             timed.error = cancel.error
             timed.notify_at = now if task is None else now + _LOOP_IS_BLOCKED  # the loop may cancel the task earlier
-            timed.is_notified = cancel.is_raised
+            cancel.notice = timed.notice
+            if cancel.is_raised:  # read after ``notice`` is set, because the job may raise the error itself at any time
+                timed.is_notified = True
             self._set_kill_at(timed, timed.notify_at + self._kill_after)
         if task is not None and not cancel.is_raised:
             with contextlib.suppress(RuntimeError):  # the loop is closed, because the job has ended
@@ -365,7 +372,7 @@ class Timeouts:
             ):  # a call of multiq has already raised ``SoftTimeout``
                 timed.is_notified = True
                 return
-            timeout_notices.pending[thread] = timed.error
+            timeout_notices.pending[thread] = timed.take_error
             timed.has_notice = True  # set after ``pending``, because a notice that is not pending counts as raised
             if timed.is_notified:  # the job has raised the error itself, in ``check``, since the lines above
                 self._take_back_notice(timed)
@@ -396,9 +403,9 @@ class Timeouts:
             ):  # a call of multiq has already raised ``SoftTimeout``
                 timed.is_notified = True
             elif self._may_raise(frame):
-                timed.is_notified = True
+                error = timed.take_error()
                 timeout_notices.pending.pop(thread, None)
-                raise timed.error()
+                raise error
 
     def _may_raise(self, frame: FrameType | None) -> bool:
         """Whether the code is the task's own or an unprotected library, so that ``SoftTimeout`` may be raised."""
