@@ -266,7 +266,8 @@ class Task(Generic[P, R]):
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ``ArgumentsInvalid`` if the function does not take the given arguments."""
-        self._arguments.check(self.name, args, kwargs)
+        if kwargs or not self._fewest <= len(args) <= self._most:
+            self._arguments.check(self.name, args, kwargs)
 
     def accept(self, envelope: Envelope) -> None:
         """Check the arguments of a job that is about to run, and decode them by the function's annotations.
