@@ -845,9 +845,13 @@ def test_killed_processes_leak_no_slot(server: RedisServer, backend: Backend, ki
             process.communicate()
         # Then each lease that is counted is a reserved job or ends with its time, and each parked job is in one line
         with server.client() as client:
-            slots: Any = client.zrange(key("slots"), 0, -1)
-            lines: Any = client.zrange(key("lines"), 0, -1)
-            jobs, parked = client.hkeys(key("jobs")), client.hkeys(key("parked"))
+            # read at one moment, because the server may still run a call that a killed process has sent
+            reading: Any = client.pipeline(transaction=True)
+            reading.zrange(key("slots"), 0, -1)
+            reading.zrange(key("lines"), 0, -1)
+            reading.hkeys(key("jobs"))
+            reading.hkeys(key("parked"))
+            slots, lines, jobs, parked = reading.execute()
         assert {gates_in(member)[1] for member in slots} <= set(jobs)
         assert {gates_in(member)[1][12:] for member in lines} == set(parked)
         assert len(lines) == len(parked)
