@@ -13,7 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from modes import worker_of
-from permits_app import TTR, app, free, mail, one, own, rated, sms, ssms, three
+from permits_app import (
+    TTR,
+    app,
+    free,
+    mail,
+    mail_beside_another,
+    one,
+    own,
+    rated,
+    sms,
+    sms_beside_another,
+    ssms,
+    three,
+)
 from processes import until
 from stores import PAIRED, STORES
 from worker_app import read_diary
@@ -94,7 +107,9 @@ def attempts(folder: Path) -> set[str]:
 
 @pytest.mark.long
 def test_two_workers_share_the_slots_of_a_limit_over_two_queues(url: str, tmp_path: Path) -> None:
-    # Given jobs of one limit in two queues, and jobs without limits
+    # Given jobs of one limit in two queues, and jobs without limits. Two jobs run until another one runs beside them
+    mail_beside_another.enqueue(50)
+    sms_beside_another.enqueue(150)
     for number in range(4):
         mail.enqueue(number, 0.05)
         sms.enqueue(100 + number, 0.05)
@@ -103,7 +118,7 @@ def test_two_workers_share_the_slots_of_a_limit_over_two_queues(url: str, tmp_pa
     # When two workers run them
     arguments = "queues=['mail', 'sms'], threads=4"
     with worker_of("permits_app", tmp_path, url, arguments), worker_of("permits_app", tmp_path, url, "concurrency=4"):
-        until(lambda: len(entries(tmp_path, "end")) == 16)
+        until(lambda: len(entries(tmp_path, "end")) == 18)
         # Then the limit is changed without a restart
         (state,) = [one for one in app.limits.list(APP_SCOPE)[APP_SCOPE] if one.name == "both"]
         assert (state.quota.slots, state.is_pinned) == (2, False)
@@ -118,7 +133,7 @@ def test_two_workers_share_the_slots_of_a_limit_over_two_queues(url: str, tmp_pa
     # And never more jobs have run at a time than there are slots
     limited = [one for one in lines(tmp_path) if not 300 <= one.number < 400 and one.number != 501]
     assert most_at_once(limited) == 2
-    assert sum(one.word == "start" for one in limited) == 13
+    assert sum(one.word == "start" for one in limited) == 15
 
 
 @pytest.mark.long

@@ -38,6 +38,11 @@ def note(word: str, number: int) -> None:
         os.close(handle)
 
 
+def diary() -> list[tuple[str, int, int, int]]:
+    """Like ``read_diary``, with the diary of this process."""
+    return read_diary(Path(_diary)) if _diary is not None else []
+
+
 def read_diary(path: Path) -> list[tuple[str, int, int, int]]:
     """Word, number, pid and monotonic nanoseconds of each line."""
     if not path.exists():
