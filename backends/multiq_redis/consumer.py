@@ -77,13 +77,15 @@ class _PartitionCall(NamedTuple):
 
 
 class _Exchange:
-    # These are class attributes because most exchanges never set the first three.
+    # These are class attributes because most exchanges never set them.
     deadline = _NEVER
     """The monotonic time at which the exchange must end. It is set when a server has not answered."""
     failure: BackendError | None = None
     excluded: frozenset[str] = frozenset()
     """Partitions that get no calls, because their server does not answer or their keys cannot be read."""
     was_answered = False
+    is_cut_short = False
+    """Whether jobs may be due that no call has looked at, because the call would have taken too long."""
     after: Mapping[int, After] = {}
     """The ``After`` of each verdict that has one. The keys are the verdicts' indexes."""
     weights: Mapping[int, tuple[int, int]] = {}
@@ -254,10 +256,15 @@ class RedisConsumer(Consumer):
             self._raise_if_empty(exchange, exchange.failure)
         if self._known_answers:
             self._forget_answers(verdicts)
-        if limit > 0 and not exchange.leases and not self._has_new_partitions:
-            self._looked_at = started
+        if limit > 0 and not exchange.leases:
+            self._found_nothing(exchange, started)
         self._has_new_partitions = False
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
+
+    def _found_nothing(self, exchange: _Exchange, started: float) -> None:
+        self.sees_all = not (exchange.excluded or exchange.is_cut_short)
+        if not (self._has_new_partitions or exchange.is_cut_short):
+            self._looked_at = started
 
     def _new_exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Exchange:
         """Raises ``PayloadTooLarge``, before any verdict is sent."""
@@ -300,8 +307,9 @@ class RedisConsumer(Consumer):
         while True:
             if not asked and others and exchange.wanted > 0:
                 asked, others = self._with_jobs(queue, others, exchange), []
-            if asked and time.monotonic() > give_up_at:  # there are too many due jobs to promote
+            if asked and time.monotonic() > give_up_at:  # there are too many jobs to promote or to park
                 asked = []
+                exchange.is_cut_short = True
             calls = self._next_calls(to_settle, asked, exchange)
             if not calls:
                 return

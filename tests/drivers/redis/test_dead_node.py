@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from faults import new
+from servers.process import until
 from servers.redis import RedisCluster
 
 from multiq.backend import Ack, NewJob, Release
@@ -106,6 +107,31 @@ def test_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextli
                 (job_id,) = backend.enqueue(dead, [job])
                 break
         assert [lease.id for lease in work(consumer, 1, 20)] == [job_id]
+
+
+def test_consumer_does_not_see_all_jobs_while_a_node_does_not_answer(
+    cluster: RedisCluster, gone: contextlib.ExitStack
+) -> None:
+    by_node = of_node(cluster, QUEUES)
+    dead = QUEUES[0]
+    node = cluster.owner(cluster.slot_of(f"{{{dead}}}"))
+    other = next(name for name in QUEUES if name not in by_node[node.port])
+
+    def is_empty(consumer: Consumer) -> bool:
+        try:
+            return not consumer.reserve(1, 0)
+        except BackendUnavailable:
+            return False
+
+    with open_backend(cluster.url + "?timeout=2") as backend, backend.consumer([dead, other]) as consumer:
+        assert (consumer.reserve(1, 0), consumer.sees_all) == ([], True)
+        take(node, gone)
+        # When the other node has answered that its queue is empty
+        until(lambda: is_empty(consumer), "the other node has answered")
+        # Then this does not mean that no job is due
+        assert not consumer.sees_all
+        gone.close()
+        until(lambda: is_empty(consumer) and consumer.sees_all, "both nodes have answered")
 
 
 def acked(jobs: list[Held]) -> list[Held]:

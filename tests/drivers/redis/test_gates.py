@@ -597,6 +597,32 @@ def test_listing_in_pages_has_all_ready_and_delayed_jobs_beside_parked_ones(
     assert backend.purge(QUEUE, [State.READY]) == 9
 
 
+def test_reserve_that_ends_before_it_has_parked_all_jobs_does_not_see_all(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_backend(f"{server.url}?timeout=2") as backend, backend.consumer([QUEUE]) as consumer:
+        # Given more jobs behind a closed gate than one script parks, and a server that takes all of a call's time
+        backend.limits(QUEUE, {"api": Quota(slots=0)})
+        add(backend, 300)
+        (behind,) = backend.enqueue(QUEUE, [NewJob(b"x", "behind")])
+        perform = consumer._perform  # type: ignore[attr-defined]
+
+        def perform_slowly(*args: Any) -> Any:
+            result = perform(*args)
+            time.sleep(2)
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer, "_perform", perform_slowly)
+            # Then the call that has not looked at all jobs says so
+            assert (consumer.reserve(1, 0), consumer.sees_all) == ([], False)
+        # And the next call goes on at once
+        (lease,) = consumer.reserve(1, 0)
+        assert lease.id == behind
+        assert consumer.settle([Ack(lease)]) == [None]
+        assert (consumer.reserve(1, 0), consumer.sees_all) == ([], True)
+
+
 # --- servers ---------------------------------------------------------------------------------------------
 
 
