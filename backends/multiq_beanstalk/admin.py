@@ -1,30 +1,34 @@
-"""Inspects and changes jobs and queues, on connections that hold no lease.
-
-Each call first reads the job's tube. The tube of a job never changes, and a running server never gives out an id a
-second time. So on the same connection, the id means the same job in all later commands. On a new connection, the id may
-belong to another job: the server may have been restarted, or its name may now lead to another server. So commands that
-follow such a read are never repeated on a new connection.
-"""
+"""Inspects and changes jobs and queues, on connections that hold no lease."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-import msgspec
+from multiq.backend import QueueStats, State
+from multiq.errors import BackendUnavailable, JobNotFound
 
-from multiq.backend import NewJob, QueueStats, State
-from multiq.errors import BackendFull, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
-
-from .errors import CONNECTION_ERRORS, explain, is_refusal, reply_error
-from .records import id_of, is_queue, put, record
-from .server_info import NO_TUBE, names, parse_job_stats, parse_tube_stats
+from .errors import CONNECTION_ERRORS, reply_error
+from .job_commands import (
+    cannot_kick,
+    delete_job,
+    job_number,
+    kick_job,
+    read_stats,
+    read_unreserved,
+    stats_in,
+    was_deleted,
+    was_kicked,
+    why_not_deleted,
+)
+from .records import is_queue, record
+from .server_info import NO_TUBE, names, parse_tube_stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from multiq.backend import JobRecord
 
+    from .connection import Reply
     from .pool import Pool, Session
     from .server_info import JobStats, TubeStats
 
@@ -35,7 +39,7 @@ _PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIE
 
 
 class Admin:
-    """All operations of the backend except enqueuing and consuming."""
+    """All operations of the backend except enqueuing, consuming, rescheduling and pausing."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -43,10 +47,10 @@ class Admin:
     # --- inspecting ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
-        number = _number(queue, job_id)
+        number = job_number(queue, job_id)
         with self._pool.borrowed() as session:
             (found, body), reply = session.ask(b"peek %b" % number, b"stats-job %b" % number, is_safe=True)
-            stats = self._job_stats(reply)
+            stats = stats_in(session, reply)
         if not found.startswith(b"FOUND ") or stats is None or stats.tube != queue.encode():
             raise JobNotFound(queue, job_id)
         return record(queue, number, stats, body)
@@ -70,7 +74,7 @@ class Admin:
                 line, body = heads[0]
                 number = line.split()[1]
                 try:
-                    stats = self._state(session, number)
+                    stats = read_stats(session, number)
                 except CONNECTION_ERRORS as exc:
                     if not session.reconnect_after(exc):
                         raise
@@ -107,76 +111,24 @@ class Admin:
     # --- one job ---
 
     def delete(self, queue: str, job_id: str) -> None:
-        number = _number(queue, job_id)
+        number = job_number(queue, job_id)
         with self._pool.borrowed() as session:
-            stats = self._unreserved(session, queue, number)
-            if not self._delete(session, number, stats):
-                raise self._why_not_deleted(session, queue, number)
+            stats = read_unreserved(session, queue, number)
+            if not delete_job(session, number, stats):
+                raise why_not_deleted(session, queue, number)
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        number = _number(queue, job_id)
+        number = job_number(queue, job_id)
         with self._pool.borrowed() as session:
             before: JobStats | None = None
             for _ in range(_MAX_ATTEMPTS):
-                stats = self._unreserved(session, queue, number)
+                stats = read_unreserved(session, queue, number)
                 if before is not None and stats.is_unchanged_since(before):
-                    raise self._cannot_kick(number, queue)
-                if stats.state == b"ready" or self._kick(session, number):
+                    raise cannot_kick(session, number, queue)
+                if stats.state == b"ready" or kick_job(session, number):
                     return
                 before = stats
         raise BackendUnavailable(f"job {job_id} of queue {queue!r} changed in each of {_MAX_ATTEMPTS} reads: try again")
-
-    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        """Put a copy of the job, and then delete the old job. If the old job were deleted first, a crash in between
-        would lose the job.
-
-        The copy is delayed until the old job is deleted, so that no consumer gets both jobs.
-        """
-        number = _number(queue, job_id)
-        with self._pool.borrowed() as session:
-            stats = self._unreserved(session, queue, number)
-            line, body = session.ask(b"peek %b" % number)[0]
-            if not line.startswith(b"FOUND "):
-                raise JobNotFound(queue, job_id)
-            new = self._put_replacement(session, queue, NewJob(body, job_id, stats.priority, delay, float(stats.ttr)))
-            what = f"is being replaced by job {new.decode()}, and both may exist: if so, the job runs twice"
-            try:
-                self._replace(session, queue, number, stats, new)
-                if delay <= 0:
-                    late = self._hide_for()
-                    what = f"is replaced by job {new.decode()}, which may become due only after {late:g} s"
-                    session.ask(b"kick-job %b" % new)
-            except CONNECTION_ERRORS as exc:
-                error = explain(exc, self._pool.address, self._pool.timeout)
-                raise type(error)(f"{error}; job {job_id} of queue {queue!r} {what}") from exc
-        return new.decode()
-
-    def _hide_for(self) -> float:
-        """Return the seconds after which the deletion of the old job has certainly succeeded or failed."""
-        return math.ceil(self._pool.timeout) + 1.0
-
-    def _put_replacement(self, session: Session, queue: str, job: NewJob) -> bytes:
-        hidden = msgspec.structs.replace(job, delay=job.delay or self._hide_for())
-        session.use(queue)
-        try:
-            ((line, _),) = session.ask(put(hidden)[:-2])
-        except CONNECTION_ERRORS as exc:
-            why = explain(exc, self._pool.address, self._pool.timeout)
-            raise EnqueueUncertain(queue, [job], str(why)) from exc
-        if not is_refusal(line) and not (line.startswith(b"INSERTED ") and line[9:].isdigit()):
-            error = reply_error(line, self._pool.address)
-            session.close()
-            raise EnqueueUncertain(queue, [job], str(error)) from error
-        if not line.startswith(b"INSERTED "):
-            if line.startswith(b"BURIED ") and not session.server_info().has_log:
-                session.ask(b"delete %b" % line[7:])
-            raise reply_error(line, self._pool.address)
-        return line[9:]
-
-    def _replace(self, session: Session, queue: str, old: bytes, stats: JobStats, new: bytes) -> None:
-        if not self._delete(session, old, stats):
-            session.ask(b"delete %b" % new)
-            raise self._why_not_deleted(session, queue, old)
 
     # --- many jobs ---
 
@@ -189,7 +141,7 @@ class Admin:
             while kicked < limit and head.startswith(b"FOUND "):
                 number = head.split()[1]
                 (line, _), (head, _) = session.ask(b"kick-job %b" % number, b"peek-buried")
-                if self._was_kicked(line):
+                if was_kicked(session, line):
                     kicked += 1
                     session.extend_deadline()  # only after progress: otherwise the call ends at its deadline
                 elif self._kick_again(session, queue, number, kicked):
@@ -203,14 +155,14 @@ class Admin:
 
         Raises ``BackendFull`` if the job is still buried.
         """
-        before = self._state(session, number)
+        before = read_stats(session, number)
         if before is None or before.state != b"buried":
             return False
-        if self._kick(session, number):
+        if kick_job(session, number):
             return True
-        after = self._state(session, number)
+        after = read_stats(session, number)
         if after is not None and after.is_unchanged_since(before):
-            raise self._cannot_kick(number, queue, kicked)
+            raise cannot_kick(session, number, queue, kicked)
         return False
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
@@ -229,12 +181,12 @@ class Admin:
             while purged < most and head.startswith(b"FOUND "):
                 number, before = head.split()[1], purged
                 if must_check:
-                    stats = self._state(session, number)
-                    purged += stats is not None and stats.state == b"buried" and self._delete(session, number, stats)
+                    stats = read_stats(session, number)
+                    purged += stats is not None and stats.state == b"buried" and delete_job(session, number, stats)
                     ((head, _),) = session.ask(_PEEK[state])
                 else:
                     (line, _), (head, _) = session.ask(b"delete %b" % number, _PEEK[state])
-                    purged += self._was_deleted(line)
+                    purged += was_deleted(session, line)
                 if purged > before:
                     session.extend_deadline()  # only after progress: otherwise the call ends at its deadline
         return purged
@@ -246,78 +198,10 @@ class Admin:
 
     # --- helpers ---
 
-    def _unreserved(self, session: Session, queue: str, number: bytes) -> JobStats:
-        stats = self._state(session, number, is_safe=True)
-        if stats is None or stats.tube != queue.encode():
-            raise JobNotFound(queue, number.decode())
-        if stats.state == b"reserved":
-            raise JobReserved(queue, number.decode())
-        return stats
-
-    def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
-        """Return the job's stats.
-
-        *is_safe*: the command may be repeated on a new connection, because the call has not read the job before.
-        """
-        return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
-
-    def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:
-        """Delete a job that is not reserved. Returns False if a consumer has the job, or the job is gone.
-
-        If a put buries its job for lack of memory, the job is not in the log. The deletion of such a job would corrupt
-        the log. So the job is kicked before the deletion. The kick writes the job to the log.
-        """
-        if job.is_out_of_log and session.server_info().has_log and not self._kick(session, number):
-            now = self._state(session, number)
-            if now is not None and now.is_out_of_log:
-                raise self._cannot_kick(number, job.tube.decode())
-        ((line, _),) = session.ask(b"delete %b" % number)
-        return self._was_deleted(line)
-
-    def _why_not_deleted(self, session: Session, queue: str, number: bytes) -> JobNotFound | JobReserved:
-        """Return the error for a job that could not be deleted, because it is gone or a consumer had reserved it."""
-        missing = self._state(session, number) is None
-        return (JobNotFound if missing else JobReserved)(queue, number.decode())
-
-    def _was_deleted(self, line: bytes) -> bool:
-        if line not in {b"DELETED", b"NOT_FOUND"}:
-            raise reply_error(line, self._pool.address)
-        return line == b"DELETED"
-
-    def _kick(self, session: Session, number: bytes) -> bool:
-        return self._was_kicked(session.ask(b"kick-job %b" % number)[0][0])
-
-    def _cannot_kick(self, number: bytes, queue: str, kicked: int = 0) -> BackendFull:
-        others = f"; {kicked} jobs were kicked before it" if kicked else ""
-        return BackendFull(
-            f"{self._pool.server_name} has no room in its log, or no memory, to make job {number.decode()} of queue "
-            f"{queue!r} ready: give it more, then kick again{others}"
-        )
-
-    def _was_kicked(self, line: bytes) -> bool:
-        if line not in {b"KICKED", b"NOT_FOUND"}:
-            raise reply_error(line, self._pool.address)
-        return line == b"KICKED"
-
-    def _job_stats(self, reply: tuple[bytes, bytes]) -> JobStats | None:
-        line, body = reply
-        if line.startswith(b"OK "):
-            return parse_job_stats(body)
-        if line != b"NOT_FOUND":
-            raise reply_error(line, self._pool.address)
-        return None
-
-    def _tube_stats(self, reply: tuple[bytes, bytes]) -> TubeStats:
+    def _tube_stats(self, reply: Reply) -> TubeStats:
         line, body = reply
         if line.startswith(b"OK "):
             return parse_tube_stats(body)
         if line != b"NOT_FOUND":
             raise reply_error(line, self._pool.address)
         return NO_TUBE
-
-
-def _number(queue: str, job_id: str) -> bytes:
-    number = id_of(job_id)
-    if number is None:
-        raise JobNotFound(queue, job_id)
-    return number

@@ -50,6 +50,7 @@ from .errors import reply_error
 from .pause import PausedTubes
 from .pool import Pool
 from .records import MIN_TTR
+from .reschedule import reschedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -163,7 +164,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         self._admin.delete(queue, job_id)
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        return self._admin.reschedule(queue, job_id, delay)
+        return reschedule(self._pool, queue, job_id, delay)
 
     def kick(self, queue: str, limit: int) -> int:
         return self._admin.kick(queue, limit)
