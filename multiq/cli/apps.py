@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from multiq.app import App
-from multiq.errors import JobNotFound, MultiqError, OptionInvalid
+from multiq.errors import MultiqError, OptionInvalid
 from multiq.settings.loader import find_file, load_settings
 
 from .framework_app import current_settings, given_app, given_apps
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 class AppNotFound(MultiqError, ValueError):
     """No app was found at ``module:attribute``."""
-
-
-class JobNowhere(JobNotFound):
-    """No queue has the job. The error's ``queue`` is empty."""
-
-    sentence = "no queue has job {job_id}: it is done, was deleted, or was never there"
 
 
 def open_app(*, create: bool = False) -> App:
@@ -90,33 +84,6 @@ def default_app() -> str:
     return path
 
 
-def find_queue(app: App, job_id: str, queue: str | None) -> str:
-    """Find the queue that holds a job. If *queue* is given, return *queue*. Without *queue*, search all queues.
-
-    Raises ``JobNotFound`` if no queue has the job. Raises ``OptionInvalid`` if several queues have a job with this id.
-    """
-    from multiq.control.flags import visible_queues
-
-    if queue is not None:
-        return queue
-    found = [name for name in visible_queues(app.backend) if _has(app, name, job_id)]
-    if not found:
-        raise JobNowhere("", job_id)
-    if len(found) > 1:
-        raise OptionInvalid(f"queues {', '.join(found)} each have a job {job_id}: say which one with -q QUEUE")
-    return found[0]
-
-
-def known_queues(app: App) -> list[str]:
-    """Return the queues that hold a job, the queue ``default``, and the worker's queues in the settings.
-
-    A backend does not list a queue that has outcomes and no job, so other queues with outcomes may be missing.
-    """
-    from multiq.control.flags import visible_queues
-
-    return sorted({*visible_queues(app.backend), "default", *(app.settings.worker.queues or ())})
-
-
 def _find(path: str) -> App:
     name, colon, attribute = path.partition(":")
     if not colon or not name or not attribute:
@@ -140,14 +107,6 @@ def _move(app: App, url: str, path: str) -> None:
             "Move the calls that use the connection out of the module's top level"
         )
     app.url = url
-
-
-def _has(app: App, queue: str, job_id: str) -> bool:
-    try:
-        app.backend.peek(queue, job_id)
-    except JobNotFound:
-        return False
-    return True
 
 
 def _search_here() -> None:

@@ -35,7 +35,8 @@ def cancel(
     The worker learns of the request within about five seconds. After the grace, the worker interrupts the task. The job
     is neither retried nor buried.
     """
-    from .apps import find_queue, open_app
+    from .apps import open_app
+    from .find_job import find_queue
 
     with open_app() as app:
         place = find_queue(app, job_id, queue)

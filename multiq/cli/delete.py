@@ -20,7 +20,8 @@ def delete(job_id: str, queue: str | None, followers: Literal["go", "stop"] | No
 
     If other jobs of a flow wait for this job, --followers must say what happens to the waiting jobs.
     """
-    from .apps import find_queue, open_app
+    from .apps import open_app
+    from .find_job import find_queue
 
     with open_app() as app:
         place = find_queue(app, job_id, queue)

@@ -35,7 +35,8 @@ def history(queue: str | None, kind: str | None, limit: int, after: str | None, 
     Only jobs with `keep` leave an outcome. A queue that holds no job may be unknown. Name QUEUE to list the outcomes of
     an unknown queue.
     """
-    from .apps import known_queues, open_app
+    from .apps import open_app
+    from .find_job import known_queues
 
     if after is not None and queue is None:
         raise click.UsageError("--after continues the list of one queue: name the queue")

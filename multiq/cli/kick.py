@@ -35,7 +35,8 @@ def kick(queue: str | None, number: float | None, job_id: str | None, job_queue:
       multiq kick mail all
       multiq kick --id 019b7c2e-...
     """
-    from .apps import find_queue, open_app
+    from .apps import open_app
+    from .find_job import find_queue
 
     if job_id is not None:
         if number is not None or (queue and job_queue):

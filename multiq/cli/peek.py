@@ -30,7 +30,8 @@ _BODY_CHARACTERS = 4000
 @common_options
 def peek(job_id: str, queue: str | None, raw: bool, as_json: bool) -> None:
     """Show one job: state, attempts, times, reason and body."""
-    from .apps import find_queue, open_app
+    from .apps import open_app
+    from .find_job import find_queue
 
     if raw and as_json:
         raise click.UsageError("--raw prints bytes, --json prints JSON: choose one")

@@ -29,7 +29,8 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
     """
     from multiq.validation import check_delay
 
-    from .apps import find_queue, open_app
+    from .apps import open_app
+    from .find_job import find_queue
 
     if delay is None and at is None:
         raise click.UsageError("say when it is due: --delay 10m (or 0 for now), or --at 2027-01-31T09:00Z")

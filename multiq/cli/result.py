@@ -49,7 +49,8 @@ def result(job_id: str, queue: str | None, as_json: bool) -> int:
     from multiq.history import OutcomeInfo
     from multiq.job import read_ref
 
-    from .apps import known_queues, open_app
+    from .apps import open_app
+    from .find_job import known_queues
 
     with open_app() as app:
         if not app.backend.capabilities.outcomes:
