@@ -18,8 +18,8 @@ from multiq.errors import (
 from multiq.formatting import shown
 from multiq.memo import readable_memo
 from multiq.outcome import decode_outcome
+from multiq.result_polling import STATUS
 from multiq.validation import check_name
-from multiq.waiting import STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
