@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backends import FakeBackend, NullBackend, SyncBackend
-    from .fakes import Enqueued, Fake, fake, sync
+    from .enqueued import Enqueued
+    from .fakes import Fake, fake, sync
 
 __all__ = ["Enqueued", "Fake", "FakeBackend", "NullBackend", "SyncBackend", "fake", "sync"]
 
@@ -21,6 +22,8 @@ def __getattr__(name: str) -> object:
     """Import the rest at its first use, because pytest imports this package in every run."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import backends, fakes
+    from . import backends, enqueued, fakes
 
-    return getattr(backends if name in _BACKENDS else fakes, name)
+    if name in _BACKENDS:
+        return getattr(backends, name)
+    return enqueued.Enqueued if name == "Enqueued" else getattr(fakes, name)
