@@ -52,7 +52,7 @@ def doctor(target: str | None, as_json: bool) -> int:
 def _schedules(app: App) -> Finding:
     from multiq.backend import Finding
     from multiq.errors import MultiqError
-    from multiq.schedules.book import others_zones
+    from multiq.schedules.managing import others_zones
     from multiq.schedules.timetable import library_versions, zones_version
 
     versions = library_versions()

@@ -6,7 +6,7 @@ enqueues the job and changes the schedule's note. So each job is made once, even
 
 from __future__ import annotations
 
-from .book import NextRun, ScheduleInfo, Schedules
+from .managing import NextRun, ScheduleInfo, Schedules
 from .record import Definition
 from .scheduler import Scheduler
 

@@ -12,7 +12,7 @@ from multiq.failed import FailedJobs, FailedListing
 from multiq.flows import Batch, Chain, Flow, FlowHandle, Flows, Group
 from multiq.job import Job, JobContext, JobHandle
 from multiq.queue import Queue
-from multiq.schedules.book import Schedules
+from multiq.schedules.managing import Schedules
 from multiq.task import Task, TaskCall
 
 if TYPE_CHECKING:

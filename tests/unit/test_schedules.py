@@ -28,8 +28,8 @@ from multiq.errors import (
 )
 from multiq.ids import new_id
 from multiq.schedules import Scheduler
-from multiq.schedules.book import others_zones
 from multiq.schedules.defining import check_timing, define
+from multiq.schedules.managing import others_zones
 from multiq.schedules.record import (
     CHANGES,
     HOME,
