@@ -44,7 +44,8 @@ class Limit(msgspec.Struct, frozen=True):
     - *rate*, *per*: *rate* jobs start in *per* seconds. The default of *per* is 1 second.
     - *burst*: the number of jobs that may start at the same time after a period without jobs. Default: 1. In any period
       of ``t`` seconds, at most ``burst + rate * t / per`` jobs start.
-    - *fair*: whether the keys take turns. With False, which is the default, the oldest job starts first.
+    - *fair*: whether the keys share the slots: the key with the fewest running jobs is next. With False, which is the
+      default, the oldest job starts first.
     - *scope*: ``"queue"``: the limit counts the jobs of each queue separately. ``"app"``: the limit counts the jobs of
       all queues together. Permits enforce a limit with the scope ``"app"`` (docs/limits.md), and *fair* is refused.
       Default: ``"queue"``.
@@ -71,7 +72,7 @@ class Limit(msgspec.Struct, frozen=True):
             raise OptionInvalid(f"scope of limit {self.name} must be 'queue' or 'app', got {shown(self.scope)}")
         if self.scope == "app" and self.fair:
             raise OptionInvalid(
-                f"fair of limit {self.name} must be False with scope='app', got True: keys take turns only in one queue"
+                f"fair of limit {self.name} must be False with scope='app', got True: only a queue's keys share slots"
             )
 
     @property

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from multiq.backend import Gate, Quota
-from multiq.backend.limits import limit_states
+from multiq.backend.limits import fair_rank, limit_states
 
 from .records import AGAIN, READY, SECOND, gates_in
 from .scan_window import FROM_START
@@ -139,6 +139,10 @@ class _Line:
         if self.waiting:
             return self.waiting[0].priority
         return 0 if self.last_seen is None else self.last_seen[0]
+
+    def rank(self, priority: int) -> tuple[int, ...]:
+        """Return the line's rank among the lines of its fair limit, for a first job of this priority."""
+        return priority, *fair_rank(len(self.ends), self.turn)
 
     def opens_at(self, now: int) -> int:
         """Return the time at which the gate opens, in microseconds. ``_OPEN``: the gate is open."""
@@ -500,7 +504,7 @@ class Claim:
             if turn is None or line.gate.limit != turn.gate.limit:
                 if place > seen:
                     return True
-            elif line is not turn and (turn.waiting[0].priority, turn.turn) > (seen[0], line.turn):
+            elif line is not turn and turn.rank(turn.waiting[0].priority) > line.rank(seen[0]):
                 return True
         return False
 
@@ -544,7 +548,7 @@ class Claim:
         found = [
             (
                 min(line.waiting[0].place for line in lines),
-                min(lines, key=lambda line: (line.waiting[0].priority, line.turn, _order(line.gate))),
+                min(lines, key=lambda line: (line.rank(line.waiting[0].priority), _order(line.gate))),
             )
             for lines in ready.values()
         ]

@@ -11,7 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from multiq.backend import Gate, Quota
-from multiq.backend.limits import limit_states
+from multiq.backend.limits import COMPARED, fair_rank, limit_states
 from multiq.driverkit.clock import SECOND
 
 from .records import as_json
@@ -210,15 +210,37 @@ class OpenGates:
         """Return the job whose turn it is at a fair limit."""
         if candidate.line is None or not self._is_fair(candidate.line.limit):
             return candidate
-        name = candidate.line.limit
-        row = self._execute("next_turn", name=name).fetchone()
-        if row is None or (line := _gate(name, row[0])) == candidate.line:
+        line = self._next_line(candidate)
+        if line is None or line == candidate.line:
             return candidate
         head = self._head(line)
         if head is None:
             self._execute("drop_turn", line)
             return candidate
         return self._candidate(head) or candidate
+
+    def _next_line(self, candidate: _Candidate) -> Gate | None:
+        """Return the line of the key that is next at the candidate's fair limit.
+
+        If the lines of several keys wait for a gate, the trigger opens only the first one. So the others are compared,
+        too, if this gate is open.
+        """
+        assert candidate.line is not None  # noqa: S101 - the caller has checked it
+        name = candidate.line.limit
+        found = self._execute("next_turns", name=name, limit=COMPARED).fetchall()
+        for gate in candidate.gates:
+            if gate != candidate.line and self._opens_at(gate) == _OPEN:
+                closed = {"closed_name": gate.limit, "closed_key": _bytes(gate.key)}
+                found += self._execute("next_turns_behind", name=name, limit=COMPARED, **closed).fetchall()
+        best: tuple[tuple[int, ...], Gate] | None = None
+        for key, priority, turn in sorted(found, key=lambda row: row[1:])[:COMPARED]:
+            line = _gate(name, key)
+            rank = priority, *fair_rank(self._live(line), turn)
+            if best is None or rank < best[0]:
+                best = rank, line
+            if best[0][1] == 0:  # the following keys have later turns
+                break
+        return None if best is None else best[1]
 
     def _wait(self, candidate: _Candidate, closed: Gate) -> None:
         """Let a job wait for a closed gate."""

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 MAX_GATES = 4  # of one job
 MAX_GATE_TEXT = 200  # characters of a limit's name, and of a key
 TOP = 10  # keys that ``LimitState.top`` has
+COMPARED = 20
+"""The number of keys of a fair limit that a reserve compares: those that have the most urgent jobs, and among them
+those whose last turns were longest ago (contract 19.9)."""
 
 
 class Gate(msgspec.Struct, frozen=True, order=True):
@@ -39,8 +42,8 @@ class Quota(msgspec.Struct, frozen=True):
     """The number of jobs that may be handed out at the same time after a pause. In t seconds, at most burst + rate * t
     / per jobs are handed out."""
     fair: bool = False
-    """Whether the keys take turns. If the keys take no turns, the oldest job is handed out first, whatever its key
-    is."""
+    """Whether the keys share the slots. Then the key with the fewest live leases has the next job. Otherwise the oldest
+    job is handed out first, whatever its key is."""
 
     def interval(self, resolution: int) -> int:
         """Return the time between two jobs at the steady rate, in 1/*resolution* seconds, rounded up."""
@@ -69,6 +72,17 @@ class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     top: list[tuple[str, int, int]]
     """At most ten keys, each with its number of live leases and its number of parked jobs. The key with the most parked
     jobs comes first."""
+
+
+def fair_rank(leases: int, turn: int) -> tuple[int, int]:
+    """Return the rank of a key of a fair limit, from its number of live leases and the number of its last turn. The key
+    with the lowest rank has the next job.
+
+    Of several keys without a lease, the one whose turn was longest ago is next, so no key waits for ever. Of several
+    keys with the same number of leases, the one whose turn was latest is next. So if the slots cannot be shared evenly,
+    a key that has begun to wait gets the odd slot, and not the key that has used the slots until now.
+    """
+    return leases, -turn if leases else turn
 
 
 def limit_states(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.driverkit.clock import SECOND
 
-from .limits import Gate, Quota, limit_states
+from .limits import Gate, Quota, fair_rank, limit_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,7 +100,7 @@ class Lines:
         self._kept_in_line: dict[Gate, int] = {}  # how many entries a line may have before its stale ones are dropped
         # a closed gate -> the fair gates whose first job waits for the closed gate
         self._blocked: dict[Gate, set[Gate]] = {}
-        self._turns: dict[Gate, int] = {}  # for gates with a line; the key with the lowest number has the next turn
+        self._turns: dict[Gate, int] = {}  # for gates with a line; a higher number is a later turn
         self._last_turn = 0
 
     # --- counting ---
@@ -152,10 +152,10 @@ class Lines:
     def best(self, now: int) -> tuple[tuple[int, int], Gate] | None:
         """Return the best job's place among the ready jobs, and the line whose first job is this job.
 
-        The gate of the returned line is open. The keys of a fair limit take turns. Compared with other
+        The gate of the returned line is open. ``fair_rank`` says which key of a fair limit is next. Compared with other
         lines, the lines of a fair limit count as one line. Its place is the best place among the jobs in these lines.
         """
-        found: dict[object, tuple[tuple[int, int], tuple[int, int], Gate]] = {}
+        found: dict[object, tuple[tuple[int, int], tuple[int, ...], Gate]] = {}
         for gate in sorted(self._open):
             head = self._head(gate)
             if head is None:
@@ -166,13 +166,15 @@ class Lines:
                 self._close(gate, closed, now)
                 continue
             place = head.priority, head.sequence
-            turn = (head.priority, self._turns[gate]) if self._is_fair(gate) else (0, 0)
-            group: object = gate.limit if self._is_fair(gate) else gate
+            group: object = gate
+            rank: tuple[int, ...] = ()
+            if self._is_fair(gate):
+                group, rank = gate.limit, (head.priority, *self._rank(gate))
             known = found.get(group)
             if known is None:
-                found[group] = place, turn, gate
+                found[group] = place, rank, gate
             else:
-                found[group] = min(place, known[0]), *min((turn, gate), known[1:])
+                found[group] = min(place, known[0]), *min((rank, gate), known[1:])
         if not found:
             return None
         place, _, gate = min(found.values(), key=lambda one: one[0])
@@ -234,6 +236,10 @@ class Lines:
         if opens_at < _NEVER and self._opens.get(closed) != opens_at:
             self._opens[closed] = opens_at
             heapq.heappush(self._opening, (opens_at, closed))
+
+    def _rank(self, gate: Gate) -> tuple[int, int]:
+        """Return the rank of a key among the keys of its fair limit. The lowest rank is next."""
+        return fair_rank(len(self.leased.get(gate, ())), self._turns[gate])
 
     def _is_fair(self, gate: Gate) -> bool:
         quota = self.kept.quota(gate)

@@ -106,7 +106,7 @@ def list_(queue: str | None, keys: bool, app_path: str | None, as_json: bool) ->
 @click.option("--rate", type=_Bound(float), metavar="N", help="The jobs that start in --per seconds; none: no bound.")
 @click.option("--per", type=Duration(), metavar="TIME", help="Like 1, 10m, 1h.")
 @click.option("--burst", type=int, metavar="N", help="The jobs that may start at once after a pause.")
-@click.option("--fair/--no-fair", default=None, help="Whether the keys take turns.")
+@click.option("--fair/--no-fair", default=None, help="Whether the key with the fewest running jobs is next.")
 @common_options
 def set_(queue: str, name: str, as_json: bool, **given: Any) -> None:
     """Change a limit of QUEUE, or make a new limit. Options that are not given keep their values. If QUEUE is @app, the

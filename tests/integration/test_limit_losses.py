@@ -247,6 +247,72 @@ def test_small_tenants_do_not_wait_for_a_busy_one(
 
 
 @pytest.mark.one_row
+@pytest.mark.parametrize("arrival", [0, 41])
+@pytest.mark.parametrize("busy", [150, pytest.param(10_000, marks=LONG)])
+def test_the_jobs_that_small_tenants_enqueue_together_wait_for_less_than_five_job_times(
+    opened: Callable[[], Backend], consuming: Callable[[], Consumer], busy: int, arrival: int
+) -> None:
+    # Given four slots, and a tenant with many jobs, which begins at the same time as two small tenants, or before them
+    backend = opened()
+    backend.limits("q", {"all": Quota(slots=4), "tenant": Quota(fair=True)})
+    consumer = consuming()
+    tenants = {"busy": busy, "ten": 10, "one": 1}
+    small: list[str] = []
+
+    def arrive(tenant: str) -> list[str]:
+        return add(backend, tenants[tenant], Gate("all"), Gate("tenant", tenant), body=tenant.encode())
+
+    arrive("busy")
+    if arrival == 0:
+        small = arrive("ten") + arrive("one")
+    running = consumer.reserve(4, 0)
+    waited = dict.fromkeys([lease.id for lease in running if lease.id in small], 0)
+    done: Counter[bytes] = Counter()
+    # When all jobs take the same time, and one of the four ends at each step
+    step = 0
+    while running:
+        if step == arrival and not small:
+            small = arrive("ten") + arrive("one")
+        ended, *running = running
+        _, leases = consumer.exchange([Ack(ended)], 4 - len(running), 0)
+        waited.update({lease.id: step + 1 - arrival for lease in leases if lease.id in small})
+        running += leases
+        done[ended.body] += 1
+        assert len(running) <= 4
+        step += 1
+    # Then the last job of the small tenants starts in less than five job times, which are 20 steps
+    assert done == {b"busy": busy, b"ten": 10, b"one": 1}
+    assert waited.keys() == set(small)
+    assert max(waited.values()) < 20
+
+
+@pytest.mark.one_row
+def test_the_long_jobs_of_a_busy_tenant_leave_half_of_the_slots(
+    opened: Callable[[], Backend], consuming: Callable[[], Consumer]
+) -> None:
+    # Given four slots, a tenant whose jobs do not end, and another tenant whose jobs end at once
+    backend = opened()
+    backend.limits("q", {"all": Quota(slots=4), "tenant": Quota(fair=True)})
+    add(backend, 50, Gate("all"), Gate("tenant", "busy"), body=b"long")
+    add(backend, 40, Gate("all"), Gate("tenant", "quick"), body=b"short")
+    consumer = consuming()
+    running: list[Lease] = []
+    leases = consumer.reserve(4, 0)
+    done = 0
+    # When the short jobs run
+    while leases:
+        running += [lease for lease in leases if lease.body == b"long"]
+        short = [lease for lease in leases if lease.body == b"short"]
+        # Then the long jobs never use more than two slots
+        assert done + len(short) == 40 or len(running) <= 2
+        _, leases = consumer.exchange([Ack(lease) for lease in short], len(short), 0)
+        done += len(short)
+        if done == 40:
+            break
+    assert done == 40
+
+
+@pytest.mark.one_row
 @pytest.mark.parametrize("parked", [3000, pytest.param(100_000, marks=LONG)])
 def test_jobs_behind_a_closed_gate_delay_no_others(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], parked: int

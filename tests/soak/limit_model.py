@@ -279,8 +279,15 @@ class Model:
             return False
         if other.priority != job.priority:
             return other.priority < job.priority
-        last = self._served.get(key, 0)
-        return self._waits.get(others_key, last) < last
+        return others_key in self._waits and self._surely_ranks_before(others_key, key)
+
+    def _surely_ranks_before(self, others_key: Gate, key: Gate) -> bool:
+        """Whether the key of a fair limit is next before another one. The model knows the order of turns only for keys
+        without a lease."""
+        others, own = self.running(others_key), self.running(key)
+        if others or own:
+            return others < own
+        return self._waits[others_key] < self._served.get(key, 0)
 
     def _lease(self, job: Job, token: str) -> None:
         for gate in set(job.gates):

@@ -193,12 +193,23 @@ class _LostWakeUp(_LimitBug):
 @plant(
     "one at a time is fair enough",
     "the keys of a fair limit are served oldest job first",
-    "Limits.test_the_keys_of_a_fair_limit_take_turns",
+    "Limits.test_the_keys_of_a_fair_limit_share_the_leases",
 )
 class _NotFair(_LimitBug):
     class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
         def _is_fair(self, gate: Gate) -> bool:
             return False
+
+
+@plant(
+    "turns, whatever runs",
+    "the keys of a fair limit take turns, whatever number of leases they have",
+    "Limits.test_the_key_of_a_fair_limit_with_the_fewest_leases_is_next",
+)
+class _OnlyTurns(_LimitBug):
+    class lines_class(Lines):  # noqa: N801 - named like the attribute it replaces
+        def _rank(self, gate: Gate) -> tuple[int, int]:
+            return 0, super()._rank(gate)[1]
 
 
 @plant(

@@ -1,7 +1,27 @@
 -- Hands out jobs in their order, both jobs with gates and jobs without gates.
 local MOST_PARKED = 200 -- jobs that one script parks, in some milliseconds
 local MOST_CLOSED = 100 -- lines that one script finds closed or empty
+local COMPARED = 20 -- keys of a fair limit that are compared; the same as in multiq/backend/limits.py
 local closed_count = 0
+
+-- Returns the member of the set `fair_lines` whose key is next, or nil. fair_rank in multiq/backend/limits.py explains the
+-- order. The members are sorted by their turns, so of several keys with the same number of leases, the last one is next.
+local function next_of_fair(limit)
+    local from, to = '[' .. limit, '(' .. limit .. AFTER
+    local best = redis.call('ZRANGE', key.fair_lines, from, to, 'BYLEX', 'LIMIT', 0, 1)[1]
+    local after = #limit + 12 -- the limit, the priority and the turn
+    local fewest = best and leases_at(sub(best, after + 1)) or 0
+    if fewest == 0 then return best end
+    local members = redis.call('ZRANGE', key.fair_lines, from, to, 'BYLEX', 'LIMIT', 1, COMPARED - 1)
+    local priority = sub(best, #limit + 1, #limit + 4)
+    for i = 1, #members do
+        if sub(members[i], #limit + 1, #limit + 4) ~= priority then break end
+        local count = leases_at(sub(members[i], after + 1))
+        if count == 0 then return members[i] end
+        if count <= fewest then best, fewest = members[i], count end
+    end
+    return best
+end
 
 -- Returns the best of the open lines, its first job, and the priority and sequence with which this job competes with other
 -- jobs. All lines of a fair limit compete with the priority and sequence of their oldest first job.
@@ -25,8 +45,7 @@ local function best_line()
             local fair, next_one = is_fair(line), nil
             if fair then
                 local limit = limit_of(line)
-                next_one = redis.call('ZRANGE', key.fair_lines, '[' .. limit, '(' .. limit .. AFTER, 'BYLEX', 'LIMIT', 0, 1)
-                next_one = next_one[1]
+                next_one = next_of_fair(limit)
                 if next_one then line = sub(next_one, #limit + 13) end
             end
             local head, state = head_of(line), state_of(line)

@@ -29,8 +29,9 @@ enter = function(gates, id, ends_at)
         new_slots[size + 1], new_slots[size + 2] = '0', member
         new_ends[size + 1], new_ends[size + 2] = ends_at, member
         size = size + 2
-        if used[gate] then used[gate] = used[gate] + 1 end
         local quota = quota_of(gate)
+        if quota and quota.fair then leases_at(gate) end -- the set `slots` does not have this call's leases yet
+        if used[gate] then used[gate] = used[gate] + 1 end
         if quota and quota.interval > 0 then
             arrivals[gate] = math.max(arrival_at(gate), now) + quota.interval
             changed_rates[gate] = true
