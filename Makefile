@@ -43,7 +43,7 @@ test: $(VENV)/.dev
 
 test-long: $(VENV)/.dev
 	@.ci/install-servers
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m long $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cache-clear -m long $(ARGS) || $(BIN)/python tests/run_alone.py $$?
 
 soak: $(VENV)/.dev
 	@.ci/install-servers
