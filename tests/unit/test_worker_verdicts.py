@@ -26,6 +26,7 @@ from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
 from multiq.worker.processes.exits import EXIT_OVERDUE
 from multiq.worker.processes.inflight import DEAD, Held, InflightTable, InflightWriter
+from multiq.worker.processes.orphaned_children import OrphanedChildren
 from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState
@@ -195,19 +196,17 @@ def sidecar_of(app: multiq.App, shared_state: SharedState) -> Sidecar:
     )  # fmt: skip
 
 
-def test_the_sidecar_watches_no_process_0_for_a_child_that_is_being_forked(
-    app: multiq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sidecar_watches_no_process_0_for_a_child_that_is_being_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a table that is assigned to another child while the sidecar reads it: at first it has no pid
     shared_state = SharedState(1, 2)
     shared_state.tables[0].assign()
     pids = iter([os.getpid(), 0, 0])
     monkeypatch.setattr(InflightTable, "pid", property(lambda _: next(pids)))
-    sidecar = sidecar_of(app, shared_state)
+    children = OrphanedChildren(shared_state)
     # When the sidecar reads twice
     for _ in range(2):
-        sidecar._watch_children()
-        watched = [child._pid for child in sidecar._children.values()]
+        children.watch()
+        watched = [child._pid for child in children._handles.values()]
         # Then it watches the child whose pid it has read, or no process
         assert 0 not in watched
     assert watched == []

@@ -8,17 +8,15 @@
 - A thread of the sidecar's process enqueues the jobs of outboxes (``outboxes``).
 - The sidecar decides how many processes a worker that scales needs (``scaling``).
 - The sidecar writes the health file, serves the HTTP pages, and answers viewers (``multiq top``).
-- When the supervisor dies, the sidecar declares the tables of ended children dead, kills children that do not end, and
-  ends last.
+- When the supervisor dies, the sidecar declares the tables of ended children dead, kills children that do not end
+  (``orphaned_children``), and ends last.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
-import signal
 import time
 import zlib
 from typing import TYPE_CHECKING
@@ -29,8 +27,9 @@ from multiq.errors import MultiqError
 from multiq.worker.execution.daemon_threads import run_in_thread
 
 from .code_limits import CodeLimits
-from .inflight import FREE, LIVE
-from .recovery import UNKNOWN_EXIT, Recovery
+from .inflight import FREE
+from .orphaned_children import OrphanedChildren
+from .recovery import Recovery
 from .relaying import Relaying
 from .scheduling import Scheduling
 from .stuck_processes import StuckProcesses
@@ -98,7 +97,7 @@ class Sidecar:
         self._events = app.events
         self._recovery = Recovery(app, shared_state, shares_loop=shares_loop)
         self._stuck_processes = StuckProcesses(app, shared_state, self._recovery)
-        self._children: dict[tuple[int, float], _ProcessHandle] = {}  # (number, life) of a table -> its child
+        self._orphaned_children = OrphanedChildren(shared_state)
         self._control = Control(app.backend)
         self._relaying = Relaying(app, queues)
         self._code_limits = CodeLimits(app)
@@ -131,7 +130,7 @@ class Sidecar:
             self._recovery.settle_dead()
             self._stuck_processes.touch()
             if is_alone:
-                self._watch_orphans(killing=self._kill_requested or time.monotonic() >= kill_at)
+                self._orphaned_children.end(killing=self._kill_requested or time.monotonic() >= kill_at)
                 if all(table.state == FREE for table in self._tables):
                     self._events.finish(_LAST_EVENTS)
                     self._make_last_calls()
@@ -208,71 +207,5 @@ class Sidecar:
         return bool(poll.poll(0))
 
     def _watch_children(self) -> None:
-        """Open a handle on each living child before its pid can be reused. Close the handles of ended children."""
-        # For each table, ``life`` is read first, and the pid is read once after that. If a new child gets the table
-        # between these two reads, the pid is 0 at that moment.
-        pids = {(table.number, table.life): table.pid for table in self._tables if table.state == LIVE}
-        living = {key: pid for key, pid in pids.items() if pid}
-        for key in self._children.keys() - living.keys():
-            self._children.pop(key).close()
-            self._stuck_processes.forget(key)
-        for key in living.keys() - self._children.keys():
-            self._children[key] = _ProcessHandle(living[key])
-
-    def _watch_orphans(self, *, killing: bool) -> None:
-        """Detect ended children, and kill those that do not end. The supervisor did this work before it died."""
-        for table in self._tables:
-            if table.state != LIVE:
-                continue
-            child = self._children.get((table.number, table.life))
-            if child is None or child.is_gone():  # None: the table was assigned to a child that was never forked
-                table.mark_dead(UNKNOWN_EXIT, time.monotonic(), is_cut=child is not None and child.was_killed)
-            elif killing:
-                child.kill()
-
-
-class _ProcessHandle:
-    """A handle on a process that is not a child of the sidecar.
-
-    If the system supports pidfds, the handle has one. A later process with the same pid is then not mistaken for the
-    process of the handle.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._descriptor: int | None = None
-        self._was_gone = False
-        self.was_killed = False
-        if hasattr(os, "pidfd_open"):
-            try:
-                self._descriptor = os.pidfd_open(pid)
-            except ProcessLookupError:
-                self._was_gone = True
-            except OSError:  # an old kernel, or too many open files
-                _log.debug("process %d has no pidfd", pid, exc_info=True)
-
-    def is_gone(self) -> bool:
-        if self._was_gone or self._descriptor is None:
-            return self._was_gone or not self._send(0)
-        poll = select.poll()
-        poll.register(self._descriptor, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def kill(self) -> None:
-        self.was_killed = True
-        self._send(signal.SIGKILL)
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def _send(self, number: int) -> bool:
-        """Returns False if the process does not exist."""
-        try:
-            if self._descriptor is None:
-                os.kill(self._pid, number)
-            else:
-                signal.pidfd_send_signal(self._descriptor, number)
-        except ProcessLookupError:
-            return False
-        return True
+        for ended in self._orphaned_children.watch():
+            self._stuck_processes.forget(ended)

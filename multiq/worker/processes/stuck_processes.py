@@ -1,4 +1,4 @@
-"""Renews the leases of stuck worker processes. The sidecar does this.
+"""Renews the leases of stuck worker processes, and does not end the processes. The sidecar does this.
 
 A child is stuck while one call into C occupies its interpreter, perhaps for minutes. Its heartbeat cannot renew leases
 in this time.

@@ -1,4 +1,4 @@
-"""Ends a process whose end hangs."""
+"""A thread that ends its own process if the end of the process hangs."""
 
 from __future__ import annotations
 
