@@ -4,7 +4,7 @@
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 independent of the    each session sets READ COMMITTED, the SQL mode, the time zone and the   one round trip when a
-server's defaults     length of lock waits                                                    connection opens
+server's defaults     length of lock waits (session_settings.py)                              connection opens
 safe forks            a child drops its parent's sessions, and sends nothing on them          none
 ====================  ======================================================================  =======================
 """
@@ -25,6 +25,7 @@ from multiq.driverkit.fork import forks
 from . import schema
 from .connection import SHORTEST_TIMEOUT, Connection
 from .pymysql_private import drop, set_deadline
+from .session_settings import SESSION_SETTINGS
 from .statements import NOW, TRUE_NOW, Sql
 from .steps import ArrivalCleanup
 from .waiting import pollers
@@ -40,30 +41,9 @@ if TYPE_CHECKING:
     from .waiting import Poller
 
 _IDLE_FOR = 60.0  # seconds after which an unused connection may be closed
-_LOCK_WAIT = 2  # seconds that a statement waits for a row. Then the server gives up, and the transaction is run again.
-
 _SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _CLEANUP_INTERVAL = 3600.0  # seconds
 _CLEANUP_AGAIN = 1.0  # seconds until the next clean-up, if a clean-up could not delete all old rows
-_IDLE_TRANSACTION = 10  # seconds that a transaction may be idle. The driver's transactions are never idle.
-_IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, which releases its locks
-
-#: READ COMMITTED needs a statement of its own, because MySQL and MariaDB have different names for the variable.
-_SESSION = (
-    "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-    f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
-    "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
-    # MariaDB has a shorter limit for sessions that are idle inside a transaction. MySQL ignores the text in /*M! ...
-    # */.
-    f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
-    f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
-    # Without this setting, MariaDB makes a temporary table of a long IN (...), and reads all jobs to join them with
-    # that table.
-    "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
-    # Without this setting, MariaDB does not use the index for more than 32,000 numbers in one IN (...).
-    "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
-)
 
 
 class Pool:
@@ -114,7 +94,11 @@ class Pool:
 
         Raises PyMySQL's errors, ``OSError``, ``MultiqError``.
         """
-        ours: dict[str, Any] = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": True}
+        ours: dict[str, Any] = {
+            "init_command": SESSION_SETTINGS,
+            "client_flag": CLIENT.MULTI_STATEMENTS,
+            "autocommit": True,
+        }
         timeout = max(timeout, SHORTEST_TIMEOUT)
         deadline = time.monotonic() + timeout
         opened = self.dsn.connect(timeout, **ours)

@@ -22,9 +22,10 @@ from multiq.backend.registry import open_backend
 from multiq.driverkit.call_retry import repetitions
 from multiq.errors import BackendUnavailable, EnqueueUncertain, LeaseLost, MultiqError
 from multiq.ids import new_id, new_ids
-from multiq_mysql import limits, pool, waiting
+from multiq_mysql import limits, waiting
 from multiq_mysql.connection import Session
 from multiq_mysql.consumer import _GatedClaim
+from multiq_mysql.session_settings import SESSION_SETTINGS
 from multiq_mysql.statements import NOW, render
 from multiq_mysql.waiting import ClaimTurns
 
@@ -611,7 +612,8 @@ def test_a_gate_that_was_locked_for_long_opens_after_a_verdict(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a job that runs, and a parked job behind it
-    monkeypatch.setattr(pool, "_SESSION", pool._SESSION.replace("lock_wait_timeout = 2,", "lock_wait_timeout = 1,"))
+    settings = SESSION_SETTINGS.replace("lock_wait_timeout = 2,", "lock_wait_timeout = 1,")
+    monkeypatch.setattr("multiq_mysql.pool.SESSION_SETTINGS", settings)
     backend.limits(QUEUE, {"api": Quota(slots=1)})
     add(backend, 2, API)
     with (

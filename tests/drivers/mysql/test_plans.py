@@ -13,8 +13,8 @@ from pymysql.cursors import DictCursor
 import multiq_mysql
 from multiq.backend import Ack, State
 from multiq.backend.registry import open_backend
-from multiq_mysql.pool import _SESSION
 from multiq_mysql.scan_window import FROM_START
+from multiq_mysql.session_settings import SESSION_SETTINGS
 from multiq_mysql.statements import NOW, Sql, render, template
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ SIZES = [10, 1_000, pytest.param(1_000_000, marks=pytest.mark.long)]
 @pytest.fixture(scope="module", params=SIZES)
 def tables(request: pytest.FixtureRequest, mysql_server: MysqlDatabases) -> Iterator[Connection[Any]]:
     """A session like the driver's, on tables of this size, for which the server has statistics."""
-    ours = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS}
+    ours = {"init_command": SESSION_SETTINGS, "client_flag": CLIENT.MULTI_STATEMENTS}
     with (
         mysql_server.database() as place,
         open_backend(place.url) as backend,
