@@ -1,42 +1,36 @@
 """The fetcher: the only user of a process's consumer.
 
 The fetcher reserves and settles jobs in batches, and repeats failed calls. ``heartbeat.py`` renews leases.
+``oversized_verdicts.py`` removes values that are too large for the backend.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections import Counter, deque
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from multiq import timeout_notices
-from multiq.backend import Ack, After, Bury, Enqueue, GiveBack, Put, Release
 from multiq.envelope import decode_json
 from multiq.errors import BackendError, LeaseLost, MultiqError, PayloadTooLarge
 from multiq.events import BackendDown, BackendUp, JobLost
 from multiq.job import task_of
-from multiq.outcome import without_value
-from multiq.validation import check_reason
 from multiq.worker.processes.inflight import Held
 
 from .backend_backoff import LONGEST_PAUSE, BackendBackoff
 from .daemon_threads import run_in_thread
 from .heartbeat import TOUCH_SHARE, LeaseTouches
+from .oversized_verdicts import shrink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from multiq.backend import Consumer, Lease, Step, Verdict
+    from multiq.backend import Consumer, Lease, Verdict
     from multiq.events import Event, Events
     from multiq.worker.processes.inflight import InflightWriter
-
-_log = logging.getLogger("multiq.worker")
 
 _INTERRUPT_EVERY = 0.002  # seconds between two interrupts of the worker's loop by a job's thread that needs the lock
 _YIELD_EVERY = 0.0005  # seconds between two checks whether waiting threads of jobs have got the lock
@@ -113,7 +107,7 @@ class Fetcher:
         try:
             lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
         except PayloadTooLarge as exc:
-            self._unsettled = waiting + _leaner(to_settle, exc)
+            self._unsettled = waiting + shrink(to_settle, exc)
             return [], 0.0
         except BackendError as exc:
             self._note_unsettled(waiting, to_settle, exc)
@@ -266,7 +260,7 @@ class Fetcher:
         try:
             lost = self._consumer.settle(_verdicts(to_settle))
         except PayloadTooLarge as exc:
-            self._unsettled = waiting + _leaner(to_settle, exc)
+            self._unsettled = waiting + shrink(to_settle, exc)
             return False
         except BackendError as exc:
             self._note_unsettled(waiting, to_settle, exc)
@@ -416,47 +410,6 @@ class Fetcher:
         pause = self._backoff.failed(failure)
         self._pending_events.append(BackendDown(worker=self._worker, error=failure, retry_in=pause))
         return pause
-
-
-def _leaner(refused: Sequence[Held], error: PayloadTooLarge) -> list[Held]:
-    """Remove the values, memos and details that are too large from refused verdicts, but not their steps.
-
-    The backend has refused the call, because a body is larger than the backend accepts. So the backend has carried out
-    none of the verdicts. If no body is over the limit in the error, all verdicts are made smaller. A job with a step
-    that is too large is buried, because its verdict would be refused again and again, together with all other verdicts.
-    """
-    limit = error.limit_bytes
-    large = [held for held in refused if _largest(held.verdict) > limit] or refused
-    _log.error("the verdicts on %d jobs are sent again, without values, memos and details: %s", len(large), error)
-    for held in large:
-        verdict = held.verdict
-        if verdict is None or verdict.after is None:
-            continue
-        steps = verdict.after.steps  # without these steps a flow would stop
-        if any(_size_of(step) > limit for step in steps):
-            held.verdict = Bury(
-                verdict.lease, check_reason(f"the job has run, and its verdict cannot be stored: {error}")
-            )
-        elif isinstance(verdict, Ack) and verdict.after.outcome:
-            short = without_value(verdict.after.outcome, str(error), with_errors=False)
-            held.verdict = Ack(verdict.lease, msgspec.structs.replace(verdict.after, outcome=short))
-        elif isinstance(verdict, Release | Bury | GiveBack):
-            held.verdict = msgspec.structs.replace(verdict, after=After(steps=steps) if steps else None)
-    return list(refused)
-
-
-def _largest(verdict: Verdict | None) -> int:
-    """Return the number of bytes of the largest body that a verdict stores."""
-    after = None if verdict is None else verdict.after
-    if after is None:
-        return 0
-    return max(len(after.outcome), len(after.memo or b""), len(after.detail or b""), *map(_size_of, after.steps), 0)
-
-
-def _size_of(step: Step) -> int:
-    if isinstance(step, Enqueue):
-        return len(step.job.body)
-    return len(step.value) if isinstance(step, Put) else 0
 
 
 def _verdicts(finished: Sequence[Held]) -> list[Verdict]:
