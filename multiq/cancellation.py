@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from .backend import Backend, Lease, Note
-    from .flows.member_deletion import Followers
+    from .flows.followers import Followers
 
 CancelAnswer: TypeAlias = Literal["deleted", "requested"]
 """The answer of ``JobHandle.cancel``. ``"deleted"``: the job had not started, and was deleted. ``"requested"``: the job

@@ -12,7 +12,7 @@ from .outcome import encode_outcome
 
 if TYPE_CHECKING:
     from .backend import Backend
-    from .flows.member_deletion import Followers
+    from .flows.followers import Followers
 
 _ANY_SIZE = 2**62  # bytes: in effect no limit, because the body is already stored
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .backend import Backend
     from .errors import Unsupported
-    from .flows.member_deletion import Followers
+    from .flows.followers import Followers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -431,7 +431,7 @@ class FailedJobs:
 
     def _deleting(self, followers: Followers) -> Callable[[str, str], None]:
         # imported late, because programs that only list and retry need no flows
-        from .flows.member_deletion import check_followers
+        from .flows.followers import check_followers
 
         check_followers(followers)
         return lambda queue, job_id: delete_job(self._backend, queue, job_id, followers)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .backend import Backend, Verdict
     from .cancellation import CancelAnswer
     from .envelope import Envelope
-    from .flows.member_deletion import Followers
+    from .flows.followers import Followers
     from .memo import Memos, Progress, RunningMemo
     from .outcome import JobOutcome
     from .queue import SharedConsumer

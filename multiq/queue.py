@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .backend import Backend, Lease, QueueStats, Verdict
     from .cancellation import CancelAnswer
     from .errors import LeaseLost
-    from .flows.member_deletion import Followers
+    from .flows.followers import Followers
     from .history import HistoryPage
 
 P = ParamSpec("P")

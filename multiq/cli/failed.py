@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from multiq.app import App
     from multiq.failed import FailedChange
-    from multiq.flows.member_deletion import Followers
+    from multiq.flows.followers import Followers
     from multiq.job import JobInfo
 
     from .options import F

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from multiq.backend import DELAY_MAX, Arrive, State
 from multiq.envelope import decode_envelope
-from multiq.errors import JobAwaited, JobNotFound, JobReserved, OptionInvalid, PayloadInvalid
-from multiq.formatting import shown
+from multiq.errors import JobAwaited, JobNotFound, JobReserved, PayloadInvalid
 
-from .verdict_steps import find_record, steps_after
+from .followers import check_followers, find_record, steps_after
 
 if TYPE_CHECKING:
     from multiq.backend import Backend
     from multiq.envelope import FlowPart
 
-    from .verdict_steps import End
-
-Followers: TypeAlias = Literal["refuse", "go", "stop"]
-"""What happens if other jobs wait for the deleted job. ``refuse``: the job is not deleted. ``go``: the other
-jobs run. ``stop``: the other jobs are cancelled."""
-
-FOLLOWERS: tuple[Followers, ...] = ("refuse", "go", "stop")
+    from .followers import End, Followers
 
 _MEMBER_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}\.\d+", re.ASCII)
 _DELETION = "deletion"  # the arrival for which a job waits while it is about to be deleted
@@ -65,11 +58,6 @@ def refuse_awaited(backend: Backend, queue: str, job_id: str) -> None:
             return
         if flow is not None and any(tell.mode != "catch" for tell in flow.tells):
             raise JobAwaited(queue, job_id)
-
-
-def check_followers(followers: Followers) -> None:
-    if followers not in FOLLOWERS:
-        raise OptionInvalid(f"followers must be one of {', '.join(FOLLOWERS)}, got {shown(followers)}")
 
 
 def _keep_from_workers(backend: Backend, queue: str, job_id: str, state: State) -> None:

@@ -1,4 +1,4 @@
-"""Counts the jobs of a flow that have ended, and finds the jobs that the store has lost.
+"""Counts the jobs of a flow that have ended, and finds the jobs that the store has lost. Changes nothing.
 
 A job that has ended leaves nothing in the store if its task has no ``keep``. A job that the store has lost leaves
 nothing, either. The jobs that wait show the difference: a job that ends arrives at its followers in the same step. So a

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from multiq.annotations import Codec
     from multiq.app import App
     from multiq.backend.effects import OutcomeKind
+    from multiq.flows.followers import End
     from multiq.flows.record import FlowRecord
-    from multiq.flows.verdict_steps import End
     from multiq.job import JobContext
 
     from .running_memos import JobMemos
@@ -114,7 +114,7 @@ class Effects:
         flow = None if job.envelope is None else job.envelope.flow
         if flow is None:
             return verdict
-        from multiq.flows.verdict_steps import steps_after
+        from multiq.flows.followers import steps_after
 
         steps = steps_after(flow, job.id, end, reason, record)
         if not steps:

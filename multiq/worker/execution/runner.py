@@ -433,7 +433,7 @@ class Runner:
         flow = None if job.envelope is None else job.envelope.flow
         if flow is None or not flow.ends:
             return None
-        from multiq.flows.verdict_steps import find_record
+        from multiq.flows.followers import find_record
 
         return find_record(self._backend, flow)
 
