@@ -129,7 +129,7 @@ class SchedulesTests(Topic):
         due = dict(self.made())
         now = self.backend.now(self.queue)
         times = {occurrence_id(self.queue, second * 1000): second for second in range(int(now) - 5, int(now) + 100)}
-        assert len(due) >= 60
+        assert len(due) >= 30  # of 60: a job that becomes due between the two listings is in neither
         for job_id, due_in in due.items():
             if due_in:
                 assert due_in >= times[job_id] - now - 0.001
