@@ -101,7 +101,7 @@ def test_no_statement_reads_or_sorts_a_whole_table(tables: sqlite3.Connection, n
         ("head", "multiq_gates_lines (queue=? AND name=? AND key=? AND priority>?)"),
         ("leases", "leased USING INDEX multiq_gates_leases (queue=? AND name=? AND key=?)"),
         ("lines", "COVERING INDEX multiq_gates_lines (queue=? AND name=? AND key>?)"),
-        ("next_turn", "multiq_turns_open (queue=? AND name=?)"),
+        ("next_turns", "multiq_turns_open (queue=? AND name=?)"),
         ("opening", "multiq_rates_opening (queue=? AND opens_at>? AND opens_at<?)"),
         ("look", "multiq_rates_opening (queue=? AND opens_at>?)"),
         ("past_rates", "multiq_rates_past (queue=? AND due<?)"),
