@@ -262,8 +262,11 @@ class RedisConsumer(Consumer):
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
     def _found_nothing(self, exchange: _Exchange, started: float) -> None:
-        self.sees_all = not (exchange.excluded or exchange.is_cut_short)
-        if not (self._has_new_partitions or exchange.is_cut_short):
+        partitions = {partition for queue in self._order for partition in self._partitions.all_of(queue)}
+        # Another call of this process may have learned of new partitions, too.
+        is_part = exchange.is_cut_short or not partitions <= self._asked | exchange.excluded
+        self.sees_all = not (exchange.excluded or is_part)
+        if not is_part:
             self._looked_at = started
 
     def _new_exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Exchange:

@@ -207,6 +207,33 @@ def test_job_is_found_in_any_partition(reader: str, wide: Backend, narrow: Backe
         looks.delete(QUEUE, new_id())
 
 
+@pytest.mark.parametrize("learns_elsewhere", [False, True])
+def test_reserve_that_has_not_asked_a_new_partition_does_not_see_all(
+    wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch, learns_elsewhere: bool
+) -> None:
+    # Given a job in a partition that the consumer does not know
+    partition_for = wide._partitions.partition_for  # type: ignore[attr-defined]
+    job_id = next(job_id for job_id in new_ids(100) if partition_for(QUEUE, _packed(job_id)) != QUEUE)
+    wide.enqueue(QUEUE, [NewJob(b"", job_id)])
+    with narrow.consumer([QUEUE]) as consumer:
+        perform = consumer._perform  # type: ignore[attr-defined]
+
+        def perform_after_another_call(*args: Any) -> Any:
+            assert narrow.stats(QUEUE).ready == 1
+            return perform(*args)
+
+        with monkeypatch.context() as patch:
+            if learns_elsewhere:
+                patch.setattr(consumer, "_perform", perform_after_another_call)
+            # Then the call that learns of the partition, or during which another call does, says so
+            assert (consumer.reserve(1, 0), consumer.sees_all) == ([], False)
+        # And the next call finds the job
+        (lease,) = consumer.reserve(1, 0)
+        assert lease.id == job_id
+        assert consumer.settle([Ack(lease)]) == [None]
+        assert (consumer.reserve(1, 0), consumer.sees_all) == ([], True)
+
+
 @pytest.mark.long
 def test_consumer_waiting_at_one_partition_learns_of_the_others_in_time(
     server: RedisServer, wide: Backend, narrow: Backend
