@@ -223,12 +223,13 @@ class OpenGates:
         """Return the line of the key that is next at the candidate's fair limit.
 
         If the lines of several keys wait for a gate, the trigger opens only the first one. So the others are compared,
-        too, if this gate is open.
+        too, if this gate is open. The opened line may be another one than the candidate's.
         """
         assert candidate.line is not None  # noqa: S101 - the caller has checked it
         name = candidate.line.limit
         found = self._execute("next_turns", name=name, limit=COMPARED).fetchall()
-        for gate in candidate.gates:
+        awaited = self._execute("awaited_beside_turns", name=name, limit=COMPARED).fetchall()
+        for gate in {*candidate.gates, *(_gate(*row) for row in awaited)}:
             if gate != candidate.line and self._opens_at(gate) == _OPEN:
                 closed = {"closed_name": gate.limit, "closed_key": _bytes(gate.key)}
                 found += self._execute("next_turns_behind", name=name, limit=COMPARED, **closed).fetchall()

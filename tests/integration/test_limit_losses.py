@@ -313,6 +313,28 @@ def test_the_long_jobs_of_a_busy_tenant_leave_half_of_the_slots(
 
 
 @pytest.mark.one_row
+def test_a_tenant_without_a_running_job_is_next_beside_tenants_with_other_limits(
+    opened: Callable[[], Backend], consuming: Callable[[], Consumer]
+) -> None:
+    # Given slots that the long jobs of a tenant use, and then a small tenant that waits for these slots, too
+    backend = opened()
+    backend.limits("q", {"all": Quota(slots=3), "tenant": Quota(fair=True)})
+    consumer = consuming()
+    add(backend, 15, Gate("tenant", "quick"), body=b"quick")
+    quick = consumer.reserve(15, 0)
+    add(backend, 10, Gate("all"), Gate("tenant", "busy"), body=b"long")
+    running = consumer.reserve(3, 0)
+    assert consumer.reserve(1, 0) == []
+    add(backend, 1, Gate("all"), Gate("tenant", "small"), body=b"small")
+    assert consumer.reserve(1, 0) == []
+    # When a slot is free, and another tenant has older jobs that need no slot
+    consumer.settle([Release(lease, 0.0) for lease in quick])
+    consumer.settle([Ack(running[0])])
+    # Then the small tenant is next, and does not wait for the older jobs
+    assert [lease.body for lease in consumer.reserve(1, 0)] == [b"small"]
+
+
+@pytest.mark.one_row
 @pytest.mark.parametrize("parked", [3000, pytest.param(100_000, marks=LONG)])
 def test_jobs_behind_a_closed_gate_delay_no_others(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], parked: int
