@@ -610,9 +610,11 @@ class RedisConsumer(Consumer):
         none."""
         if not self._backoff.failures:
             return
+        own = {partition for queue in self.queues for partition in self._partitions.all_of(queue)}
         partitions = {partition_of(verdict.lease) for verdict in exchange.verdicts}
+        self._backoff.forget_others((*own, *partitions, *self._uncertain))
         if exchange.limit > 0:
-            partitions.update(partition for queue in self.queues for partition in self._partitions.all_of(queue))
+            partitions |= own
         excluded = self._backoff.excluded((*partitions, *self._uncertain))
         if not partitions <= excluded:
             exchange.excluded |= excluded

@@ -7,7 +7,8 @@ happens outside a cluster.
 what is excluded      a node that failed (or a partition whose node is not known)
 for how long          a second; after every 16th failure in a row, the timeout of a call
 the next attempt      may take a quarter of a second; every 16th may take the timeout of a call
-the backoff ends      at the node's first answer, or when the partition is on another node
+the backoff ends      at the node's first answer, or when the partition is on another node, or
+                      after this time if the consumer asks no partition there
 ====================  =========================================================================
 """
 
@@ -77,6 +78,17 @@ class NodeBackoff:
         for node, failure in tuple(self.failures.items()):
             if not failure.is_of_partition and self._node_of(failure.partition) != node:
                 del self.failures[node]
+
+    def forget_others(self, partitions: Iterable[str]) -> None:
+        """Forget the failures of nodes and partitions that were excluded, unless one of *partitions* is there.
+
+        They may get no call again. So no answer would end their failures, and ``next_end`` would stay in the past.
+        """
+        kept = {place for partition in partitions for place in (partition, self._node_of(partition))}
+        now = time.monotonic()
+        for place, failure in tuple(self.failures.items()):
+            if failure.until <= now and place not in kept:
+                del self.failures[place]
 
     def error_of(self, partition: str) -> BackendError | None:
         """The error for which a partition is excluded now, or None."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import time
 from typing import TYPE_CHECKING
 
 import pytest
+from waits import is_quiet
 
 from multiq.backend import Ack, NewJob, State
 from multiq.backend.registry import open_backend
@@ -171,6 +173,33 @@ def test_key_of_another_type_blocks_only_its_own_queue(
         backend.enqueue("q", [NewJob(b"1", "mended")])
         done = [lease.id for _ in range(2) for lease in consumer.reserve(1, 1.5)]
     assert "mended" in done
+
+
+def test_consumer_waits_at_the_server_after_a_verdict_on_an_unreadable_queue_of_another_consumer(
+    server: RedisServer, backend: Backend
+) -> None:
+    # Given a lease of another consumer's queue, whose keys another program has changed
+    backend.enqueue("q", [NewJob(b"x", "job")])
+    with backend.consumer(["q"]) as other, backend.consumer(["own"]) as consumer:
+        (lease,) = other.reserve(1, 0)
+        server.ask("RENAME", key("reserved"), "saved")
+        server.ask("SET", key("reserved"), "junk")
+        with pytest.raises(BackendCorrupt):
+            consumer.settle([Ack(lease)])
+        # When the time has passed for which the queue is left out
+        time.sleep(1.1)
+
+        def commands() -> int:
+            before: int = server.ask("INFO", "stats")["total_commands_processed"]
+            assert consumer.reserve(1, 1.0) == []
+            after: int = server.ask("INFO", "stats")["total_commands_processed"]
+            return after - before
+
+        # Then the consumer waits, and does not poll its own queue again and again
+        is_quiet(commands, 50)
+        # And it settles the job when the queue can be read again
+        server.ask("RENAME", "saved", key("reserved"))
+        assert consumer.settle([Ack(lease)]) == [None]
 
 
 def test_consumer_whose_only_queue_is_unreadable_raises(server: RedisServer, backend: Backend) -> None:
