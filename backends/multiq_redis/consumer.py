@@ -55,6 +55,7 @@ _MOST = (_SLICE_BYTES, _MOST_STEPS)
 _MOST_ANSWERS = 100_000  # stored answers, for callers that repeat verdicts
 
 _DONE = ord("1")
+_PARKING_TIME = 2.0  # seconds for which a consumer parks the ready jobs of fair limits before it hands out one of them
 _UNFINISHED = b"1"  # no job was handed out, although there may be jobs
 _HAS_GATES = b"3"  # there may be jobs that only the script _GATED hands out
 _FULL = b"2"  # the jobs have as many bytes as one reserve may hand out
@@ -163,6 +164,8 @@ class RedisConsumer(Consumer):
         self._partitions = partitions
         self._relay = relay
         self._gated_until: dict[str, float] = {}  # partition with gated jobs -> next try of the plain script
+        self._parks_until: dict[str, float] = {}
+        """Partition -> the time from which a reserve no longer parks ready jobs of fair limits first."""
         self._parked_until: dict[str, float] = {}  # partition with parked jobs -> next try of the script _GATED
         self._to_relay: dict[str, list[bytes]] = {}  # partition -> the first groups of its outbox
         self._client = pool.dedicated()
@@ -410,6 +413,7 @@ class RedisConsumer(Consumer):
         if self._has_gates(partition, tokens):
             verb = _GATED
             most = self.most_gated
+            arguments.append(int(time.monotonic() < self._parks_until.get(partition, _NEVER)))
             arguments.append(b"" if most is None else max(0, most - exchange.gated_count))
         if verb in {_STEPS, _UNIQUE, _GATED}:
             arguments.append(len(verdicts))
@@ -484,6 +488,10 @@ class RedisConsumer(Consumer):
         found = leases(partition, handed_out, int(now))
         if more == _HAS_GATES or (call.call.verb == _GATED and any(map(_is_gated, found))):
             self._gated_until[partition] = time.monotonic() + _GATED_FOR
+        if more == _UNFINISHED and not found and call.call.verb == _GATED:
+            self._parks_until.setdefault(partition, time.monotonic() + _PARKING_TIME)
+        elif self._parks_until and call.share:
+            self._parks_until.pop(partition, None)
         if is_parked:
             self._parked_until[partition] = time.monotonic() + _RESTORE_EVERY
         elif call.call.verb == _GATED:

@@ -8,6 +8,7 @@
 -- ARGV  1 the call's number   2 token for the new leases   3 the maximum number of new leases
 --       then for each verdict two arguments, as in exchange_after.lua: the job's id; the lease's token, a letter and details
 --       then the steps of the verdicts, three arguments each: see include/steps.lua and include/unique_steps.lua
+--       then 1 if ready jobs of fair limits are parked before one of them is handed out, otherwise 0
 --       then the maximum number of jobs with gates (empty: no maximum), and last the number of verdicts
 -- =>    the reply of exchange.lua; the first groups of the outbox: score and member of each; and 1 if jobs are parked
 --- include verdicts_and_steps
@@ -32,6 +33,7 @@ local key = {
     fair_lines = KEYS[31], blocked = KEYS[32], slots = KEYS[33], slot_ends = KEYS[34], rates = KEYS[35], openings = KEYS[36],
 }
 local gated_left = tonumber(ARGUMENTS[#ARGUMENTS - 1]) or math.huge
+local parks_first = ARGUMENTS[#ARGUMENTS - 2] == '1'
 -- when a verdict ends a job's lease, the job's gates go to `freed`, and its members of the set `slots` to `ended_slots`
 local freed, ended_slots = {}, {}
 local is_any_parked -- whether jobs are parked, or were parked before this call; nil: not known
@@ -67,7 +69,7 @@ local KEEPS_OUTCOMES = true
         end
     end
 
-    local LAST_STEP = #ARGUMENTS - 2
+    local LAST_STEP = #ARGUMENTS - 3
     if LAST_STEP >= FIRST_STEP then
         local more_keys = {
             reasons = KEYS[4], buried = KEYS[8], sequence = KEYS[9], partitions = KEYS[12], held = KEYS[16],
@@ -185,7 +187,7 @@ if result[2] ~= '0' then
         end
     end
     if is_any_parked ~= false then is_parked = tostring(redis.call('EXISTS', key.parked)) end
-    if #ARGUMENTS - 2 >= FIRST_STEP then
+    if #ARGUMENTS - 3 >= FIRST_STEP then
         key.outbox = KEYS[23]
 --- include outbox
         groups = first_of_outbox()

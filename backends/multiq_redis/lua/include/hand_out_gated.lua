@@ -158,6 +158,10 @@ local function hand_out_of_lines(reply, limit)
         local other = place or unread
         local own = other and priority_in(other)
         if line and (not other or priority < own or priority == own and sequence < unpacked('>I8', other)) then
+            if unread and parks_first and is_fair(line) then -- the places that were not read may have jobs of other keys
+                reply[1] = '1'
+                break
+            end
             gates = gates_of(head.record)
             local is_elsewhere = has_fair_gate(gates) and not is_fair(line) or closed_one(gates)
             if not is_elsewhere and not give(head.id, place_of(head.id, head.record), head.record, gates) then break end
