@@ -28,7 +28,9 @@ def main(code: int) -> int:
         return code
     print("\nThese tests have failed beside other tests, and run again alone:", *failed, sep="\n  ", flush=True)
     # alone, the row of a test with the mark one_row is its first row, which is not long
-    alone = [subprocess.run([sys.executable, "-m", "pytest", "-m", "long or not long", test], check=False) for test in failed]
+    alone = [
+        subprocess.run([sys.executable, "-m", "pytest", "-m", "long or not long", test], check=False) for test in failed
+    ]
     passed = [test for test, done in zip(failed, alone, strict=True) if done.returncode == 0]
     if passed:
         print("\nfailed beside other tests, passed alone:", *passed, sep="\n  ")

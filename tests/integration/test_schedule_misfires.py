@@ -125,7 +125,7 @@ def test_missed_occurrences_run_by_the_policy_after_the_store_was_down(
         until(lambda: looks(scheduler))
         ended = time.time()
         # Then those missed occurrences of each schedule run that its policy allows
-        runs = taken(app, scheduler, until_=ended + 2 * period)
+        runs = taken(app, scheduler, after=ended, until_=ended + 2 * period)
         for policy, grace in POLICIES.items():
             name = name_of(policy)
             late = [
@@ -165,11 +165,12 @@ def looks(scheduler: Scheduler) -> bool:
     return True
 
 
-def taken(app: multiq.App, scheduler: Scheduler, until_: float) -> list[Run]:
-    """Take jobs until a time, and return their occurrences in order."""
-    found = []
+def taken(app: multiq.App, scheduler: Scheduler, after: float, until_: float) -> list[Run]:
+    """Take jobs until a time, and until each schedule has an occurrence after another time. Return them in order."""
+    found: list[Run] = []
     with app.backend.consumer([QUEUE]) as consumer:
-        while time.time() < until_:
+        while time.time() < until_ or len({run.schedule for run in found if run.occurrence > after}) < len(POLICIES):
+            assert time.time() < until_ + 60, found
             looks(scheduler)
             leases = consumer.reserve(1000, 0)
             for lease in leases:
