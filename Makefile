@@ -3,6 +3,7 @@
 #   make demo     three examples, one worker, about ten seconds
 #   make test     the suite; one part of it: make test ARGS="tests/unit -k backoff"
 #   make test-long     the tests that take long and rarely fail
+#   make test-exhaustive   the same tests on more servers, and with more of their parameters: for hours
 #   make soak     workers under faults on all four backends, and what came of it: make soak MINUTES=60
 #   make lint     ruff (rules and format) and the import contracts
 #   make types    mypy --strict
@@ -31,7 +32,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; d
 # the demo needs little; where all of it is there already, nothing is installed again
 DEMO_STAMP := $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.demo)
 
-.PHONY: demo test test-long soak lint types docs bench bench-peers clean
+.PHONY: demo test test-long test-exhaustive soak lint types docs bench bench-peers clean
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m examples.demo
@@ -43,7 +44,11 @@ test: $(VENV)/.dev
 
 test-long: $(VENV)/.dev
 	@.ci/install-servers
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cache-clear -m long $(ARGS) || $(BIN)/python tests/run_alone.py $$?
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cache-clear -m "long and not exhaustive" $(ARGS) || $(BIN)/python tests/run_alone.py $$?
+
+test-exhaustive: $(VENV)/.dev
+	@.ci/install-servers
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cache-clear -m exhaustive $(ARGS) || $(BIN)/python tests/run_alone.py $$?
 
 soak: $(VENV)/.dev
 	@.ci/install-servers

@@ -41,8 +41,8 @@ __all__ = [
     "some",
 ]
 
-#: at how many positions ``make test`` cuts what a call sends or receives; ``make test-long`` cuts at each position
-MOST = [6, pytest.param(None, marks=pytest.mark.long)]
+#: at how many positions a test cuts what a call sends or receives; ``make test-exhaustive`` cuts at each position
+MOST = [6, pytest.param(40, marks=pytest.mark.long), pytest.param(None, marks=pytest.mark.exhaustive)]
 
 
 def some(every: Sequence[int], most: int | None) -> Sequence[int]:

@@ -8,6 +8,8 @@ tests in ``tests/integration``, and elsewhere for tests that are marked ``few_ro
 Of a test that is marked ``one_row``, ``make test`` runs the first row only. The mark is for tests whose rows each take
 long, and which check the same promise at another place: on another store, for another call, in another mode.
 
+A test or row that is marked ``exhaustive`` is long, too, and only ``make test-exhaustive`` runs it.
+
 Of the conformance suite's topics about outcomes, memos, held jobs, steps, notes, unique keys, limits and schedules,
 ``make test`` runs each test in memory and on one of SQLite, Redis and MySQL.
 """
@@ -52,6 +54,7 @@ _SHARED_TOPICS = frozenset(
 _SHARING_STORES = ("sqlite", "redis", "mysql")
 
 _QUICK = "not long"  # the marker expression of ``make test``
+_LONG = frozenset({"long", "exhaustive"})
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
@@ -66,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Do not make the items of rows that ``make test`` leaves out. At least one row stays, and is deselected later."""
     if metafunc.config.option.markexpr == _QUICK:
         rows = metafunc._calls  # private: pytest offers no way to leave rows out
-        metafunc._calls = [row for row in rows if not any(mark.name == "long" for mark in row.marks)] or rows[:1]
+        metafunc._calls = [row for row in rows if not any(mark.name in _LONG for mark in row.marks)] or rows[:1]
 
 
 def _has_turn_elsewhere(topic: pytest.Collector | None, test: str) -> bool:
@@ -80,7 +83,13 @@ def _has_turn_elsewhere(topic: pytest.Collector | None, test: str) -> bool:
 
 def _is_long(obj: object) -> bool:
     marks = getattr(obj, "pytestmark", None)
-    return isinstance(marks, list) and any(mark.name == "long" for mark in marks)
+    return isinstance(marks, list) and any(mark.name in _LONG for mark in marks)
+
+
+def _mark_exhaustive_as_long(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker(pytest.mark.long)
 
 
 Rows = dict[pytest.Item, frozenset[tuple[str, str]]]
@@ -90,6 +99,7 @@ Rows = dict[pytest.Item, frozenset[tuple[str, str]]]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     matrices: Mapping[str, Rows] = collections.defaultdict(dict)
     begun: set[str] = set()
+    _mark_exhaustive_as_long(items)
     for item in items:
         if isinstance(item, pytest.Function) and _has_turn_elsewhere(item.getparent(pytest.Class), item.originalname):
             item.add_marker(pytest.mark.long)

@@ -70,7 +70,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("store", ["sqlite", "redis"])
+@pytest.mark.parametrize("store", [pytest.param("sqlite", marks=pytest.mark.exhaustive), "redis"])
 def test_django_s_own_tests_pass_or_are_refused_with_a_reason(suite: Path, store: str, tmp_path: Path) -> None:
     # given Django's tests of its backends for tests, and of tasks, with multiq in place of the backends
     for name in ("dummy", "immediate"):

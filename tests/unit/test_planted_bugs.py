@@ -83,8 +83,14 @@ BEYOND_WALKS |= {name for name, bug in PLANTED.items() if bug.test.startswith("L
 
 
 def in_turn(names: Iterable[str]) -> list[Any]:
-    """All bugs. ``make test`` runs one in thirty, and ``make test-long`` all."""
-    return [pytest.param(name, marks=pytest.mark.long if zlib.crc32(name.encode()) % 30 else ()) for name in names]
+    """All bugs. ``make test`` runs one in thirty, ``make test-long`` one in five, ``make test-exhaustive`` the rest."""
+    return [pytest.param(name, marks=_marks(zlib.crc32(name.encode()))) for name in names]
+
+
+def _marks(number: int) -> list[pytest.MarkDecorator]:
+    if number % 30 == 0:
+        return []
+    return [pytest.mark.exhaustive if number % 5 else pytest.mark.long]
 
 
 @pytest.mark.parametrize("name", in_turn(PLANTED))
@@ -102,7 +108,7 @@ def test_the_test_that_is_about_a_bug_finds_it(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(PLANTED.keys() - BEYOND_WALKS))
+@pytest.mark.parametrize("name", in_turn(sorted(PLANTED.keys() - BEYOND_WALKS)))
 def test_random_walks_find_the_bug_without_a_test_for_it(name: str) -> None:
     # When a backend with a bug is compared with the model, then they differ, and the error has the walk's steps.
     harness = PLANTED[name].harness()()

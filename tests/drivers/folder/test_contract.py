@@ -9,7 +9,7 @@ from multiq_folder import FolderBackend
 
 from multiq.conformance import ManualHarness, suite
 
-pytestmark = pytest.mark.long  # a file for each job is slow
+pytestmark = pytest.mark.exhaustive  # a file for each job is slow, and test_weak_store.py certifies the driver, too
 
 
 class FolderHarness(ManualHarness):

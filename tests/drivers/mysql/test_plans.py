@@ -90,7 +90,9 @@ PAGED = {
     "drop_arrivals", "drop_expired", "drop_expired_notes", "drop_keys", "history", "lines_to_look_at", "past_gates",
     "stale_keys",
 }  # fmt: skip
-SIZES = [10, 1_000, pytest.param(1_000_000, marks=pytest.mark.long)]
+SIZES = [
+    10, 1_000, pytest.param(30_000, marks=pytest.mark.long), pytest.param(1_000_000, marks=pytest.mark.exhaustive),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=SIZES)

@@ -4,7 +4,7 @@ Each variant is a whole server, as its administrator may have set it up, and eve
 defaults. Several wrong defaults are tested on one server, because a server for each takes longer.
 
 ``make test`` has one of them, with the random walks and the topics that its settings bear on; ``make test-long`` has
-the rest.
+the same of the others; ``make test-exhaustive`` has the other topics.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-#: name -> the topics that run with ``make test`` if the variant does
+#: name -> the topics that its settings bear on
 TOPICS: Mapping[str, frozenset[str]] = {
     "Far": frozenset({"TestRelease", "TestTouch", "TestTransaction", "TestWalk"}),  # times and commits
     "Folded": frozenset({"TestNames", "TestQueues", "TestTransaction", "TestWalk"}),  # texts
@@ -109,8 +109,11 @@ def _end_servers() -> Iterator[None]:
 for _name in VARIANTS:
     _harness = type(f"{_name}Harness", (Variant,), {"name": _name})
     for _test, _class in suite(_harness).items():
-        is_short = _name == IN_SHORT and _test in TOPICS[_name]
-        globals()[f"{_test}{_name}"] = _class if is_short else pytest.mark.long(_class)
+        if _test not in TOPICS[_name]:
+            _class = pytest.mark.exhaustive(_class)
+        elif _name != IN_SHORT:
+            _class = pytest.mark.long(_class)
+        globals()[f"{_test}{_name}"] = _class
     _patient = type(f"Patient{_name}Harness", (_harness,), {"walks": 12})
     globals()[f"TestAllWalks{_name}"] = pytest.mark.long(suite(_patient)["TestWalk"])
 

@@ -107,5 +107,6 @@ def _mysql() -> Iterator[None]:
 
 for _harness, _fixture in ((RedisHarness, "_redis"), (MySqlHarness, "_mysql")):
     for _title in TOPICS:
-        _one = pytest.mark.usefixtures(_fixture)(pytest.mark.long(suite(_harness)[_title]))
+        _mark = pytest.mark.long if _title == "TestSteps" else pytest.mark.exhaustive
+        _one = pytest.mark.usefixtures(_fixture)(_mark(suite(_harness)[_title]))
         globals()[f"{_title}On{_harness.__name__.removesuffix('Harness')}"] = _one

@@ -32,4 +32,19 @@ def _trio() -> Iterator[None]:
         yield
 
 
-globals().update(suite(SentinelHarness))
+#: the topics in which the connection matters; the others run only with ``make test-exhaustive``
+TOPICS = frozenset(
+    {
+        "TestConcurrency",
+        "TestEnqueue",
+        "TestErrors",
+        "TestHangs",
+        "TestLostReplies",
+        "TestReserve",
+        "TestSettle",
+        "TestWaking",
+    }
+)
+
+for _name, _topic in suite(SentinelHarness).items():
+    globals()[_name] = _topic if _name in TOPICS else pytest.mark.exhaustive(_topic)

@@ -29,4 +29,19 @@ def _server(redis_tls: RedisServer) -> None:
     TlsHarness.server = redis_tls
 
 
-globals().update(suite(TlsHarness))
+#: the topics in which the connection matters; the others run only with ``make test-exhaustive``
+TOPICS = frozenset(
+    {
+        "TestConcurrency",
+        "TestEnqueue",
+        "TestErrors",
+        "TestHangs",
+        "TestLostReplies",
+        "TestReserve",
+        "TestSettle",
+        "TestWaking",
+    }
+)
+
+for _name, _topic in suite(TlsHarness).items():
+    globals()[_name] = _topic if _name in TOPICS else pytest.mark.exhaustive(_topic)

@@ -164,7 +164,13 @@ class Walk:
 @pytest.mark.one_row
 @pytest.mark.parametrize("is_exact", [True, False], ids=["exact", "fair"])
 @pytest.mark.parametrize(
-    "seeds", [range(10), pytest.param(range(10, 120), marks=pytest.mark.long)], ids=["few", "many"]
+    "seeds",
+    [
+        range(10),
+        pytest.param(range(10, 40), marks=pytest.mark.long),
+        pytest.param(range(40, 120), marks=pytest.mark.exhaustive),
+    ],
+    ids=["few", "some", "many"],
 )
 def test_random_calls_have_the_answers_of_memory_and_leave_no_job_behind(
     tmp_path: Path, connect: Callable[..., sqlite3.Connection], seeds: range, is_exact: bool
