@@ -112,7 +112,7 @@ def backends_with(power: str) -> list[str]:
 def _load_for_tests(name: str) -> Any:
     from importlib import import_module
 
-    return getattr(import_module("multiq.testing.backends"), FOR_TESTS[name])
+    return getattr(import_module("multiq.testing"), FOR_TESTS[name])
 
 
 def _reraise(_manager: object, _entrypoint: object, exc: BaseException) -> None:

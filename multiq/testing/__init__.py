@@ -9,21 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .backends import FakeBackend, NullBackend, SyncBackend
     from .enqueued import Enqueued
+    from .fake_backend import FakeBackend
     from .fakes import Fake, fake, sync
+    from .null_backend import NullBackend
+    from .sync_backend import SyncBackend
 
 __all__ = ["Enqueued", "Fake", "FakeBackend", "NullBackend", "SyncBackend", "fake", "sync"]
 
-_BACKENDS = {"FakeBackend", "NullBackend", "SyncBackend"}
+_MODULES = {
+    "Enqueued": "enqueued",
+    "Fake": "fakes",
+    "FakeBackend": "fake_backend",
+    "NullBackend": "null_backend",
+    "SyncBackend": "sync_backend",
+    "fake": "fakes",
+    "sync": "fakes",
+}
 
 
 def __getattr__(name: str) -> object:
     """Import the rest at its first use, because pytest imports this package in every run."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import backends, enqueued, fakes
+    from importlib import import_module
 
-    if name in _BACKENDS:
-        return getattr(backends, name)
-    return enqueued.Enqueued if name == "Enqueued" else getattr(fakes, name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

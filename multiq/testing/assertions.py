@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.flows.signature import Signature
 
-    from .backends import FakeBackend
     from .enqueued import Enqueued
+    from .fake_backend import FakeBackend
 
 
 class Assertions:

@@ -14,7 +14,7 @@ from multiq.formatting import shown
 if TYPE_CHECKING:
     from multiq.backend import NewJob
 
-    from .backends import FakeBackend
+    from .fake_backend import FakeBackend
 
 
 class Enqueued(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ from multiq.formatting import shown
 from multiq.validation import check_timeout
 
 from .assertions import Assertions
-from .backends import FakeBackend, SyncBackend
+from .fake_backend import FakeBackend
+from .sync_backend import SyncBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

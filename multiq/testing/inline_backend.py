@@ -1,17 +1,14 @@
-"""Backends for tests. They are subclasses of the memory backend, so that every call of multiq works on them."""
+"""The base of the backends for tests: a memory backend that runs its jobs in the calling thread."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from multiq.async_calls import Level, level
-from multiq.backend import Enqueue, State
+from multiq.backend import State
 from multiq.backend.memory import MemoryBackend, MemoryConsumer, lease_of
-from multiq.driverkit.clock import SECOND, ManualClock
+from multiq.driverkit.clock import SECOND
 from multiq.envelope import END_TASK, decode_json
 from multiq.errors import MultiqError
 from multiq.job import task_of
@@ -19,10 +16,10 @@ from multiq.job import task_of
 from .inline import run_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from multiq.app import App
-    from multiq.backend import Lease, NewJob, Step, Version
+    from multiq.backend import Lease
     from multiq.backend.memory import Job, JobQueue
     from multiq.driverkit.clock import Clock
 
@@ -123,91 +120,3 @@ class InlineBackend(MemoryBackend):
 
 def _task(job: Job) -> str | None:
     return task_of(decode_json(job.body))
-
-
-def _replaces(job: NewJob) -> bool:
-    """Whether a duplicate job replaces the existing job. A duplicate that does not replace the existing job is not
-    stored."""
-    unique = None if job.terms is None else job.terms.unique
-    return unique is not None and unique.on_conflict == "replace"
-
-
-class SyncBackend(InlineBackend):
-    """``sync://``: each job runs within its enqueue, with its retries and without waiting for delays.
-
-    If the job is buried, the enqueue raises the error of the task. Without an app, this is a memory backend.
-    """
-
-    declared = msgspec.structs.replace(MemoryBackend.declared, backend="sync")
-    gathers_enqueues = False  # each caller gets the error of its own job
-
-    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
-        with self._running([(queue, job.id) for job in jobs]):
-            return super().enqueue(queue, jobs, connection=connection)
-
-    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
-        with self._running([(step.queue, step.job.id) for step in steps if isinstance(step, Enqueue)]):
-            return super().carry_out(steps, when=when)
-
-    @contextlib.contextmanager
-    def _running(self, jobs: Sequence[tuple[str, str]]) -> Iterator[None]:
-        """Enqueue *jobs* in the block, and run them after it.
-
-        This call claims the jobs. Without the claim, another thread, or a job that enqueues another job, could run the
-        jobs and get their errors.
-        """
-        self._level_below()  # an error is raised before a job is stored, because another call would run the job
-        call = object()
-        claimed = [job for job in jobs if self._claims.setdefault(job, call) is call]
-        try:
-            yield
-            if self._app is not None:
-                for error in self.run_jobs(early=True, call=call):
-                    raise error
-        finally:
-            for job in claimed:
-                del self._claims[job]
-
-
-class NullBackend(MemoryBackend):
-    """``null://``: drops the jobs that an app enqueues. All other calls work as on the memory backend."""
-
-    declared = msgspec.structs.replace(MemoryBackend.declared, backend="null")
-
-    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:  # noqa: ARG002
-        if connection is not None:
-            raise self.unsupported("transactional_enqueue")
-        return [job.id for job in jobs]
-
-    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:  # noqa: ARG002
-        return True
-
-
-class FakeBackend(InlineBackend):
-    """Keeps all enqueued jobs, and has a clock that the test moves. ``fake`` makes this backend."""
-
-    declared = msgspec.structs.replace(MemoryBackend.declared, backend="fake")
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        super().__init__(clock=self.clock)
-        self.sent: list[tuple[str, NewJob, int]] = []
-        """For each enqueue: the queue, the job, and the time in nanoseconds of ``clock``."""
-
-    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
-        with self._store.lock:
-            known = self._store.queue(queue, self.clock()).jobs
-            is_new = [job.id not in known for job in jobs]
-            ids = super().enqueue(queue, jobs, connection=connection)
-            self.sent += [
-                (queue, job, self.clock())
-                for job, new, stored_id in zip(jobs, is_new, ids, strict=True)
-                if new and (stored_id == job.id or _replaces(job))
-            ]
-        return ids
-
-    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
-        is_done = super().carry_out(steps, when=when)
-        if is_done:
-            self.sent += [(step.queue, step.job, self.clock()) for step in steps if isinstance(step, Enqueue)]
-        return is_done
