@@ -3,7 +3,6 @@ jobs."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -27,6 +26,7 @@ from multiq.control.flags import schedules_mark
 from multiq.errors import PayloadInvalid
 from multiq.formatting import shown
 
+from .jitter import digest, with_jitter
 from .timetable import SECOND, TIME_OF_DAY, Milliseconds, Timetable, moment, timetable, zones_version
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Definition(msgspec.Struct, frozen=True, omit_defaults=True):
     def due(self, occurrence: Milliseconds) -> Milliseconds:
         """Return the time at which the occurrence's job is due: not before the occurrence, and at most ``jitter``
         later."""
-        return _due(self.name, self.jitter, occurrence)
+        return with_jitter(self.name, self.jitter, occurrence)
 
     def is_due_like(self, other: Definition) -> bool:
         """Return whether the other definition has the same occurrences."""
@@ -146,7 +146,7 @@ class Former(msgspec.Struct, frozen=True, omit_defaults=True):
         times = timetable(self.cron, self.every, self.at, self.zone)
         after = now - int(self.jitter * SECOND) - 1
         made = times.between(after, self.through, int(AHEAD_MOST + self.jitter) + 1)
-        return [at for at in made if _due(name, self.jitter, at) >= now]
+        return [at for at in made if with_jitter(name, self.jitter, at) >= now]
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -226,7 +226,7 @@ def removed_key(name: str) -> str:
 
 def occurrence_id(name: str, occurrence: Milliseconds) -> str:
     """Return the id of an occurrence's job: a UUID of version 8 (RFC 9562), from the name and the time in UTC."""
-    digits = bytearray(_digest("occurrence", name, occurrence)[:16])
+    digits = bytearray(digest("occurrence", name, occurrence)[:16])
     digits[6] = 0x80 | digits[6] & 0x0F
     digits[8] = 0x80 | digits[8] & 0x3F
     text = digits.hex()
@@ -293,17 +293,6 @@ def announce(home: str) -> list[Step]:
 def home_in(note: Note) -> str | None:
     """Return the home that a note of ``HOME`` names. None: the note is of another kind."""
     return note.key.removeprefix(_HOMES) if note.key.startswith(_HOMES) else None
-
-
-def _due(name: str, jitter: float, occurrence: Milliseconds) -> Milliseconds:
-    if not jitter:
-        return occurrence
-    share = int.from_bytes(_digest("jitter", name, occurrence)[:8]) / 2**64
-    return occurrence + int(share * jitter * 1000)
-
-
-def _digest(use: str, name: str, occurrence: Milliseconds) -> bytes:
-    return hashlib.sha256(f"multiq {use}\0{name}\0{occurrence}".encode()).digest()
 
 
 _encoder = msgspec.json.Encoder()
