@@ -1,8 +1,10 @@
-"""Formats durations, sizes and bodies for people. Data from a queue is escaped before it is printed."""
+"""Formats durations, sizes and bodies for people."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from .terminal_escapes import safe
 
 if TYPE_CHECKING:
     from .job import JobInfo
@@ -23,13 +25,6 @@ def shown(value: object) -> str:
         text = f"a {type(value).__qualname__}"
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def safe(text: str, *, keep: str = "") -> str:
-    """Escape the characters in *text* that a terminal does not print, such as colour codes."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
 
 
 def duration(seconds: float) -> str:
@@ -116,7 +111,3 @@ def _json(value: Any) -> str:
     import json  # imported late, so that producers need not import json
 
     return json.dumps(value, ensure_ascii=False)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode()

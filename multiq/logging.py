@@ -14,9 +14,10 @@ import msgspec
 
 from . import events as ev
 from .failure import app_traceback
-from .formatting import abridge, many, safe
+from .formatting import abridge, many
 from .job import running
 from .outage_log import Outage
+from .terminal_escapes import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

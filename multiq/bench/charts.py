@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 from hdrh.histogram import HdrHistogram
 
-from multiq.formatting import safe
+from multiq.terminal_escapes import safe
 
 from .figures import label, number, share_of_baseline, summary
 

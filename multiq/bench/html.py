@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from multiq.formatting import duration, many, safe
+from multiq.formatting import duration, many
+from multiq.terminal_escapes import safe
 
 from . import charts
 from .figures import (

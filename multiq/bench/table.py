@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from multiq.formatting import duration, many, safe
+from multiq.formatting import duration, many
+from multiq.terminal_escapes import safe
 
 from .figures import (
     UNKNOWN,

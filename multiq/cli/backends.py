@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from multiq.backend.capabilities import DEFINITIONS, MEASURES, POWERS, Gap
-from multiq.formatting import safe, size
+from multiq.formatting import size
+from multiq.terminal_escapes import safe
 
 from .options import json_option, traceback_option
 from .output import Column, print_json, show, table

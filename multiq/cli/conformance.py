@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multiq.formatting import safe
+from multiq.terminal_escapes import safe
 
 from .exits import BROKEN, OK
 from .options import json_option, traceback_option

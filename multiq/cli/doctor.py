@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.formatting import safe
+from multiq.terminal_escapes import safe
 
 from .exits import FAILED, OK
 from .options import chosen_connection, common_options

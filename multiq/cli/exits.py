@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import click
 
 from multiq import errors
-from multiq.formatting import safe
+from multiq.terminal_escapes import safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

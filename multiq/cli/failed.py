@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from multiq.errors import Unsupported
-from multiq.formatting import UNKNOWN, duration, many, safe, shorten, summary
+from multiq.formatting import UNKNOWN, duration, many, shorten, summary
+from multiq.terminal_escapes import safe
 
 from .jobs import job_document
 from .options import (

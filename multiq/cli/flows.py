@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.formatting import many, safe
+from multiq.formatting import many
+from multiq.terminal_escapes import safe
 
 from .options import (
     Duration,

@@ -10,7 +10,8 @@ from typing import Any
 import click
 import msgspec
 
-from multiq.formatting import duration, safe
+from multiq.formatting import duration
+from multiq.terminal_escapes import safe
 
 from .exits import FAILED, OK
 from .options import Duration, json_option, traceback_option

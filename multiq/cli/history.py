@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multiq.formatting import duration, safe, shorten
+from multiq.formatting import duration, shorten
+from multiq.terminal_escapes import safe
 
 from .options import QueueName, common_options
 from .output import Column, note, print_json, show, table

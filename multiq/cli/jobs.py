@@ -10,7 +10,8 @@ import click
 
 from multiq.backend import STORED_STATES, State
 from multiq.errors import Unsupported
-from multiq.formatting import UNKNOWN, duration, safe, shorten, summary
+from multiq.formatting import UNKNOWN, duration, shorten, summary
+from multiq.terminal_escapes import safe
 
 from .options import QueueName, chosen_connection, common_options
 from .output import Column, lines_of, note, print_json, show, table, width

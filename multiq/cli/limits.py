@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multiq.formatting import count, safe
+from multiq.formatting import count
+from multiq.terminal_escapes import safe
 
 from .options import Duration, QueueName, common_options, connection_option, traceback_option, verbose_option
 from .output import Column, print_json, say, show, table

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from multiq.backend import DELAY_MAX
-from multiq.formatting import safe
+from multiq.terminal_escapes import safe
 from multiq.validation import check_name
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from multiq.backend import State
-from multiq.formatting import UNKNOWN, duration, many, safe, shorten, size
+from multiq.formatting import UNKNOWN, duration, many, shorten, size
+from multiq.terminal_escapes import safe
 
 from .jobs import job_document
 from .options import JobId, common_options, queue_option

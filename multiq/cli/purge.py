@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from multiq.backend import State
-from multiq.formatting import count, many, safe
+from multiq.formatting import count, many
+from multiq.terminal_escapes import safe
 
 from .options import QueueName, common_options
 from .output import need_stdin, say

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.formatting import duration, safe
+from multiq.formatting import duration
+from multiq.terminal_escapes import safe
 
 from .options import JobId, common_options, due_options, queue_option
 from .output import say

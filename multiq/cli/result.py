@@ -8,7 +8,7 @@ import click
 
 from multiq.backend import State
 from multiq.errors import JobCancelled, JobFailed, JobNotFound, MultiqError, OptionInvalid
-from multiq.formatting import safe
+from multiq.terminal_escapes import safe
 
 from .exits import FAILED, OK
 from .history import outcome_document

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from multiq.formatting import duration, many, safe
+from multiq.formatting import duration, many
+from multiq.terminal_escapes import safe
 
 from .exits import FAILED, OK
 from .options import Duration, Json, common_options, connection_option, traceback_option, verbose_option

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.formatting import many, safe
+from multiq.formatting import many
+from multiq.terminal_escapes import safe
 
 from .exits import BROKEN, OK
 from .options import json_option, traceback_option

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.formatting import count, duration, safe
+from multiq.formatting import count, duration
+from multiq.terminal_escapes import safe
 
 from .options import QueueName, common_options
 from .output import Column, note, print_json, show, table

@@ -13,7 +13,8 @@ import click
 
 from multiq.control.flags import missing_for_control
 from multiq.errors import BackendUnavailable, EnqueueUncertain
-from multiq.formatting import UNKNOWN, count, duration, many, safe
+from multiq.formatting import UNKNOWN, count, duration, many
+from multiq.terminal_escapes import safe
 
 from .options import Duration, common_options
 from .output import Column, console, print_json, show, table, width

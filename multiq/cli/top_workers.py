@@ -13,8 +13,9 @@ import msgspec
 from multiq.control.flags import missing_for_control
 from multiq.control.presence import FIRST_ANSWERS, Viewer
 from multiq.errors import JobNotFound, MultiqError
-from multiq.formatting import UNKNOWN, count, duration, many, safe
+from multiq.formatting import UNKNOWN, count, duration, many
 from multiq.job import JobInfo
+from multiq.terminal_escapes import safe
 
 from .output import Column, table
 

@@ -297,8 +297,9 @@ def _names(words: Sequence[str]) -> list[str] | None:
 
 def _announce(app: App, path: str, queues: Sequence[str]) -> None:
     from multiq import __version__
-    from multiq.formatting import many, safe
+    from multiq.formatting import many
     from multiq.settings.url import redact
+    from multiq.terminal_escapes import safe
 
     _log.info("multiq %s runs %s, %s, on %s", __version__, path, many(len(app.tasks), "task"), safe(redact(app.url)))
     if not app.backend.capabilities.shared:

@@ -12,8 +12,9 @@ from rich.console import Console
 from multiq.backend import JobRecord, QueueStats, State
 from multiq.cli.top import Look, frame
 from multiq.cli.top_workers import Running, WorkerNow
-from multiq.formatting import abridge, count, duration, many, safe, shorten, size, summary
+from multiq.formatting import abridge, count, duration, many, shorten, size, summary
 from multiq.job import JobInfo
+from multiq.terminal_escapes import safe
 
 
 @pytest.mark.parametrize(
