@@ -54,22 +54,24 @@ _SHARED_TOPICS = frozenset(
 _SHARING_STORES = ("sqlite", "redis", "mysql")
 
 _QUICK = "not long"  # the marker expression of ``make test``
-_LONG = frozenset({"long", "exhaustive"})
+#: marker expression -> the marks of the tests that it leaves out
+_LEFT_OUT = {_QUICK: frozenset({"long", "exhaustive"}), "long and not exhaustive": frozenset({"exhaustive"})}
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
-    """Do not even collect tests that ``make test`` leaves out as a whole: each of its processes collects all tests."""
-    if collector.config.option.markexpr != _QUICK:
-        return None
-    return [] if _is_long(obj) or _has_turn_elsewhere(collector, name) else None
+    """Do not even collect tests that a command leaves out as a whole: each of its processes collects all tests."""
+    chosen = collector.config.option.markexpr
+    if _has_mark(obj, _LEFT_OUT.get(chosen, frozenset())):
+        return []
+    return [] if chosen == _QUICK and _has_turn_elsewhere(collector, name) else None
 
 
 @pytest.hookimpl(trylast=True)  # when all rows are known
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Do not make the items of rows that ``make test`` leaves out. At least one row stays, and is deselected later."""
-    if metafunc.config.option.markexpr == _QUICK:
+    """Do not make the items of rows that a command leaves out. At least one row stays, and is deselected later."""
+    if left_out := _LEFT_OUT.get(metafunc.config.option.markexpr):
         rows = metafunc._calls  # private: pytest offers no way to leave rows out
-        metafunc._calls = [row for row in rows if not any(mark.name in _LONG for mark in row.marks)] or rows[:1]
+        metafunc._calls = [row for row in rows if not any(mark.name in left_out for mark in row.marks)] or rows[:1]
 
 
 def _has_turn_elsewhere(topic: pytest.Collector | None, test: str) -> bool:
@@ -81,9 +83,9 @@ def _has_turn_elsewhere(topic: pytest.Collector | None, test: str) -> bool:
     return store in {*_SHARING_STORES, "beanstalk"} and turn != store
 
 
-def _is_long(obj: object) -> bool:
+def _has_mark(obj: object, names: frozenset[str]) -> bool:
     marks = getattr(obj, "pytestmark", None)
-    return isinstance(marks, list) and any(mark.name in _LONG for mark in marks)
+    return isinstance(marks, list) and any(mark.name in names for mark in marks)
 
 
 def _mark_exhaustive_as_long(items: list[pytest.Item]) -> None:
