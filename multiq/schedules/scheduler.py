@@ -44,7 +44,7 @@ from multiq.job import HEADER_DELAY, describe
 from . import record as records
 from .adding import alone
 from .planning import DECIDE, NEVER, plan
-from .record import BORN, HOME, MAX_JOBS, Record, occurrence_id, timestamp
+from .record import AHEAD_MOST, BORN, HOME, MAX_JOBS, Record, occurrence_id, timestamp
 from .removing import remove_copies
 from .stored import carry_on, changes_of, homes, is_there, notes_of, store_all
 from .timetable import SECOND, zones_version
@@ -138,12 +138,15 @@ class Scheduler:
     """Looks for due occurrences of all schedules of an app's connection, and makes their jobs.
 
     - *app*: the first call of ``look`` stores the schedules of the app's code, if they are not stored yet.
-    - *ahead*: the longest time, in seconds, between making an occurrence and its due time.
+    - *ahead*: the longest time, in seconds, between making an occurrence and its due time. At most ``AHEAD_MOST``,
+      because later changes of a schedule cannot reach more jobs.
 
-    Not thread-safe.
+    Raises ``OptionInvalid`` for another *ahead*. Not thread-safe.
     """
 
     def __init__(self, app: App, *, ahead: float = AHEAD) -> None:
+        if not 0 <= ahead <= AHEAD_MOST:
+            raise OptionInvalid(f"ahead must be a number of seconds from 0 to {AHEAD_MOST:g}, got {ahead!r}")
         self._app = app
         self._backend = app.backend
         self._ahead: Milliseconds = int(ahead * SECOND)

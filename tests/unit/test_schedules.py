@@ -1224,6 +1224,12 @@ def test_a_worker_without_schedules_makes_no_call_for_them() -> None:
     assert app.queue().stats().delayed
 
 
+@pytest.mark.parametrize("ahead", [-1, 240.1, float("inf"), float("nan")])
+def test_a_scheduler_makes_no_occurrence_too_far_ahead(ahead: float) -> None:
+    with pytest.raises(OptionInvalid, match="from 0 to 240, got"):
+        Scheduler(multiq.App("memory://"), ahead=ahead)
+
+
 def new_id_task() -> str:
     return new_id()
 
