@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 #: at how many positions a test cuts what a call sends or receives; ``make test-exhaustive`` cuts at each position
-MOST = [6, pytest.param(40, marks=pytest.mark.long), pytest.param(None, marks=pytest.mark.exhaustive)]
+MOST = [6, pytest.param(15, marks=pytest.mark.long), pytest.param(None, marks=pytest.mark.exhaustive)]
 
 
 def some(every: Sequence[int], most: int | None) -> Sequence[int]:

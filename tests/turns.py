@@ -1,9 +1,10 @@
-"""Choose which rows of a parametrized test ``make test`` runs; ``make test-long`` runs the rest.
+"""Choose which rows of a parametrized test ``make test`` and ``make test-long`` run.
 
 The mode of a worker and its store matter to few of the worker's tests, and a process for each combination takes long.
 Of a test with such a parameter, ``make test`` runs each value of the other parameters, and no more rows than these
-need. Which rows it runs depends on the test's name, so that each mode and store is used by some test. This holds for
-tests in ``tests/integration``, and elsewhere for tests that are marked ``few_rows``.
+need. Which rows it runs depends on the test's name, so that each mode and store is used by some test. ``make
+test-long`` runs half of the other rows, and ``make test-exhaustive`` the rest. This holds for tests in
+``tests/integration``, and elsewhere for tests that are marked ``few_rows``.
 
 Of a test that is marked ``one_row``, ``make test`` runs the first row only. The mark is for tests whose rows each take
 long, and which check the same promise at another place: on another store, for another call, in another mode.
@@ -121,7 +122,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 matrices[item.nodeid.partition("[")[0]][item] = row
     for rows in matrices.values():
         for item in rows.keys() - set(_some(rows)):
-            item.add_marker(pytest.mark.long)
+            _leave_to_longer_runs(item)
+
+
+def _leave_to_longer_runs(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.long)
+    if zlib.crc32(item.nodeid.encode()) % 2:
+        item.add_marker(pytest.mark.exhaustive)
 
 
 def _some(rows: Rows) -> Iterator[pytest.Item]:

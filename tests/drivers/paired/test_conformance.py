@@ -70,8 +70,19 @@ def _beside_the_proxy(request: pytest.FixtureRequest) -> None:
 QUICK = "TestCapabilities"
 TOPICS = ("TestOutcomes", "TestMemos", "TestHolds", "TestNotes", "TestSteps")  # the topics that the store adds
 
+#: the topics whose calls go to beanstalkd alone, as they do without a store
+WITHOUT_STORE = {
+    "TestAbandon", "TestDelete", "TestEnqueue", "TestGiveBack", "TestJobs", "TestKick", "TestKickJob",
+    "TestNames", "TestPause", "TestPeek", "TestPurge", "TestQueueOrder", "TestQueues", "TestRelease",
+    "TestReschedule", "TestTouch", "TestTransaction", "TestWaiting", "TestWaking",
+}  # fmt: skip
+
 for _name, _topic in suite(PairedHarness).items():
-    globals()[_name] = _topic if _name == QUICK else pytest.mark.long(_topic)
+    if _name in WITHOUT_STORE:
+        _topic = pytest.mark.exhaustive(_topic)
+    elif _name != QUICK:
+        _topic = pytest.mark.long(_topic)
+    globals()[_name] = _topic
 
 
 class RedisHarness(PairedHarness):
