@@ -197,7 +197,7 @@ def listen(look: Callable[[], None]) -> None:
 def _delete(backend: Backend, queue: str, job_id: str, followers: Followers, reason: str) -> None:
     """Delete a job that does not run. If the job has ``keep``, keep an outcome which says that the job was
     cancelled."""
-    from .deletion import cancelled_outcome, delete_job
+    from .delete import cancelled_outcome, delete_job
 
     after = cancelled_outcome(backend, queue, job_id, reason) if backend.declared.outcomes else None
     delete_job(backend, queue, job_id, followers, after)

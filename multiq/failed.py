@@ -11,7 +11,7 @@ import msgspec
 
 from .backend import State
 from .control.flags import visible_queues
-from .deletion import delete_job
+from .delete import delete_job
 from .errors import JobAwaited, JobNotFailed, JobNotFound, JobReserved, MultiqError, OptionInvalid, UniqueTaken
 from .formatting import shown
 from .job import JobInfo

@@ -9,7 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, Bury, State, check_state, check_states
-from .deletion import delete_job
+from .delete import delete_job
 from .driverkit.fork import forks
 from .enqueue import put, put_one
 from .envelope import encode_json, refusal_of

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
-    from .annotations import Codec
     from .app import App
     from .backend import UniqueKey
     from .envelope import FlowPart
     from .flows.signature import Signature
     from .job import JobHandle
+    from .json_types import Codec
     from .limits import Limit
     from .middleware import Chain
     from .registry import Tasks

@@ -98,7 +98,7 @@ def hold_expiry(base: str) -> str:
 
 
 def limits(base: str) -> str:
-    """Hash: name -> the limit's quota (lua/include/gates.lua)."""
+    """Hash: name -> the limit's quota (lua/include/open_gates.lua)."""
     return f"{base}:limits"
 
 
@@ -113,7 +113,7 @@ def parked(base: str) -> str:
 
 
 def line_states(base: str) -> str:
-    """Hash: gate of a line -> its turn, and its first job if the line is open (lua/include/gates.lua)."""
+    """Hash: gate of a line -> its turn, and its first job if the line is open (lua/include/open_gates.lua)."""
     return f"{base}:line_states"
 
 

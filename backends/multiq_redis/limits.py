@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .pool import Pool
 
-_QUOTA = struct.Struct(">IQIcc")  # lua/include/gates.lua; the quota follows as JSON
+_QUOTA = struct.Struct(">IQIcc")  # lua/include/open_gates.lua; the quota follows as JSON
 _ANY = 2**32 - 1
 _PINNED = b"p"
 

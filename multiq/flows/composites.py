@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from multiq.errors import FlowInvalid
 from multiq.formatting import shown
 
+from .enqueuing import asend, send_batch
 from .flow import Flow
 from .graph import KEEP_DEFAULT, Fragment, checked
-from .sending import asend, send_batch
 from .signature import Signature
 
 if TYPE_CHECKING:

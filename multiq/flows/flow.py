@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .enqueuing import asend, send
 from .graph import Graph
-from .sending import asend, send
 
 if TYPE_CHECKING:
     from .handle import FlowHandle

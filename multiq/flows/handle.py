@@ -21,7 +21,7 @@ from multiq.job import running as running_job
 from multiq.validation import check_delay, check_timeout
 
 from . import record as records
-from .planning import plan_growth, plan_guard
+from .job_plans import plan_growth, plan_guard
 from .progress import FlowProgress, peek, progress_of
 from .record import HOME, FlowInfo, job_id
 from .signature import Signature

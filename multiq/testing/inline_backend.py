@@ -13,7 +13,7 @@ from multiq.envelope import END_TASK, decode_json
 from multiq.errors import MultiqError
 from multiq.job import task_of
 
-from .inline import run_here
+from .run_job import run_here
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -362,7 +362,7 @@ def test_a_program_that_dies_while_it_adds_does_not_leave_the_batch_waiting(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, dies_at: int
 ) -> None:
     # Given a program that is no member, and dies at one of its calls of the backend
-    monkeypatch.setattr("multiq.flows.planning._ADDING_TAKES", 0.05)
+    monkeypatch.setattr("multiq.flows.job_plans._ADDING_TAKES", 0.05)
     backend = shop.app.backend
     flow = multiq.batch([shop.note.s(1)], then=shop.after_all.s()).enqueue()
     calls = itertools.count()

@@ -42,7 +42,7 @@ local has_ended = false -- whether the lease of a counted slot has ended
 
 -- To create a function takes time, and more time if it uses more variables of the enclosing function. So the functions for
 -- verdicts, for steps and for lines are created only in the calls that need them.
---- include gates
+--- include open_gates
 
 local function settle_verdicts()
 --- include settle

@@ -7,7 +7,7 @@
 --- include clock
 --- include keyed
 local key = { parked = KEYS[1], limits = KEYS[2], slots = KEYS[3], rates = KEYS[4] }
---- include gates
+--- include open_gates
 local MOST_ENDED = 10000 -- ended leases, in some milliseconds
 -- The next reserve deletes the entries of leases that have ended.
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, MOST_ENDED)) do

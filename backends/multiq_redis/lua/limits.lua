@@ -3,7 +3,7 @@
 -- KEYS  1 jobs   2 ready   3 delayed   4 reserved   5 hint   6 limits   7 lines   8 parked   9 line_states
 --       10 open_lines   11 fair_lines   12 blocked   13 slots   14 slot_ends   15 rates   16 openings
 -- ARGV  1 p: pin the limits; -: do not pin them, and do not change limits that are pinned
---       then for each limit: its name, and its quota (include/gates.lua), or nothing to remove it
+--       then for each limit: its name, and its quota (include/open_gates.lua), or nothing to remove it
 -- =>    ok
 --- include record
 --- include clock
@@ -15,11 +15,11 @@ local key = {
     blocked = KEYS[12], slots = KEYS[13], slot_ends = KEYS[14], rates = KEYS[15], openings = KEYS[16],
 }
 --- include parked
---- include gates
+--- include open_gates
 local is_any_parked
 --- include parked_marker
 -- If a gate would wait longer than the new rate requires, shortens the gate's wait. If there are very many gates, the wait
--- of each further gate is shortened when a job comes to this gate (include/gates.lua).
+-- of each further gate is shortened when a job comes to this gate (include/open_gates.lua).
 local function forget_slower_rate(limit)
     local quota = quota_of(limit)
     if not quota then return end

@@ -1,4 +1,4 @@
--- Counts leases at the gates of their jobs (include/gates.lua).
+-- Counts leases at the gates of their jobs (include/open_gates.lua).
 local RATES_DROPPED = 2 -- past times that each job with a rate deletes: more than one, so that their number falls
 local new_slots, new_ends, changed_rates = {}, {}, {}
 local first_end, last_end = math.huge, nil -- of the leases that this call counts: the earliest end; the end of the last one, as text

@@ -25,7 +25,7 @@ from multiq.ids import new_id
 
 from . import record as records
 from .handle import FlowHandle
-from .planning import calls_of, numbered_members, plan_catch, plan_graph, plan_last_of_batch, plan_members
+from .job_plans import calls_of, numbered_members, plan_catch, plan_graph, plan_last_of_batch, plan_members
 from .record import FlowRecord, job_id
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from .composites import Batch
     from .graph import Graph
-    from .planning import Planned
+    from .job_plans import Planned
     from .signature import Signature
 
     _Call: TypeAlias = Callable[[float], object]
