@@ -55,7 +55,11 @@ _MOST = (_SLICE_BYTES, _MOST_STEPS)
 _MOST_ANSWERS = 100_000  # stored answers, for callers that repeat verdicts
 
 _DONE = ord("1")
-_PARKING_TIME = 2.0  # seconds for which a consumer parks the ready jobs of fair limits before it hands out one of them
+# seconds for which an exchange parks the ready jobs of fair limits before it hands out one of them: less than the half
+# second after which a waiting consumer has its job (3.10)
+_PARKING_TIME = 0.3
+_PARKING_PAUSE = 1.0  # seconds without such parking, after an exchange has used up its time
+_ONLY_PARKING_TIME = 0.5  # seconds after which an exchange ends although it has only parked jobs: a worker must touch
 _UNFINISHED = b"1"  # no job was handed out, although there may be jobs
 _HAS_GATES = b"3"  # there may be jobs that only the script _GATED hands out
 _FULL = b"2"  # the jobs have as many bytes as one reserve may hand out
@@ -75,6 +79,8 @@ class _PartitionCall(NamedTuple):
     """The verdicts' indexes in the list of the exchange."""
     share: int
     """The number of jobs that the call asks for."""
+    parks_first: bool
+    """Whether the call parks ready jobs of fair limits before it hands out one of them."""
 
 
 class _Exchange:
@@ -87,6 +93,10 @@ class _Exchange:
     was_answered = False
     is_cut_short = False
     """Whether jobs may be due that no call has looked at, because the call would have taken too long."""
+    parks_until = _NEVER
+    """The time from which this exchange no longer parks ready jobs of fair limits before it hands out one of them."""
+    gives_up_at = _NEVER
+    """The time from which this exchange asks a queue only once, because it has only parked jobs until then."""
     after: Mapping[int, After] = {}
     """The ``After`` of each verdict that has one. The keys are the verdicts' indexes."""
     weights: Mapping[int, tuple[int, int]] = {}
@@ -118,6 +128,16 @@ class _Exchange:
     def has_nothing_to_return(self) -> bool:
         """Whether a failure must be raised. This is so if a verdict has no answer, or if no server has answered."""
         return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
+
+    def goes_on(self, call: _PartitionCall, found: Sequence[Lease], sent_at: float) -> bool:
+        """Whether a call that has not looked at all jobs is followed by another one in the same partition."""
+        if call.call.verb != _GATED:
+            return True
+        self.gives_up_at = min(self.gives_up_at, sent_at + _ONLY_PARKING_TIME)
+        if call.parks_first:
+            self.parks_until = min(self.parks_until, sent_at + _PARKING_TIME)
+        # The script may only park jobs, and there may be many of them. The jobs of this exchange must not wait.
+        return bool(found) or not self.leases
 
     def fits(self, indexes: list[int]) -> bool:
         """Whether one script may carry out these verdicts."""
@@ -164,8 +184,8 @@ class RedisConsumer(Consumer):
         self._partitions = partitions
         self._relay = relay
         self._gated_until: dict[str, float] = {}  # partition with gated jobs -> next try of the plain script
-        self._parks_until: dict[str, float] = {}
-        """Partition -> the time from which a reserve no longer parks ready jobs of fair limits first."""
+        self._parks_from: dict[str, float] = {}
+        """Partition -> the time from which an exchange parks ready jobs of fair limits first again."""
         self._parked_until: dict[str, float] = {}  # partition with parked jobs -> next try of the script _GATED
         self._to_relay: dict[str, list[bytes]] = {}  # partition -> the first groups of its outbox
         self._client = pool.dedicated()
@@ -316,11 +336,23 @@ class RedisConsumer(Consumer):
             if asked and time.monotonic() > give_up_at:  # there are too many jobs to promote or to park
                 asked = []
                 exchange.is_cut_short = True
+            give_up_at = min(give_up_at, exchange.gives_up_at)
             calls = self._next_calls(to_settle, asked, exchange)
             if not calls:
                 return
             can_have_more = self._perform(calls, exchange)
             asked = [partition for partition in asked if can_have_more.get(partition, True)]
+            if asked and exchange.gives_up_at < _NEVER and not to_settle:
+                self._settle_elsewhere(queue, exchange)
+
+    def _settle_elsewhere(self, queue: str, exchange: _Exchange) -> None:
+        """Settle the verdicts for other queues than this one, because parking its jobs may take longer than a lease."""
+        for other in exchange.queues:
+            to_settle = exchange.unanswered(other) if other != queue else {}
+            for partition in exchange.excluded & to_settle.keys():
+                del to_settle[partition]
+            while calls := self._next_calls(to_settle, (), exchange):
+                self._perform(calls, exchange)
 
     def _in_turn(self, queue: str) -> list[str]:
         """Returns the queue's partitions in rotated order.
@@ -394,7 +426,7 @@ class RedisConsumer(Consumer):
         arguments: list[Word] = [self._client.token(number), share, *[b""] * (2 * len(verdicts))]
         arguments[2::2] = pack_ids([verdict.lease.id for verdict in verdicts])
         arguments[3::2] = map(operator.add, map(fence, tokens), map(details, verdicts))
-        verb = "exchange"
+        verb, parks_first = "exchange", False
         encoder: StepEncoder | None = None
         for place, at in enumerate(indexes) if exchange.after else ():
             after = exchange.after.get(at)
@@ -413,12 +445,21 @@ class RedisConsumer(Consumer):
         if self._has_gates(partition, tokens):
             verb = _GATED
             most = self.most_gated
-            arguments.append(int(time.monotonic() < self._parks_until.get(partition, _NEVER)))
+            parks_first = share > 0 and self._parks_first(partition, exchange)
+            arguments.append(int(parks_first))
             arguments.append(b"" if most is None else max(0, most - exchange.gated_count))
         if verb in {_STEPS, _UNIQUE, _GATED}:
             arguments.append(len(verdicts))
         call = self._client.new_call(verb, partition, arguments, number=number)
-        return _PartitionCall(call, verdicts, indexes, share)
+        return _PartitionCall(call, verdicts, indexes, share, parks_first)
+
+    def _parks_first(self, partition: str, exchange: _Exchange) -> bool:
+        """Whether the next call parks ready jobs of fair limits before it hands out one of them. If the exchange has
+        jobs already, they must not wait."""
+        now = time.monotonic()
+        if exchange.parks_until <= now:
+            self._parks_from[partition] = now + _PARKING_PAUSE
+        return not exchange.leases and now >= self._parks_from.get(partition, 0.0)
 
     def _has_gates(self, partition: str, tokens: Sequence[str]) -> bool:
         """Whether this call must use the script ``_GATED``. *tokens*: those of the verdicts' leases."""
@@ -432,17 +473,11 @@ class RedisConsumer(Consumer):
     def _perform(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> dict[str, bool]:
         """Make one round trip. Returns for each partition whether the partition may have more jobs to hand out."""
         can_have_more = {}
+        sent_at, had_leases = time.monotonic(), bool(exchange.leases)
         failures: list[tuple[str, BackendError]] = []
-        uncertain, scripts, until = self._uncertain, [], None
-        for one in calls:
-            uncertain[one.call.partition] = one  # until the reply is read, even after an interruption
-            scripts.append(one.call)
-        if self._is_cluster:
-            until = self._deadline_for([call.partition for call in scripts], exchange)
-        for call, reply in zip(calls, self._client.perform_each(scripts, until), strict=True):
+        uncertain = self._uncertain
+        for call, reply in zip(calls, self._replies(calls, exchange), strict=True):
             partition = call.call.partition
-            if isinstance(reply, BackendFull) and call.call.verb == _AFTER:
-                (reply,) = self._client.perform_each([call.call._replace(verb=_AT_MAXMEMORY)], until)  # noqa: PLW2901
             if isinstance(reply, BackendError):
                 can_have_more[partition] = False
                 if not isinstance(reply, BackendUnavailable):
@@ -451,6 +486,8 @@ class RedisConsumer(Consumer):
                 continue
             answers, found, more = self._read_reply(call, reply)
             exchange.answers.update(zip(call.indexes, answers, strict=True))
+            if found and not had_leases:
+                self.asked_at = sent_at  # the requests before have reserved nothing
             exchange.leases += found
             if more == _FULL:
                 exchange.limit = len(exchange.leases)
@@ -458,13 +495,25 @@ class RedisConsumer(Consumer):
             exchange.was_answered = True
             if self._backoff.failures:
                 self._backoff.answered(partition)
-            # The gated script may only park jobs, and there may be many of them. The jobs of this call must not wait.
-            only_parks = call.call.verb == _GATED and not found and bool(exchange.leases)
-            goes_on = more == _UNFINISHED and not only_parks
+            goes_on = more == _UNFINISHED and exchange.goes_on(call, found, sent_at)
             can_have_more[partition] = goes_on or call.share in {0, len(found)}
         for partition, failure in failures:
             self._failed(partition, failure, exchange)
         return can_have_more
+
+    def _replies(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> Iterator[Any]:
+        """Make one round trip. Yields for each call its reply, or its error."""
+        scripts, until = [], None
+        for one in calls:
+            self._uncertain[one.call.partition] = one  # until the reply is read, even after an interruption
+            scripts.append(one.call)
+        if self._is_cluster:
+            until = self._deadline_for([call.partition for call in scripts], exchange)
+        for script, reply in zip(scripts, self._client.perform_each(scripts, until), strict=True):
+            if isinstance(reply, BackendFull) and script.verb == _AFTER:
+                yield from self._client.perform_each([script._replace(verb=_AT_MAXMEMORY)], until)
+            else:
+                yield reply
 
     def _read_reply(self, call: _PartitionCall, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
         """Parse a reply of ``lua/exchange.lua``. Returns the verdicts' answers, the jobs, and the first field."""
@@ -488,10 +537,6 @@ class RedisConsumer(Consumer):
         found = leases(partition, handed_out, int(now))
         if more == _HAS_GATES or (call.call.verb == _GATED and any(map(_is_gated, found))):
             self._gated_until[partition] = time.monotonic() + _GATED_FOR
-        if more == _UNFINISHED and not found and call.call.verb == _GATED:
-            self._parks_until.setdefault(partition, time.monotonic() + _PARKING_TIME)
-        elif self._parks_until and call.share:
-            self._parks_until.pop(partition, None)
         if is_parked:
             self._parked_until[partition] = time.monotonic() + _RESTORE_EVERY
         elif call.call.verb == _GATED:

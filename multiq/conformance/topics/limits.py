@@ -760,8 +760,7 @@ class LimitsTests(_LimitsTopic):
     def test_a_key_behind_many_ready_jobs_of_another_key_has_its_turn(self) -> None:
         # Given a key with many jobs that no reserve has seen yet, and a key whose only job comes after all of them
         self.limit("tenant", fair=True)
-        for _ in range(3):
-            self.gated_all(*[b"a"] * 300, gate=Gate("tenant", "a"), ttr=LONG)
+        self.gated_all(*[b"a"] * 400, gate=Gate("tenant", "a"), ttr=LONG)
         self.gated_all(b"b", gate=Gate("tenant", "b"), ttr=LONG)
         # Then the first two jobs that start are those of two keys
         assert sorted(self.take().body for _ in range(2)) == [b"a", b"b"]

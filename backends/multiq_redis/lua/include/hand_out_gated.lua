@@ -1,5 +1,6 @@
 -- Hands out jobs in their order, both jobs with gates and jobs without gates.
 local MOST_PARKED = 200 -- jobs that one script parks, in some milliseconds
+local FURTHER = 100 -- places that a script reads at a time after the first ones, because it parks jobs
 local MOST_CLOSED = 100 -- lines that one script finds closed or empty
 local COMPARED = 20 -- keys of a fair limit that are compared; the same as in multiq/backend/limits.py
 local closed_count = 0
@@ -84,8 +85,9 @@ local function hand_out_of_lines(reply, limit)
         while parked < MOST_PARKED do
             if at > #page then
                 if is_last then return nil end
-                page = redis.call('ZRANGE', key.ready, offset, offset + limit - 1)
-                offset, is_last, at = offset + #page, #page < limit, 1
+                local number = offset == 0 and limit or math.max(limit, FURTHER)
+                page = redis.call('ZRANGE', key.ready, offset, offset + number - 1)
+                offset, is_last, at = offset + #page, #page < number, 1
                 if #page == 0 then return nil end
                 local ids = {}
                 for i = 1, #page do ids[i] = id_in(page[i]) end
@@ -149,6 +151,8 @@ local function hand_out_of_lines(reply, limit)
         local place, record, gates = next_ready()
         -- this script looks at no further places, and the job of this place may come before the jobs in the lines
         local unread = not place and parked >= MOST_PARKED and (page[at] or redis.call('ZRANGE', key.ready, offset, offset)[1])
+        local has_unread = unread
+        if unread and #unread < 12 then unread = nil end -- a later script sets this place aside
         local line, head, priority, sequence
         if is_any_parked and gated_left > 0 and (is_line_opened or not has_no_line) then
             is_line_opened = false
@@ -158,8 +162,9 @@ local function hand_out_of_lines(reply, limit)
         local other = place or unread
         local own = other and priority_in(other)
         if line and (not other or priority < own or priority == own and sequence < unpacked('>I8', other)) then
-            if unread and parks_first and is_fair(line) then -- the places that were not read may have jobs of other keys
-                reply[1] = '1'
+            if unread and parks_first and priority == own and is_fair(line) then
+                reply[1] = '1' -- the places that were not read may have jobs of other keys
+                notify(key.hint) -- if this consumer ends before its next call, another one goes on
                 break
             end
             gates = gates_of(head.record)
@@ -181,7 +186,7 @@ local function hand_out_of_lines(reply, limit)
             if not give(id_in(place), place, record, gates) then break end
             at = at + 1
         else
-            if unread then reply[1] = '1' end
+            if has_unread then reply[1] = '1' end
             break
         end
     end
