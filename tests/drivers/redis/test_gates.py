@@ -480,21 +480,6 @@ def test_open_lines_share_the_slots_once_their_limit_is_fair(backend: Backend, c
     assert len(bodies) == 8
 
 
-@pytest.mark.parametrize("is_slow", [False, True])
-def test_a_reserve_parks_the_jobs_of_a_fair_limit_before_it_hands_out_one_but_not_for_ever(
-    server: RedisServer, backend: Backend, consumer: Consumer, is_slow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given more jobs of a fair limit than one script parks, on a server that needs little or much time for a script
-    if is_slow:
-        monkeypatch.setattr("multiq_redis.consumer._PARKING_TIME", 0.0)
-    backend.limits(QUEUE, {"fair": Quota(fair=True)})
-    backend.enqueue(QUEUE, [job(Gate("fair", str(number % 7))) for number in range(1000)])
-    # Then a reserve of the quick server parks all of them before it hands out the first one
-    assert len(consumer.reserve(1, 0)) == 1
-    assert server.ask("ZCARD", key("lines")) < 500 if is_slow else server.ask("ZCARD", key("lines")) == 999
-    assert len(consumer.reserve(1000, 0)) == 999
-
-
 @pytest.mark.one_row
 @pytest.mark.parametrize("shared", [False, True])
 def test_changed_limit_of_many_keys_is_looked_at_by_many_scripts(
