@@ -167,7 +167,7 @@ class MysqlConsumer(Consumer):
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
         self._parks_until: dict[str, float] = {}
-        """Queue -> the time from which a reserve no longer parks its ready jobs of fair limits first."""
+        """Queue -> the time from which a call no longer parks its ready jobs of fair limits first, for a while."""
         self._held_up: set[str] = set()
         """The queues whose jobs the last look has not found, because other consumers had locked them."""
         self._hold_ups = 0
@@ -533,21 +533,27 @@ class MysqlConsumer(Consumer):
         give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
         for turn in itertools.count():
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
-            parks_until = self._parks_until.get(queue, self._call_began + limits.PARKING_TIME)
             claim = _GatedClaim(
-                self, self._pool, queue, limit - len(leases), most_gated, turn=turn, parks_until=parks_until
+                self,
+                self._pool,
+                queue,
+                limit - len(leases),
+                most_gated,
+                turn=turn,
+                parks_until=self._parking_end(queue),
             )
             try:
                 with turns.next(looked, self._call_began + self._pool.timeout, lambda: self._interrupted) as number:
                     if number is None:  # another consumer of this process has just found that nothing is left
                         return leases
+                    began = time.monotonic()
                     found = self._connection.run(claim.run)
                     is_last = claim.is_all and not claim.has_locked and sum(map(_has_gates, found)) < most_gated
                     if is_last and turns.is_awaited and self._has_nothing(queue):
                         turns.found_all(number)
                 looked = turns.begun
+                self._note_claim(queue, claim, began, has_leases=bool(leases or before))
                 leases += found
-                self._note_parking(queue, claim, found)
                 for name in claim.changes:
                     self._connection.run(functools.partial(go_on, pool=self._pool, queue=queue, name=name, waits=False))
             except MultiqError:
@@ -574,17 +580,24 @@ class MysqlConsumer(Consumer):
             return False
         return not (outlook.has_work or outlook.has_open_gate)
 
-    def _note_parking(self, queue: str, claim: _GatedClaim, found: Sequence[Lease]) -> None:
-        """Let the reserves of a queue park jobs first for ``limits.PARKING_TIME`` at most, until one of them has found
-        jobs that can start.
+    def _parking_end(self, queue: str) -> float:
+        """Return the time from which the calls for a queue no longer park its jobs first. After this time, and a pause,
+        a call may do so again.
 
         While other consumers park jobs, their locks hide the open gates, and this consumer's calls find nothing. If
         each call had a new time, the consumers could hold each other up until all jobs are parked.
         """
+        until = self._parks_until.get(queue)
+        if until is not None and time.monotonic() >= until + limits.PARKING_PAUSE:
+            until = None
+            del self._parks_until[queue]
+        return self._call_began + limits.PARKING_TIME if until is None else until
+
+    def _note_claim(self, queue: str, claim: _GatedClaim, began: float, *, has_leases: bool) -> None:
+        if not has_leases:
+            self.asked_at = began  # the transactions before have reserved nothing
         if claim.has_parked_first:
             self._parks_until.setdefault(queue, self._call_began + limits.PARKING_TIME)
-        elif found or not claim.is_full:
-            self._parks_until.pop(queue, None)
 
     def claim_gated(self, session: Session, claim: Claim, queue: str) -> list[Lease]:
         """Reserve the jobs that a claim has chosen, and commit."""

@@ -58,8 +58,13 @@ _LOOKED_AT = 50  # gates that one transaction looks at
 _EXAMINED = 250  # gates that one transaction examines for lines that wait for them
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
 _PARKING_TURNS = 40  # transactions of one call that first park the ready jobs of fair limits: about 18,000 jobs
-PARKING_TIME = 2.0  # seconds after which a consumer no longer parks these jobs first, because the server is busy
-LOOKING_TIME = 3.0  # seconds after which a call ends although it has found no job yet; more than PARKING_TIME
+# seconds after which a consumer no longer parks these jobs first: less than the half second after which a waiting
+# consumer has its job (3.10)
+PARKING_TIME = 0.3
+PARKING_PAUSE = 1.0  # seconds without such parking, after a call has used up its time
+# seconds after which a call ends although it has found no job yet, because a worker must touch its leases; more than
+# PARKING_TIME
+LOOKING_TIME = 0.5
 _PAST_PER_GATE = 2  # gates of the past that each reserve deletes
 _WITHOUT_GATES = Sql("gates IS NULL")
 

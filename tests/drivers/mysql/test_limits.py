@@ -128,6 +128,7 @@ def test_reserves_that_find_nothing_do_not_begin_to_park_jobs_first_again(
 ) -> None:
     # Given calls that end after one transaction, as they do if other consumers have locked the gates
     monkeypatch.setattr(limits, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(limits, "PARKING_PAUSE", 60.0)
     monkeypatch.setattr(limits, "PARKING_TIME", 0.2)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     first, *_ = add(backend, 1000, Gate("tenant", "a"))
@@ -137,7 +138,9 @@ def test_reserves_that_find_nothing_do_not_begin_to_park_jobs_first_again(
         time.sleep(0.3)
         # Then the next call hands out a job, although most jobs are not parked yet
         assert [lease.id for lease in consumer.reserve(1, 0)] == [first]
-        # And then another call may park jobs first, because jobs of other keys may follow
+        # And after a pause another call may park jobs first, because jobs of other keys may follow
+        assert len(consumer.reserve(1, 0)) == 1
+        monkeypatch.setattr(limits, "PARKING_PAUSE", 0.0)
         assert consumer.reserve(1, 0) == []
 
 
@@ -326,8 +329,12 @@ def test_jobs_without_gates_take_no_more_packets_behind_parked_ones(
     assert taken[0] == taken[1]
 
 
-def test_a_key_behind_a_large_backlog_of_another_key_has_its_turn(backend: MysqlBackend) -> None:
-    # Given many jobs of one key of a fair limit, of which some run
+def test_a_key_behind_a_large_backlog_of_another_key_has_its_turn(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given many jobs of one key of a fair limit, of which some run, and a server that parks them in time
+    monkeypatch.setattr(limits, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(limits, "LOOKING_TIME", 60.0)
     backend.limits(QUEUE, {"all": Quota(slots=4), "tenant": Quota(fair=True)})
     add(backend, 4_000, Gate("all"), Gate("tenant", "busy"))
     with backend.consumer([QUEUE]) as consumer:
@@ -357,6 +364,29 @@ def test_a_busy_server_hands_out_a_job_before_all_jobs_of_a_fair_limit_are_parke
     with backend.consumer([QUEUE]) as consumer:
         assert len(consumer.reserve(1, 0)) == 1
         assert count(mysql_server, place, "lines") < 1_000
+
+
+def test_the_leases_count_from_the_transaction_that_began_them(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # When a reserve parks many jobs before it hands out one of them
+    monkeypatch.setattr(limits, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(limits, "LOOKING_TIME", 60.0)
+    backend.limits(QUEUE, {"tenant": Quota(fair=True)})
+    add(backend, 2_000, Gate("tenant", "a"))
+    began: list[float] = []
+
+    class Claim(limits.Claim):
+        def read(self, session: Session) -> None:
+            began.append(time.monotonic())
+            super().read(session)
+
+    monkeypatch.setattr("multiq_mysql.consumer.Claim", Claim)
+    with backend.consumer([QUEUE]) as consumer:
+        assert len(consumer.reserve(1, 0)) == 1
+        # Then the time before the parking is not a part of the lease
+        assert len(began) > 2
+        assert began[-2] < consumer.asked_at <= began[-1]
 
 
 @pytest.mark.long
