@@ -102,9 +102,15 @@ def is_there(backend: Backend, name: str) -> bool:
     return True
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("step", ["enqueue", "ack"])
-@pytest.mark.parametrize("store", ["sqlite", "redis", "mysql"])
+@pytest.mark.parametrize(
+    "store",
+    [
+        pytest.param("redis", marks=pytest.mark.long),
+        pytest.param("sqlite", marks=pytest.mark.exhaustive),
+        pytest.param("mysql", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_process_killed_at_any_system_call_leaves_no_key_without_its_job(
     tmp_path: Path, store: str, step: str
 ) -> None:

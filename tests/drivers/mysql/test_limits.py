@@ -879,7 +879,14 @@ class Soak:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seconds", [3.0, pytest.param(120.0, marks=(pytest.mark.long, pytest.mark.timeout(600)))])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        3.0,
+        pytest.param(30.0, marks=pytest.mark.long),
+        pytest.param(120.0, marks=(pytest.mark.exhaustive, pytest.mark.timeout(600))),
+    ],
+)
 def test_slots_do_not_drift_under_all_verbs_and_kills(
     mysql_server: MysqlDatabases, place: Place, seconds: float
 ) -> None:

@@ -445,7 +445,9 @@ with open_backend(sys.argv[1]) as backend, backend.consumer(["q"]) as consumer:
 """
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(15, marks=pytest.mark.long), pytest.param(60, marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.long
 def test_a_killed_process_leaves_no_key_without_its_job(server: RedisServer, backend: Backend, kills: int) -> None:
     for number in range(kills):

@@ -393,7 +393,9 @@ with SqliteBackend(sys.argv[1], synchronous="normal") as backend, backend.consum
 """
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(15, marks=pytest.mark.long), pytest.param(60, marks=pytest.mark.exhaustive)]
+)
 def test_a_killed_process_leaves_no_slot_in_use(tmp_path: Path, kills: int) -> None:
     path = tmp_path / "jobs.db"
     for number in range(kills):

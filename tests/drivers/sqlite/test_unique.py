@@ -150,7 +150,9 @@ with SqliteBackend(sys.argv[1]) as backend, backend.consumer(["q"]) as consumer:
 """
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(15, marks=pytest.mark.long), pytest.param(60, marks=pytest.mark.exhaustive)]
+)
 def test_a_killed_process_leaves_no_key_without_its_job(tmp_path: Path, kills: int) -> None:
     path = tmp_path / "jobs.db"
     for number in range(kills):
