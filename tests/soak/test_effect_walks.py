@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 STEPS = 120  # of a quick walk
 WALKS = 100  # in which a planted bug must be found
+LONG_WALKS = {"memory": 50, "sqlite": 14, "redis": 7, PARTITIONS: 5, "mysql": 3}
+MORE = 3  # times as many with ``make test-exhaustive``
 
 
 @pytest.mark.one_row
@@ -41,12 +43,11 @@ def test_a_short_walk_gets_only_answers_that_the_contract_allows(name: str) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "walks"), [("memory", 150), ("sqlite", 40), ("redis", 20), (PARTITIONS, 20), ("mysql", 6)]
-)
-def test_many_long_walks_get_only_answers_that_the_contract_allows(name: str, walks: int) -> None:
+@pytest.mark.parametrize("share", [1, pytest.param(MORE, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("name", LONG_WALKS)
+def test_many_long_walks_get_only_answers_that_the_contract_allows(name: str, share: int) -> None:
     with stores(name) as store:
-        play(store, range(walks), 400)
+        play(store, range(share * LONG_WALKS[name]), 400)
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------

@@ -805,7 +805,7 @@ def drain(server: RedisServer, backend: Backend) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rounds", [300, pytest.param(8_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("rounds", [2_000, pytest.param(8_000, marks=pytest.mark.exhaustive)])
 def test_limits_do_not_drift(server: RedisServer, backend: Backend, consumer: Consumer, rounds: int) -> None:
     # Given limits of all kinds
     seed = random.randrange(2**32)
