@@ -31,7 +31,9 @@ LIMITED = ["memory", "sqlite", "redis", "mysql"]
 API = Gate("api")
 TTR = 1.0
 PATIENCE = 60.0  # seconds after which a test fails, because something hangs
-LONG = (pytest.mark.long, pytest.mark.timeout(900))  # seconds: most rounds are those of MySQL, on a busy machine
+PATIENT = pytest.mark.timeout(900)  # seconds: most rounds are those of MySQL, on a busy machine
+LONG = (pytest.mark.long, PATIENT)
+EXHAUSTIVE = (pytest.mark.exhaustive, PATIENT)
 
 
 @pytest.fixture(params=LIMITED)
@@ -87,7 +89,9 @@ def most_at_once(held: list[Held]) -> int:
     return most
 
 
-@pytest.mark.parametrize(("consumers", "seconds"), [(8, 2.0), pytest.param(32, 60.0, marks=LONG)])
+@pytest.mark.parametrize(
+    ("consumers", "seconds"), [(8, 2.0), pytest.param(32, 15.0, marks=LONG), pytest.param(32, 60.0, marks=EXHAUSTIVE)]
+)
 @pytest.mark.long
 def test_workers_that_hang_past_their_leases_never_use_more_slots_than_there_are(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], consumers: int, seconds: float
@@ -135,7 +139,7 @@ def test_workers_that_hang_past_their_leases_never_use_more_slots_than_there_are
 
 
 @pytest.mark.one_row
-@pytest.mark.parametrize("rounds", [30, pytest.param(10_000, marks=LONG)])
+@pytest.mark.parametrize("rounds", [30, pytest.param(1_000, marks=LONG), pytest.param(10_000, marks=EXHAUSTIVE)])
 def test_a_slot_that_is_freed_while_a_job_is_parked_is_used(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], rounds: int
 ) -> None:
@@ -176,7 +180,9 @@ def test_a_slot_that_is_freed_while_a_job_is_parked_is_used(
 
 
 @pytest.mark.one_row
-@pytest.mark.parametrize(("rate", "seconds"), [(100, 1), pytest.param(100, 60, marks=LONG)])
+@pytest.mark.parametrize(
+    ("rate", "seconds"), [(100, 1), pytest.param(100, 15, marks=LONG), pytest.param(100, 60, marks=EXHAUSTIVE)]
+)
 def test_no_window_has_more_starts_than_the_burst_and_its_share(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], rate: int, seconds: int
 ) -> None:
@@ -210,7 +216,7 @@ def test_no_window_has_more_starts_than_the_burst_and_its_share(
 
 
 @pytest.mark.one_row
-@pytest.mark.parametrize("busy", [150, pytest.param(10_000, marks=LONG)])
+@pytest.mark.parametrize("busy", [150, pytest.param(1_000, marks=LONG), pytest.param(10_000, marks=EXHAUSTIVE)])
 def test_small_tenants_do_not_wait_for_a_busy_one(
     opened: Callable[[], Backend], consuming: Callable[[], Consumer], busy: int
 ) -> None:
