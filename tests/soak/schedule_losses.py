@@ -45,6 +45,9 @@ _FAULT_EVERY = 0.3  # seconds
 _STOPPED = 5.0  # seconds, at most
 _LEFT = 30.0  # seconds after which each occurrence that a dead process has left must have been handed out
 _STALLED = 60.0  # seconds without a new occurrence
+# seconds without a new occurrence after which no process is killed or stopped: on a busy machine, a new process may take
+# longer to start than it lives
+_CALM = 5.0
 
 
 class Run(NamedTuple):
@@ -141,7 +144,7 @@ def run(
                     progress_at = time.monotonic()
                 if time.monotonic() > progress_at + _STALLED:
                     return [f"no occurrence for {_STALLED:g} s, after {len(runs)}: see schedulers.log"]
-                if time.monotonic() > disturb_at:
+                if disturb_at < time.monotonic() < progress_at + _CALM:
                     disturb_at = time.monotonic() + _FAULT_EVERY
                     fleet.disturb()
         finally:
