@@ -45,8 +45,8 @@ _FAULT_EVERY = 0.3  # seconds
 _STOPPED = 5.0  # seconds, at most
 _LEFT = 30.0  # seconds after which each occurrence that a dead process has left must have been handed out
 _STALLED = 60.0  # seconds without a new occurrence
-# seconds without a new occurrence after which no process is killed or stopped: on a busy machine, a new process may take
-# longer to start than it lives
+# seconds without a new occurrence after which no process is killed or stopped: on a busy machine, a new process may
+# take longer to start than it lives
 _CALM = 5.0
 
 
