@@ -168,6 +168,8 @@ class MysqlConsumer(Consumer):
         self._unconfirmed = UnconfirmedVerdicts()
         self._parks_until: dict[str, float] = {}
         """Queue -> the time from which a call no longer parks its ready jobs of fair limits first, for a while."""
+        self._first_turns: dict[str, int] = {}
+        """Queue -> the turn of a claim with which the next call begins, because the last call has ended too early."""
         self._held_up: set[str] = set()
         """The queues whose jobs the last look has not found, because other consumers had locked them."""
         self._hold_ups = 0
@@ -531,7 +533,8 @@ class MysqlConsumer(Consumer):
         turns = self._pool.poller.claim_turns(queue)
         looked = turns.begun
         give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
-        for turn in itertools.count():
+        first = self._first_turns.pop(queue, 0)
+        for turn in itertools.count(first):
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
             claim = _GatedClaim(
                 self,
@@ -552,7 +555,7 @@ class MysqlConsumer(Consumer):
                     if is_last and turns.is_awaited and self._has_nothing(queue):
                         turns.found_all(number)
                 looked = turns.begun
-                self._note_claim(queue, claim, began, has_leases=bool(leases or before))
+                self._note_claim(queue, claim, began, found, has_leases=bool(leases or before))
                 leases += found
                 for name in claim.changes:
                     self._connection.run(functools.partial(go_on, pool=self._pool, queue=queue, name=name, waits=False))
@@ -565,8 +568,9 @@ class MysqlConsumer(Consumer):
             has_enough = claim.is_deep and not found and bool(leases or before)
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
+                self._first_turns[queue] = min(turn + 1, limits.DEEPEST)  # otherwise a slow server gets no further
                 break
-        saw_open_gate = turn == 0 and outlook.has_open_gate and self.most_gated != 0
+        saw_open_gate = turn == first and outlook.has_open_gate and self.most_gated != 0
         if not leases and (claim.has_locked or (saw_open_gate and not claim.has_looked)):
             self._held_up.add(queue)
         return leases
@@ -593,11 +597,16 @@ class MysqlConsumer(Consumer):
             del self._parks_until[queue]
         return self._call_began + limits.PARKING_TIME if until is None else until
 
-    def _note_claim(self, queue: str, claim: _GatedClaim, began: float, *, has_leases: bool) -> None:
+    def _note_claim(
+        self, queue: str, claim: _GatedClaim, began: float, found: Sequence[Lease], *, has_leases: bool
+    ) -> None:
         if not has_leases:
             self.asked_at = began  # the transactions before have reserved nothing
         if claim.has_parked_first:
-            self._parks_until.setdefault(queue, self._call_began + limits.PARKING_TIME)
+            until = self._parks_until.get(queue, self._call_began + limits.PARKING_TIME)
+            self._parks_until[queue] = max(until, time.monotonic())  # the pause begins when the claim has ended
+        elif found and time.monotonic() < self._parks_until.get(queue, 0.0):
+            del self._parks_until[queue]  # the parking ended in time
 
     def claim_gated(self, session: Session, claim: Claim, queue: str) -> list[Lease]:
         """Reserve the jobs that a claim has chosen, and commit."""

@@ -56,6 +56,7 @@ _TURN_BITS = 40
 _AFTER_ALL = b"\xff" * 800  # comes after all keys, because no key in UTF-8 has such a byte
 _LOOKED_AT = 50  # gates that one transaction looks at
 _EXAMINED = 250  # gates that one transaction examines for lines that wait for them
+DEEPEST = 3  # the turn from which each claim reads _MOST_READ jobs
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
 _PARKING_TURNS = 40  # transactions of one call that first park the ready jobs of fair limits: about 18,000 jobs
 # seconds after which a consumer no longer parks these jobs first: less than the half second after which a waiting

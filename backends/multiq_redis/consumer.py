@@ -334,6 +334,8 @@ class RedisConsumer(Consumer):
             if not asked and others and exchange.wanted > 0:
                 asked, others = self._with_jobs(queue, others, exchange), []
             if asked and time.monotonic() > give_up_at:  # there are too many jobs to promote or to park
+                if exchange.parks_until < _NEVER:
+                    self._parks_from.update(dict.fromkeys(asked, time.monotonic() + _PARKING_PAUSE))
                 asked = []
                 exchange.is_cut_short = True
             give_up_at = min(give_up_at, exchange.gives_up_at)
@@ -349,8 +351,6 @@ class RedisConsumer(Consumer):
         """Settle the verdicts for other queues than this one, because parking its jobs may take longer than a lease."""
         for other in exchange.queues:
             to_settle = exchange.unanswered(other) if other != queue else {}
-            for partition in exchange.excluded & to_settle.keys():
-                del to_settle[partition]
             while calls := self._next_calls(to_settle, (), exchange):
                 self._perform(calls, exchange)
 
@@ -408,6 +408,8 @@ class RedisConsumer(Consumer):
                 shares[partition] = min(wanted, -(-in_all // len(asked)), _SLICE)
                 wanted -= shares[partition]
         calls = []
+        for partition in exchange.excluded & to_settle.keys():
+            del to_settle[partition]  # a further call would take the place of one whose reply is lost
         for partition in dict.fromkeys((*to_settle, *shares)):
             indexes, rest = exchange.sliced(to_settle.pop(partition, []))
             if rest:

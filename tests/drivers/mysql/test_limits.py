@@ -366,6 +366,38 @@ def test_a_busy_server_hands_out_a_job_before_all_jobs_of_a_fair_limit_are_parke
         assert count(mysql_server, place, "lines") < 1_000
 
 
+def test_a_call_that_has_ended_early_lets_the_next_one_read_more_jobs_at_once(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given calls that end after one transaction, as on a slow server, and many jobs behind a closed gate
+    monkeypatch.setattr(limits, "LOOKING_TIME", 0.0)
+    backend.limits(QUEUE, {"api": Quota(slots=0)})
+    add(backend, 2_000, API)
+    with backend.consumer([QUEUE]) as consumer:
+        for _ in range(5):
+            assert (consumer.reserve(1, 0), consumer.sees_all) == ([], False)
+        # Then they read more jobs each, up to the most that one transaction may read
+        assert parked(mysql_server, place) > 1_000
+
+
+def test_a_parking_that_has_ended_in_time_starts_no_pause(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a call that has parked all jobs of a fair limit first, on a server that parks them in time
+    monkeypatch.setattr(limits, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(limits, "PARKING_PAUSE", 60.0)
+    backend.limits(QUEUE, {"tenant": Quota(fair=True)})
+    add(backend, 100, Gate("tenant", "a"))
+    with backend.consumer([QUEUE]) as consumer:
+        assert len(consumer.reserve(1, 0)) == 1
+        assert len(consumer.reserve(100, 0)) == 99
+        # When many jobs of one key come, and then a job of another one
+        add(backend, 400, Gate("tenant", "b"))
+        (last,) = add(backend, 1, Gate("tenant", "c"))
+        # Then this job is among the first two
+        assert last in {lease.id for lease in consumer.reserve(2, 0)}
+
+
 def test_the_leases_count_from_the_transaction_that_began_them(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,19 @@ def test_a_slow_server_hands_out_a_job_of_a_fair_limit_before_all_are_parked(
     assert len(sent) == 1
 
 
+def test_a_reserve_that_ends_early_is_followed_by_one_that_does_not_park_first(
+    server: RedisServer, backend: Backend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a server so slow that a reserve ends before it may hand out a job
+    monkeypatch.setattr("multiq_redis.consumer._ONLY_PARKING_TIME", 0.0)
+    backend.limits(QUEUE, {"tenant": Quota(fair=True)})
+    add(backend, 2000, Gate("tenant", "a"))
+    assert consumer.reserve(1, 0) == []
+    # Then the next one hands out a job
+    assert len(consumer.reserve(1, 0)) == 1
+    assert parked(server) < 1000
+
+
 def test_a_reserve_behind_a_closed_gate_ends_when_a_worker_has_to_touch_its_leases(
     server: RedisServer, backend: Backend, consumer: RedisConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
