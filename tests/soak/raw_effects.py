@@ -56,8 +56,12 @@ def read_redis(port: int) -> Snapshot:
         }
         snapshot.outbox.extend(next(replies))
         snapshot.jobs.update({(queue, _text(one)): states.get(_text(one), "nowhere") for one in next(replies)})
-        snapshot.memos.update((queue, _text(one[:-1])) for one in next(replies) if one.endswith(b"\1"))
-        snapshot.details.update((queue, _text(one[:-1])) for one in next(replies) if one.endswith(b"\1"))
+        snapshot.memos.update(
+            (queue, _text(one[:-1])) for one in next(replies) if len(one) > 16 and one.endswith(b"\1")
+        )
+        snapshot.details.update(
+            (queue, _text(one[:-1])) for one in next(replies) if len(one) > 16 and one.endswith(b"\1")
+        )
         snapshot.notes.update(one.decode() for one in next(replies))
         stored = next(replies)
         snapshot.outcomes.update(
