@@ -187,6 +187,7 @@ class Claim:
         self._scanned = min(max(_FEWEST_READ, 2 * limit) * 4**turn, _MOST_READ)
         self._is_first = turn == 0
         self._parks_first = may_park_first and turn < _PARKING_TURNS
+        self._waits_for_woken = self._parks_first or turn < DEEPEST
         self._has_unparked = False
         """Whether there are ready jobs of fair limits that have not been in a line yet."""
         self._depth = min(limit, _FEWEST_READ) + 1 if self._is_first else _MOST_READ
@@ -497,7 +498,7 @@ class Claim:
 
         Only the first transactions wait for unread jobs. Later transactions read the largest allowed number of jobs.
         """
-        unread = list(self._woken) if self._parks_first else []
+        unread = list(self._woken) if self._waits_for_woken else []
         if self._is_first:
             unread += [
                 (line, line.last_seen)
