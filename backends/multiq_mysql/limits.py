@@ -58,9 +58,8 @@ _LOOKED_AT = 50  # gates that one transaction looks at
 _EXAMINED = 250  # gates that one transaction examines for lines that wait for them
 DEEPEST = 3  # the turn from which each claim reads _MOST_READ jobs
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
-_PARKING_TURNS = 40  # transactions of one call that first park the ready jobs of fair limits: about 18,000 jobs
-# seconds after which a consumer no longer parks these jobs first: less than the half second after which a waiting
-# consumer has its job (3.10)
+# seconds after which a consumer no longer parks the ready jobs of fair limits before it hands out one of them: less
+# than the half second after which a waiting consumer has its job (3.10)
 PARKING_TIME = 0.3
 PARKING_PAUSE = 1.0  # seconds without such parking, after a call has used up its time
 # seconds after which a call ends although it has found no job yet, because a worker must touch its leases; more than
@@ -186,8 +185,8 @@ class Claim:
         self._most_gated = most_gated
         self._scanned = min(max(_FEWEST_READ, 2 * limit) * 4**turn, _MOST_READ)
         self._is_first = turn == 0
-        self._parks_first = may_park_first and turn < _PARKING_TURNS
-        self._waits_for_woken = self._parks_first or turn < DEEPEST
+        self._parks_first = may_park_first
+        self._waits_for_woken = may_park_first or turn < DEEPEST
         self._has_unparked = False
         """Whether there are ready jobs of fair limits that have not been in a line yet."""
         self._depth = min(limit, _FEWEST_READ) + 1 if self._is_first else _MOST_READ

@@ -254,7 +254,7 @@ def test_small_tenants_do_not_wait_for_a_busy_one(
 
 @pytest.mark.one_row
 @pytest.mark.parametrize("arrival", [0, 41])
-@pytest.mark.parametrize("busy", [150, pytest.param(1_000, marks=LONG)])
+@pytest.mark.parametrize("busy", [150, pytest.param(1_000, marks=LONG), pytest.param(10_000, marks=EXHAUSTIVE)])
 def test_the_jobs_that_small_tenants_enqueue_together_wait_for_less_than_five_job_times(
     opened: Callable[[], Backend],
     consuming: Callable[[], Consumer],

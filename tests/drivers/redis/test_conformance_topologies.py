@@ -28,7 +28,7 @@ SHOWN = 6000  # characters of a failure's report
 Runs = dict[str, tuple[subprocess.Popen[bytes], Path]]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(mark, marks=getattr(pytest.mark, mark)) for mark in TOPOLOGIES])
+@pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """For each topology, the process that runs the suite, and the file with its report."""
     require("redis-server")
@@ -49,10 +49,16 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.timeout(PATIENCE)
-@pytest.mark.parametrize("name", TOPOLOGIES["long"])
+@pytest.mark.parametrize(
+    ("runs", "name"),
+    [
+        pytest.param(mark, name, marks=getattr(pytest.mark, mark))
+        for mark, names in TOPOLOGIES.items()
+        for name in names
+    ],
+    indirect=["runs"],
+)
 def test_the_suite_passes(runs: Runs, name: str) -> None:
-    if name not in runs:
-        pytest.skip("all topics of this topology run with `make test-long`")
     process, report = runs[name]
     code = process.wait(PATIENCE)
     text = report.read_text()

@@ -14,7 +14,7 @@ from multiq.conformance.forks import ended_well, fork
 if TYPE_CHECKING:
     from servers.redis import RedisServer
 
-FORKS = 300  # about 1 in 200 hung when forks did not wait for handshakes
+FORKS = 600  # about 1 in 200 hung when forks did not wait for handshakes
 
 
 @pytest.mark.long
