@@ -176,7 +176,8 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
         _check_version(body)  # fields of another version may have other types
         raise PayloadInvalid(f"the body is not a task's envelope: {exc}") from exc
     if envelope.multiq == ENVELOPE_VERSION:
-        envelope.flow = None  # version 1 has no field flow, and unknown fields are ignored
+        if envelope.flow is not None:
+            envelope.flow = None  # version 1 has no field flow, and unknown fields are ignored
     elif envelope.multiq != FLOW_VERSION:
         _check_version(body)
     return envelope

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import struct
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
     from multiq.backend.effects import After, OutcomeKind
 
-_AFTER = operator.attrgetter("after")
+ACK = b"a"  # the letter of an ack, which has no arguments
 _KEEP = struct.Struct(">Qc")
 _SIZE = struct.Struct(">I")
 KINDS: dict[OutcomeKind, bytes] = {"done": b"d", "cancelled": b"c"}
@@ -26,13 +25,8 @@ KINDS: dict[OutcomeKind, bytes] = {"done": b"d", "cancelled": b"c"}
 def find_after(verdicts: Sequence[Verdict]) -> dict[int, After]:
     """Returns the ``After`` of each verdict that has one. The keys are the verdicts' indexes. Most verdicts have
     none."""
-    if not any(map(_AFTER, verdicts)):
-        return {}
-    return {
-        at: verdict.after
-        for at, verdict in enumerate(verdicts)
-        if verdict.after is not None and (verdict.after.steps or _stores(verdict, verdict.after))
-    }
+    found = {at: verdict.after for at, verdict in enumerate(verdicts) if verdict.after is not None}
+    return {at: after for at, after in found.items() if after.steps or _stores(verdicts[at], after)}
 
 
 def sizes(verdict: Verdict, after: After) -> tuple[int, ...]:
@@ -58,7 +52,7 @@ def details(verdict: Verdict) -> bytes:
     """Returns the verdict's letter, followed by the verdict's arguments."""
     match verdict:
         case Ack():
-            return b"a"
+            return ACK
         case GiveBack(delay=delay):
             return b"g%d" % microseconds(delay) if delay else b"g"
         case Touch():

@@ -295,7 +295,7 @@ class Runner:
             if call.record is not None:
                 call = self._with_new_record(call)
             return self._done(call, result, seconds)
-        return Ack(held.lease)
+        return Ack(lease)
 
     def _end_call(self, held: Held) -> None:
         """Note that the task has ended, so that it is not interrupted any more."""
