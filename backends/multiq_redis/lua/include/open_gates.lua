@@ -40,13 +40,14 @@ local function is_fair(gate)
     return quota and quota.fair
 end
 
-local function gates_of(record)
-    local at = gates_at(record)
-    local terms = at and sub(record, at)
-    local gates = gates_by_terms[terms or '']
+-- Returns the same table for all jobs with the same gates. *at*: the position of the gates, if the caller knows it.
+local function gates_of(record, at)
+    at = at or gates_at(record)
+    local terms = at and sub(record, at) or ''
+    local gates = gates_by_terms[terms]
     if gates then return gates end
     gates = {}
-    gates_by_terms[terms or ''] = gates
+    gates_by_terms[terms] = gates
     while at and at + 1 < #record do
         local first = at
         at = at + 2 + unpacked('>I2', record, at)

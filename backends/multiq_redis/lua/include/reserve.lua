@@ -31,8 +31,8 @@ local function show(reply, size, id, record)
     return size
 end
 
--- Set by scripts that look at gates. The first function returns the gates of a job if all of them are open, and
--- otherwise nil. The second function counts a job at its gates.
+-- Set by scripts that look at gates. The first function takes a record and the position of its gates. It returns the gates
+-- if all of them are open, and otherwise nil. The second function counts a job at its gates.
 local open_gates, enter
 
 -- Stops before the bodies from the bodies hash exceed MOST_BYTES, but hands out at least one job. Bodies inside records are
@@ -56,8 +56,9 @@ local function hand_out(reply)
             local flags = flags_of(record)
             local body, memo, gates
             if flags > 0 then
-                if flags % 2 == 1 and #record > 53 and gates_at(record) then
-                    gates = open_gates and open_gates(record)
+                local gates_from = flags % 2 == 1 and #record > 53 and gates_at(record)
+                if gates_from then
+                    gates = open_gates and open_gates(record, gates_from)
                     if not gates then
                         reply[1], number = '3', i - 1
                         break
