@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from multiq.app import App
-    from multiq.backend import Backend, Note, Step
+    from multiq.backend import Backend, Note, Step, Terms
     from multiq.envelope import Envelope
 
     from .planning import Plan
@@ -654,7 +654,23 @@ def _encoded(definition: Definition, occurrence: Milliseconds, now: float, envel
     delay = ahead + _ROUNDING if ahead > 0 else 0.0
     body = encode_envelope(envelope, max_body=max_body)
     own_id = occurrence_id(definition.name, occurrence)
-    return NewJob(body, own_id, definition.priority, delay, definition.ttr, definition.terms)
+    return NewJob(body, own_id, definition.priority, delay, definition.ttr, _terms_of(definition, occurrence, delay))
+
+
+def _terms_of(definition: Definition, occurrence: Milliseconds, delay: float) -> Terms | None:
+    """Return the terms of an occurrence's job.
+
+    The job may replace the previous occurrence's job before that job is due, because jobs are made ahead of their time.
+    Then the due time of the previous job must not change. If it did, no job would ever become due.
+    """
+    terms = definition.terms
+    if terms is None or terms.unique is None or terms.unique.on_conflict != "replace":
+        return terms
+    following = definition.timetable.next(occurrence)
+    if following is None or following - occurrence > DECIDE + int(definition.jitter * SECOND):
+        return terms
+    longest = delay if terms.unique.max_wait is None else min(delay, terms.unique.max_wait)
+    return msgspec.structs.replace(terms, unique=msgspec.structs.replace(terms.unique, max_wait=longest))
 
 
 def _batches(

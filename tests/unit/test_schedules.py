@@ -7,7 +7,7 @@ import datetime as dt
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pytest
@@ -342,6 +342,32 @@ def test_a_new_schedule_has_no_missed_occurrences(shop: Shop) -> None:
 
 
 # --- overlap ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conflict", ["replace", "follow"])
+@pytest.mark.parametrize(("every", "jitter"), [(1, 0), (2, 0), (3, 0), (3, 2)])
+def test_the_next_occurrence_does_not_put_off_a_unique_job_for_ever(
+    shop: Shop, conflict: Literal["replace", "follow"], every: float, jitter: float
+) -> None:
+    @shop.app.task(unique=multiq.Unique(by=[], on_conflict=conflict))
+    def refresh() -> None: ...
+
+    shop.app.schedules.add("refresh", refresh.s(), every=every, jitter=jitter)
+    due = shop.pass_time(60, Scheduler(shop.app), step=0.1)
+    # two runs are at most as far apart as the time from a job's enqueue to its due time, and one interval
+    assert len(due) >= 60 / (2 + jitter + every) - 1
+    assert all(at >= occurrence - 2 - jitter for occurrence, at in shop.runs)
+
+
+def test_an_occurrence_that_replaces_an_older_job_does_not_run_before_its_time(shop: Shop) -> None:
+    @shop.app.task(unique=multiq.Unique(by=[], on_conflict="replace"))
+    def refresh() -> None: ...
+
+    refresh.options(delay=1000).enqueue()
+    shop.clock.advance(5)
+    shop.app.schedules.add("refresh", refresh.s(), every=10)
+    assert shop.pass_time(35, Scheduler(shop.app), step=0.1) == [10, 20, 30, 40]
+    assert all(at >= occurrence for occurrence, at in shop.runs)
 
 
 def test_an_occurrence_is_left_out_while_the_job_before_is_there(shop: Shop) -> None:
