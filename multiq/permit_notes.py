@@ -350,11 +350,11 @@ class PermitBook:
             state = _State(place.place, place.limit, place.key) if note is None else _state(note)
             # without the job's earlier leases, which are over
             live = tuple(one for one in _live(state, now) if one.job != holder.job)
-            refused = _refusal(place, quota, live, state.due, now)
+            due = state.due if quota.rate is None else quota.possible_due(state.due, now, _SECOND)
+            refused = _refusal(place, quota, live, due, now)
             if refused is not None:
                 closed.append(refused)
                 continue
-            due = state.due
             if quota.slots is not None:
                 live = (*live, holder)
                 plan.granted = msgspec.structs.replace(plan.granted, held=(*plan.granted.held, place))

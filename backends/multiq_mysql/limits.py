@@ -158,7 +158,7 @@ class _Line:
             return min(self.ends, default=_NEVER)
         if quota.rate is None:
             return _OPEN
-        opens_at = self.due - (quota.burst - 1) * quota.interval(SECOND)
+        opens_at = quota.possible_due(self.due, now, SECOND) - (quota.burst - 1) * quota.interval(SECOND)
         return _OPEN if opens_at <= now else min(opens_at, _NEVER)
 
     def count(self, now: int) -> None:
@@ -166,7 +166,8 @@ class _Line:
         lease ends."""
         self.ends.append(now + SECOND)
         if self.quota is not None and self.quota.rate is not None:
-            self.due = min(max(self.due, now) + self.quota.interval(SECOND), _NEVER)
+            due = self.quota.possible_due(self.due, now, SECOND)
+            self.due = min(max(due, now) + self.quota.interval(SECOND), _NEVER)
 
 
 class Claim:

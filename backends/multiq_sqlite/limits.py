@@ -294,7 +294,7 @@ class OpenGates:
             return _NEVER
         if quota.rate is None:
             return _OPEN
-        opens_at = self._due_of(gate) - (quota.burst - 1) * quota.interval(SECOND)
+        opens_at = self._due_of(gate, quota) - (quota.burst - 1) * quota.interval(SECOND)
         return _OPEN if opens_at <= self._now else opens_at
 
     def _live(self, gate: Gate) -> int:
@@ -302,14 +302,14 @@ class OpenGates:
             self._leases[gate] = self._execute("leases", gate, now=self._now).fetchone()[0]
         return self._leases[gate]
 
-    def _due_of(self, gate: Gate) -> int:
+    def _due_of(self, gate: Gate, quota: Quota) -> int:
         if gate not in self._due:
             row = self._execute("rate", gate).fetchone()
-            self._due[gate] = 0 if row is None else row[0]
+            self._due[gate] = 0 if row is None else quota.possible_due(row[0], self._now, SECOND)
         return self._due[gate]
 
     def _spend(self, gate: Gate, quota: Quota) -> None:
-        due = min(max(self._due_of(gate), self._now) + quota.interval(SECOND), _NEVER)
+        due = min(max(self._due_of(gate, quota), self._now) + quota.interval(SECOND), _NEVER)
         self._due[gate] = due
         self._execute("spend", gate, due=due)
         for name, key in self._execute("past_rates", now=self._now).fetchall():

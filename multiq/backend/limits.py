@@ -53,6 +53,19 @@ class Quota(msgspec.Struct, frozen=True):
             return 0
         return -int(-(Fraction(self.per) * resolution / Fraction(self.rate)) // 1)
 
+    def possible_due(self, due: int, now: int, resolution: int) -> int:
+        """Return the stored time *due* of a rate, or an earlier time that admits one job now if *due* is too late.
+
+        *due* is the time at which a job would be due at the steady rate. No job of this quota moves it further than
+        *burst* intervals into the future. So if it is a second later than that, the store's clock was set back, or the
+        rate was slower. Without this bound, no job would be handed out until *due*. Smaller differences are normal,
+        because each transaction reads the clock at its own begin. All times are in 1/*resolution* seconds.
+        """
+        interval = self.interval(resolution)
+        if due <= now + self.burst * interval + resolution:
+            return due
+        return now + (self.burst - 1) * interval
+
 
 class LimitState(msgspec.Struct, frozen=True, kw_only=True):
     """A stored limit, and the numbers of jobs to which it applies now."""

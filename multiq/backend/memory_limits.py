@@ -58,11 +58,13 @@ class KeptLimits:
 
     def rate_opens_at(self, gate: Gate, quota: Quota, now: int) -> int:
         """Return the time at which the rate admits the next job. ``_OPEN``: the rate admits a job now."""
-        opens_at = self.due.get(gate, 0) - (quota.burst - 1) * quota.interval(SECOND)
+        due = quota.possible_due(self.due.get(gate, 0), now, SECOND)
+        opens_at = due - (quota.burst - 1) * quota.interval(SECOND)
         return _OPEN if opens_at <= now else opens_at
 
     def spend(self, gate: Gate, quota: Quota, now: int) -> None:
-        self._set_due(gate, max(self.due.get(gate, 0), now) + quota.interval(SECOND))
+        due = quota.possible_due(self.due.get(gate, 0), now, SECOND)
+        self._set_due(gate, max(due, now) + quota.interval(SECOND))
         for _ in range(_DROPPED_PER_SPEND):
             if self._past[0][0] > now:
                 break
