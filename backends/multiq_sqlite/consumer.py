@@ -211,6 +211,9 @@ class SqliteConsumer(Consumer):
             self.sees_all = True
             if any(outlook.has_work(now) or outlook.has_past_pause(now) for outlook in outlooks):
                 leases = self._reserve_in_slices(limit)
+                if not leases and any(outlook.has_gates for outlook in outlooks):
+                    # the reserve may have parked jobs, and then the next change is the time at which a gate opens
+                    outlooks, now = look(self._connection, self._asked), self._clock()
             if leases or self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return leases

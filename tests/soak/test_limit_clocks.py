@@ -11,7 +11,6 @@ from multiq.backend import Ack, Gate, NewJob, Terms
 from multiq.backend.limits import Quota
 from multiq.ids import new_id
 
-
 if TYPE_CHECKING:
     from multiq.backend import Consumer
 

@@ -1216,6 +1216,18 @@ class LimitsWakingTests(_LimitsTopic):
         assert len(self.woken(waiting)) == 1
         assert self.harness.now() >= began
 
+    @promise("19.7", "19.3")
+    def test_a_rate_that_opens_wakes_a_consumer_that_waited_before_the_job_came(self) -> None:
+        pause = max(0.5, self.short_delay)  # seconds; so that the job comes before the gate opens
+        self.limit("api", rate=1, per=pause)
+        self.gated(b"first", ttr=LONG)
+        self.take()
+        opens = self.in_(pause)
+        waiting = self.waiting(self.another_consumer(backend=self.another_backend()))
+        self.gated(b"second", ttr=LONG)
+        self.harness.past(opens)
+        assert len(self.woken(waiting)) == 1
+
     @promise("19.7", "19.8")
     @pytest.mark.parametrize("quota", [Quota(slots=2), Quota(rate=1000.0), None], ids=str)
     def test_a_changed_quota_wakes_a_waiting_consumer(self, quota: Quota | None) -> None:

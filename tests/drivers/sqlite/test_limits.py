@@ -56,6 +56,26 @@ def work(backend: SqliteBackend, consumer: Consumer, clock: ManualClock) -> None
     assert consumer.reserve(10, 0) == []
 
 
+def test_a_wait_that_has_parked_a_job_ends_when_the_gate_opens(
+    backend: SqliteBackend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a rate whose next turn is in half a second, and a job that no reserve has looked at yet
+    backend.limits("q", {"api": Quota(rate=2)})
+    add(backend, 1, API)
+    (lease,) = consumer.reserve(1, 0)
+    consumer.settle([Ack(lease)])
+    add(backend, 1, API)
+    sleeps: list[float] = []
+    monkeypatch.setattr(
+        "multiq_sqlite.waiting.Waiter.sleep",
+        lambda self, seen, shortest, left: (sleeps.append(left()), time.sleep(0.01)),
+    )
+    # When the consumer parks the job and waits, then its wait ends at this turn
+    assert len(consumer.reserve(1, 5)) == 1
+    assert sleeps
+    assert sleeps[0] <= 0.5
+
+
 # --- what it costs others --------------------------------------------------------------------------------
 
 
