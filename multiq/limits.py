@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from .backend import MAX_GATE_TEXT, MAX_GATES, Gate, Quota, Terms
-from .errors import ArgumentsInvalid, BackendTimeout, LockedByCaller, OptionInvalid
+from .errors import ArgumentsInvalid, BackendError, BackendTimeout, LockedByCaller, MultiqError, OptionInvalid
 from .formatting import shown
 from .validation import APP_SCOPE, check_count, check_name
 
@@ -280,10 +280,27 @@ def check_supported(backend: Backend, limits: Sequence[Limit]) -> None:
         check_quota_of_permits(backend, limit.name, limit.quota)
 
 
-def store_app_limits(app: App) -> None:
-    """Store the limits of all tasks and schedules of an app. Each limit is stored in the queue of its task."""
+def store_app_limits(app: App) -> list[MultiqError]:
+    """Store the limits of all tasks and schedules of an app. Each limit is stored in the queue of its task.
+
+    Returns the errors of limits that cannot be stored, for example because two tasks give a limit different numbers.
+    All other limits are stored. Raises ``BackendError``.
+    """
+    errors: dict[str, MultiqError] = {}
     for queue, limits in _limits_in_code(app):
-        store_limits(app.backend, queue, limits)
+        try:
+            store_limits(app.backend, queue, limits)
+        except BackendError:
+            raise
+        except MultiqError:
+            for limit in limits:
+                try:
+                    store_limits(app.backend, queue, [limit])
+                except BackendError:
+                    raise
+                except MultiqError as exc:
+                    errors.setdefault(str(exc), exc)
+    return list(errors.values())
 
 
 def places_in_code(app: App) -> set[str]:

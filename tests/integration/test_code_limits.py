@@ -96,6 +96,33 @@ def test_a_worker_looks_again_after_an_error(tmp_path: Path, monkeypatch: pytest
     app.close()
 
 
+@pytest.mark.usefixtures("_looks_always")
+def test_a_limit_that_cannot_be_stored_keeps_no_other_limit_from_being_stored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given two tasks that give a limit different numbers, and further limits before and after them
+    app = program(f"sqlite:///{tmp_path}/jobs.db")
+
+    @app.task(name="three", queue="mail", limits=[multiq.Limit("api", slots=9), multiq.Limit("beside", slots=4)])
+    def three() -> None: ...
+
+    @app.task(name="four", queue="mail", limits=multiq.Limit("later", slots=5))
+    def four() -> None: ...
+
+    limits = CodeLimits(app)
+    limits.store_if_due()
+    stored = {("mail", "api"): 2, ("@app", "all"): 3, ("mail", "beside"): 4, ("mail", "later"): 5}
+    assert numbers(app) == stored
+    # Then the worker logs the conflict once, and still looks for a loss of data
+    lose(app)
+    limits.store_if_due()
+    assert numbers(app) == stored
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "limit api must have the same numbers" in errors[0]
+    app.close()
+
+
 WORKER = """
 import sys, multiq
 

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from multiq.backend import Put
-from multiq.errors import BackendError, MultiqError
+from multiq.errors import BackendError
 from multiq.validation import APP_SCOPE
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class CodeLimits:
         self._is_over = not any(task.default.has_terms for task in app.tasks.values())
         self._are_stored = False
         self._try_at = 0.0  # monotonic
+        self._logged: set[str] = set()  # errors
 
     def store_if_due(self) -> None:
         """Store the limits if this process has not stored them yet, or if their marks are gone. After an error of the
@@ -49,9 +50,6 @@ class CodeLimits:
             self._try_at = time.monotonic() + _AGAIN
             if not self._are_stored:
                 _log.warning("the limits of the tasks are stored later: %s", exc)
-        except MultiqError as exc:
-            self._is_over = True
-            _log.error("the limits of the tasks are not stored: %s", exc)
         else:
             self._try_at = time.monotonic() + _LOOK_EVERY
             self._is_over = not self._app.backend.declared.notes
@@ -61,7 +59,10 @@ class CodeLimits:
 
         for home in self._without_mark():
             self._app.backend.carry_out([Put(home, _MARK, b"1")])
-        store_app_limits(self._app)
+        for error in store_app_limits(self._app):
+            if str(error) not in self._logged:
+                self._logged.add(str(error))
+                _log.error("a limit of the tasks is not stored: %s", error)
         self._are_stored = True
 
     def _store_again(self, lost: dict[str, set[str]]) -> None:
