@@ -5,14 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import string
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
 from .backend import MAX_GATE_TEXT, MAX_GATES, Gate, Quota, Terms
-from .errors import ArgumentsInvalid, BackendError, BackendTimeout, LockedByCaller, MultiqError, OptionInvalid
+from .errors import (
+    ArgumentsInvalid,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    LockedByCaller,
+    MultiqError,
+    OptionInvalid,
+)
 from .formatting import shown
+from .outbox import of_backend
 from .validation import APP_SCOPE, check_count, check_name
 
 if TYPE_CHECKING:
@@ -212,6 +222,9 @@ def with_gates(job: NewJob, gates: tuple[Gate, ...]) -> NewJob:
 
 #: The quotas that this process has stored in each backend, by queue and name.
 _stored: weakref.WeakKeyDictionary[Backend, dict[tuple[str, str], Quota]] = weakref.WeakKeyDictionary()
+#: The monotonic time from which enqueues whose jobs go to an outbox try again to store limits.
+_try_at: weakref.WeakKeyDictionary[Backend, float] = weakref.WeakKeyDictionary()
+_TRY_AFTER = 5.0  # seconds
 
 
 def store_limits(backend: Backend, queue: str, limits: Sequence[Limit], connection: Any = None) -> None:
@@ -221,10 +234,31 @@ def store_limits(backend: Backend, queue: str, limits: Sequence[Limit], connecti
     *connection*: the connection of the enqueue, if it has one. The backend may store the limits in the transaction of
     this connection. A limit that a rollback would remove does not count as stored.
 
+    If the backend does not answer, and the jobs of *connection* may go to an outbox, the limits are stored by a later
+    enqueue, or by a worker. Enqueues that follow within a few seconds do not try again, so that they do not wait.
+
     Raises ``OptionInvalid`` if this process has stored the limit with other numbers. Raises ``Unsupported``,
     ``BackendError``.
     """
-    for place, missing in missing_limits(backend, queue, limits).items():
+    missing = missing_limits(backend, queue, limits)
+    if not missing or connection is None:
+        _store(backend, missing, None)
+        return
+    outboxes = of_backend(backend)
+    if outboxes and time.monotonic() < _try_at.get(backend, 0.0):
+        return
+    try:
+        _store(backend, missing, connection)
+    except BackendUnavailable as exc:
+        # a store that can take part in the transaction may also be locked by this transaction, as the error's note says
+        may_be_locked = isinstance(exc, BackendTimeout) and backend.declared.transactional_enqueue
+        if not outboxes or may_be_locked:
+            raise
+        _try_at[backend] = time.monotonic() + _TRY_AFTER
+
+
+def _store(backend: Backend, all_missing: Mapping[str, Mapping[str, Quota]], connection: Any) -> None:
+    for place, missing in all_missing.items():
         if place == APP_SCOPE or not backend.declared.limits:
             from .permit_notes import change_quotas  # imported late, because few programs need permits
 

@@ -101,13 +101,16 @@ def known() -> list[Outbox]:
     return [outbox for ref in _known if (outbox := ref()) is not None]
 
 
+def of_backend(backend: Backend) -> list[Outbox]:
+    """Return the outboxes of this process whose app has this backend."""
+    return [outbox for outbox in known() if outbox.app.has_backend and outbox.app.backend is backend]
+
+
 def store(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any) -> list[str]:
     """Enqueue jobs in the transaction of the caller's *connection*, with the backend or with an outbox of the backend's
     app."""
     elsewhere: ConnectionElsewhere | None = None
-    for outbox in known():
-        if not outbox.app.has_backend or outbox.app.backend is not backend:
-            continue
+    for outbox in of_backend(backend):
         try:
             ids = outbox.store(queue, jobs, connection)
         except ConnectionElsewhere as exc:

@@ -66,6 +66,7 @@ _ERRORS: dict[str, tuple[type[BackendError], str]] = {
 _CODE = re.compile(r"-?([A-Z][A-Z]+)\b")
 _CODE_INSIDE = re.compile(r"\b(OOM|READONLY|MISCONF|WRONGTYPE|NOPERM|NOREPLICAS|MASTERDOWN|BUSY)\b")
 _AUTH = ("invalid password", "without any password configured", "invalid username-password")
+_NO_PERMISSION = ("can't run this command", "can't access at least one of the keys")  # inside scripts, without a code
 TOO_MANY_CLIENTS = "max number of clients"
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _IN_SCRIPT = "user_script"
@@ -82,6 +83,8 @@ def code_of(error: hiredis.ReplyError) -> str:
         code = inside[1] if inside and _IN_SCRIPT in text else code
         if any(words in text for words in _AUTH):
             code = "WRONGPASS"
+        if any(words in text for words in _NO_PERMISSION):
+            code = "NOPERM"
     return code
 
 

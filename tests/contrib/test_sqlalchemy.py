@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import sqlalchemy as sa
@@ -734,6 +734,32 @@ def test_a_commit_does_not_wait_for_a_backend_that_is_down(make: Callable[..., S
         server.start()
         until(lambda: shop.outbox.relay() == 1, "the job is relayed")
         assert shop.work() == [1]
+
+
+@pytest.mark.parametrize("scope", ["queue", "app"])
+def test_a_job_with_a_new_limit_goes_to_the_outbox_while_the_backend_is_down(
+    make: Callable[..., Shop], file: str, scope: Literal["queue", "app"]
+) -> None:
+    with RedisServer() as server:
+        shop = make(server.url, file, after_commit=False)
+        limit = multiq.Limit("api", slots=1, scope=scope)
+        # given a server that has died before this process has stored the limit
+        shop.app.queue("mail").stats()
+        server.kill()
+        # when transactions enqueue jobs, and one is not part of a transaction
+        for order in (1, 2):
+            with shop.session() as session, session.begin():
+                shop.send.options(limits=limit, connection=session).enqueue(order)
+        with pytest.raises(errors.BackendUnavailable):
+            shop.send.options(limits=limit).enqueue(3)
+        # then the jobs wait in the outbox, and a later enqueue stores the limit
+        assert len(shop.outbox.waiting()) == 2
+        server.start()
+        until(lambda: shop.outbox.relay() == 2, "the jobs are relayed")
+        shop.send.options(limits=limit).enqueue(3)
+        (states,) = shop.app.limits.list().values()
+        assert [state.name for state in states] == ["api"]
+        assert shop.work()[:1]
 
 
 def test_a_refused_job_does_not_keep_others_waiting(make: Callable[..., Shop], file: str) -> None:

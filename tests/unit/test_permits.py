@@ -282,6 +282,23 @@ def test_refused_jobs_come_back_one_after_another() -> None:
     assert 2 <= first < second < third <= 4.5
 
 
+@pytest.mark.parametrize(("quota", "expected"), [({"rate": 20}, 5), ({"rate": 1, "per": 60}, 1)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_job_waits_for_the_turn_of_a_fast_rate_and_is_not_given_back(
+    app: multiq.App, quota: dict[str, float], expected: int, threads: int
+) -> None:
+    ran: list[int] = []
+
+    @app.task(limits=[Limit("api", scope="app", **quota)])  # type: ignore[arg-type]
+    def call(number: int) -> None:
+        ran.append(number)
+
+    call.enqueue_many([(number,) for number in range(5)])
+    # A worker that ends when no job is due does not wait for jobs that were given back with a delay
+    assert multiq.Worker(app, threads=threads, stop_when_empty=True).run() == 0
+    assert len(ran) == expected
+
+
 class _Telling(ConsumerAround):
     """Records the call by which each verdict was sent."""
 

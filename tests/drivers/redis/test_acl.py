@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import multiq_redis
 from multiq.backend import (
     Ack,
     Arrive,
@@ -26,7 +27,7 @@ from multiq.backend import (
 )
 from multiq.backend.effects import After
 from multiq.backend.registry import open_backend
-from multiq.errors import BackendError
+from multiq.errors import BackendError, BackendUnavailable
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from multiq.backend import Step, Verdict
 
 PAGE = Path(__file__).parents[3] / "docs" / "redis.md"
+LUA = Path(multiq_redis.__file__).parent / "lua"
 
 
 def recipe(name: str) -> list[str]:
@@ -69,6 +71,43 @@ def test_producer_account_enqueues_and_cannot_reserve(accounts: RedisServer) -> 
     for command in (("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*"), ("HGETALL", "multiq:{q}:jobs")):
         allowed = accounts.ask("ACL", "DRYRUN", "producer", *command)
         assert allowed != b"OK"
+
+
+def test_the_rule_for_multiq_has_each_command_of_the_scripts() -> None:
+    scripts = "".join(path.read_text() for path in LUA.rglob("*.lua"))
+    used = {name.lower() for name in re.findall(r"redis\.p?call\(\s*'(\w+)'", scripts)}
+    assert len(used) > 20
+    assert used <= {word.removeprefix("+") for word in recipe("multiq")}
+
+
+@pytest.mark.parametrize("may_delete", [True, False])
+def test_account_for_flows_replaces_the_only_parked_job(accounts: RedisServer, may_delete: bool) -> None:
+    # Given a job that waits at a gate, and a producer, with or without a command that older recipes did not have
+    if not may_delete:
+        accounts.ask("ACL", "SETUSER", "flows", "-del")
+    terms = Terms(gates=(Gate("api"),), unique=UniqueKey(b"key", on_conflict="replace"))
+    with open_backend(accounts.url) as everybody, everybody.consumer(["q"]) as consumer:
+        everybody.limits("q", {"api": Quota(slots=1)})
+        everybody.enqueue("q", [NewJob(b"first", "first", terms=Terms(gates=(Gate("api"),)))])
+        (first,) = consumer.reserve(9, 0)
+        everybody.enqueue("q", [NewJob(b"old", "parked", terms=terms)])
+        assert consumer.reserve(9, 0) == []
+        # When the producer replaces this job, twice
+        with open_backend(url(accounts, "flows")) as producer:
+            for body in (b"new", b"newer"):
+                producer.enqueue("q", [NewJob(body, "another", terms=terms)])
+                assert consumer.reserve(9, 0) == []
+                assert everybody.stats("q").ready == 1
+        # Then the job is handed out when the gate opens
+        assert consumer.settle([Ack(first)]) == [None]
+        (lease,) = consumer.reserve(9, 5)
+        assert (lease.id, lease.body) == ("parked", b"newer")
+
+
+def test_account_without_a_command_of_a_script_is_told_so(accounts: RedisServer) -> None:
+    accounts.ask("ACL", "SETUSER", "flows", "-zadd")
+    with open_backend(url(accounts, "flows")) as backend, pytest.raises(BackendUnavailable, match="does not allow"):
+        backend.enqueue("q", [NewJob(b"x", "one", delay=5)])
 
 
 def test_worker_account_works_and_reaches_no_other_keys(accounts: RedisServer) -> None:

@@ -66,10 +66,12 @@ def test_a_wait_that_has_parked_a_job_ends_when_the_gate_opens(
     consumer.settle([Ack(lease)])
     add(backend, 1, API)
     sleeps: list[float] = []
-    monkeypatch.setattr(
-        "multiq_sqlite.waiting.Waiter.sleep",
-        lambda self, seen, shortest, left: (sleeps.append(left()), time.sleep(0.01)),
-    )
+
+    def sleep(_waiter: object, _seen: object, _shortest: float, left: Callable[[], float]) -> None:
+        sleeps.append(left())
+        time.sleep(0.01)
+
+    monkeypatch.setattr("multiq_sqlite.waiting.Waiter.sleep", sleep)
     # When the consumer parks the job and waits, then its wait ends at this turn
     assert len(consumer.reserve(1, 5)) == 1
     assert sleeps

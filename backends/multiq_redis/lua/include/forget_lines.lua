@@ -17,7 +17,7 @@ local function forget_ended()
     for i = 1, #ended do
         local size = 2 + unpacked('>I2', ended[i])
         size = size + 2 + unpacked('>I2', ended[i], size + 1)
-        if redis.call('HEXISTS', key.jobs, sub(ended[i], size + 1)) == 0 then
+        if not redis.call('HGET', key.jobs, sub(ended[i], size + 1)) then
             redis.call('ZREM', key.slot_ends, ended[i])
             redis.call('ZREM', key.slots, ended[i])
         end
