@@ -214,19 +214,32 @@ def change_quotas(backend: Backend, place: str, change: Mapping[str, Quota | Non
         if quota is not None:
             check_quota_of_permits(backend, name, quota)
     for name, quota in change.items():
-        key = _quota_key(place, name)
-
-        def changed(note: Note | None, name: str = name, quota: Quota | None = quota, key: str = key) -> Step | None:
-            if not pinned and note is not None and _quota(note).is_pinned:
-                return None
-            if quota is None:
-                return None if note is None else Drop(HOME, key)
-            wanted = _StoredQuota(place, name, quota.slots, quota.rate, quota.per, quota.burst, pinned)
-            return None if note is not None and _quota(note) == wanted else Put(HOME, key, _encode(wanted))
-
-        _change(backend, key, changed)
-        if quota is not None:
+        if _change_quota(backend, place, name, quota, pinned=pinned) and quota is not None:
             _forget_slower_rate(backend, place, name, quota)
+
+
+def _change_quota(backend: Backend, place: str, name: str, quota: Quota | None, *, pinned: bool) -> bool:
+    """Store or remove a quota. Returns whether it has changed.
+
+    A program that starts often changes nothing. Then the waits of the keys must stay, because they may come from a
+    pinned, slower rate.
+    """
+    key = _quota_key(place, name)
+    step: Step | None = None
+
+    def changed(note: Note | None) -> Step | None:
+        nonlocal step
+        step = None
+        if pinned or note is None or not _quota(note).is_pinned:
+            if quota is None:
+                step = None if note is None else Drop(HOME, key)
+            else:
+                wanted = _StoredQuota(place, name, quota.slots, quota.rate, quota.per, quota.burst, pinned)
+                step = None if note is not None and _quota(note) == wanted else Put(HOME, key, _encode(wanted))
+        return step
+
+    _change(backend, key, changed)
+    return step is not None
 
 
 def _forget_slower_rate(backend: Backend, place: str, name: str, quota: Quota) -> None:
