@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 import multiq
-from multiq.backend import Gap, NewJob, Quota
+from multiq.backend import Gap, GiveBack, NewJob, Quota
 from multiq.backend.around import ConsumerAround
 from multiq.backend.memory import MemoryBackend
 from multiq.envelope import PermitGate, decode_envelope
@@ -323,6 +323,27 @@ def test_a_job_waits_for_the_turn_of_a_fast_rate_and_is_not_given_back(
     # A worker that ends when no job is due does not wait for jobs that were given back with a delay
     assert multiq.Worker(app, stop_when_empty=True).run() == 0
     assert len(ran) == expected
+
+
+def test_a_job_that_was_cancelled_while_a_worker_asked_for_its_permits_does_not_run(
+    app: multiq.App, backend: Noting
+) -> None:
+    ran: list[int] = []
+
+    @app.task(limits=[Limit("api", slots=1, scope="app")], keep=60)
+    def call(number: int) -> None:
+        ran.append(number)
+
+    # Given a job that was reserved, cancelled, and given back without an attempt, as a worker does it without a permit
+    handle = call.enqueue(1)
+    with backend.consumer(["default"]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        assert handle.cancel() == "requested"
+        consumer.settle([GiveBack(lease)])
+    # When the next worker reserves the job, then the job ends as cancelled
+    assert multiq.Worker(app, stop_when_empty=True).run() == 0
+    assert ran == []
+    assert handle.status() == "cancelled"
 
 
 class _Telling(ConsumerAround):

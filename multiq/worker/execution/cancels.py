@@ -84,6 +84,11 @@ class Cancels:
     def may_have_requests(self) -> bool:
         return self._is_possible and self._is_asked is not None and self._is_asked()
 
+    @property
+    def knows_of_none(self) -> bool:
+        """Whether there are certainly no requests. Without a sidecar, this process does not know."""
+        return not self._is_possible or (self._is_asked is not None and not self._is_asked())
+
     def check(self) -> None:
         """Look for requests if they are due, and interrupt jobs whose grace is over. The heartbeat calls this."""
         now = time.monotonic()

@@ -488,7 +488,12 @@ class Runner:
                 from .running_permits import Permits  # imported here, because few jobs need permits
 
                 self._permits = Permits(self._backend, self._fetcher)
-        delay = self._permits.ask(held, call.envelope.permits)
+        # Another worker may have reserved the job, only to ask for its permits, when the job was cancelled.
+        if self._cancels is not None and not self._cancels.knows_of_none:
+            self._look_up_cancel(held)
+        delay = self._permits.ask(held, call.envelope.permits) if held.cancel is None else None
+        if held.cancel is not None:
+            return self._cancelled_before(call.job, held.cancel.request)
         if delay is not None:
             if self._longest_delay is not None:
                 delay = min(delay, self._longest_delay)
