@@ -152,7 +152,10 @@ class ExternalTransaction:
         while it handles the exception.
         """
         began = self._begin_if_python_would()
+        # The caller's factories may return anything, and the statements of unique jobs and of limits read rows.
+        factories = self._sqlite.row_factory, self._sqlite.text_factory
         try:
+            self._sqlite.row_factory, self._sqlite.text_factory = None, str
             self._sqlite.execute("SAVEPOINT multiq")
             work()
             self._sqlite.execute("RELEASE multiq")  # This commits if no transaction was open before the savepoint.
@@ -162,6 +165,8 @@ class ExternalTransaction:
             if began:
                 self._try_execute("ROLLBACK")
             raise
+        finally:
+            self._sqlite.row_factory, self._sqlite.text_factory = factories
 
     def _begin_if_python_would(self) -> bool:
         """Begin a transaction if sqlite3's legacy mode would begin one. The caller commits the transaction."""
@@ -220,6 +225,22 @@ class _AsyncioConnection:
     def isolation_level(self) -> str | None:
         level: str | None = self._driver.isolation_level
         return level
+
+    @property
+    def row_factory(self) -> Any:
+        return self._driver.row_factory
+
+    @row_factory.setter
+    def row_factory(self, factory: Any) -> None:
+        self._driver.row_factory = factory
+
+    @property
+    def text_factory(self) -> Any:
+        return self._driver.text_factory
+
+    @text_factory.setter
+    def text_factory(self, factory: Any) -> None:
+        self._driver.text_factory = factory
 
     def execute(self, text: str, parameters: Parameters = ()) -> _AsyncioCursor:
         return self.cursor().execute(text, parameters)

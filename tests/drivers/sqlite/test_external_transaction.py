@@ -5,19 +5,17 @@ from __future__ import annotations
 import sqlite3
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from multiq.backend import State
+from multiq.backend import Gate, NewJob, Quota, State, Terms, UniqueKey
 from multiq.errors import BackendTimeout, OptionInvalid, PayloadTooLarge
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from multiq.backend import NewJob
 
     Connect = Callable[..., sqlite3.Connection]
     Jobs = Callable[..., list[NewJob]]
@@ -208,6 +206,36 @@ def test_callers_connection_settings_do_not_matter(backend: SqliteBackend, conne
     backend.enqueue("q", jobs(2), connection=app)
     app.commit()
     assert len(ids(backend)) == 2
+
+
+@pytest.mark.parametrize("row_factory", [None, sqlite3.Row, lambda _, row: {"row": row}])
+@pytest.mark.parametrize("text_factory", [str, bytes, bytearray])
+def test_callers_connection_settings_do_not_matter_to_unique_jobs_and_limits(
+    backend: SqliteBackend, connect: Connect, row_factory: Any, text_factory: Any
+) -> None:
+    # Given a job that waits at a limit
+    gates = (Gate("api"), Gate("tenant", "7"))
+    unique = UniqueKey(b"key", on_conflict="replace")
+    backend.limits("q", {"api": Quota(slots=0), "tenant": Quota(slots=5, fair=True)})
+    (first,) = backend.enqueue("q", [NewJob(b"old", "first", terms=Terms(gates=gates, unique=unique))])
+    with backend.consumer(["q"]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        # When a connection with settings of its own replaces the job, and adds another
+        app = connect()
+        app.row_factory, app.text_factory = row_factory, text_factory
+        backend.limits_beside("q", {"more": Quota(slots=2)}, app)
+        replaced = backend.enqueue(
+            "q", [NewJob(b"new", "second", terms=Terms(gates=gates, unique=unique))], connection=app
+        )
+        added = backend.enqueue("q", [NewJob(b"x", "third", terms=Terms(unique=UniqueKey(b"other")))], connection=app)
+        assert (app.row_factory, app.text_factory) == (row_factory, text_factory)
+        app.commit()
+        # Then both jobs are there
+        assert (replaced, added) == ([first], ["third"])
+        assert [lease.id for lease in consumer.reserve(5, 0)] == ["third"]
+        backend.limits("q", {"api": None})
+        (lease,) = consumer.reserve(5, 0)
+        assert (lease.id, lease.body) == (first, b"new")
 
 
 def test_first_use_inside_a_transaction_that_has_the_lock(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
