@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .records import Outlook
     from .scan_window import ScanCursor
+    from .settle import Fence
     from .statements import Sql
     from .steps import Steps
 
@@ -170,6 +171,10 @@ class MysqlConsumer(Consumer):
         """Queue -> the time from which a call no longer parks its ready jobs of fair limits first, for a while."""
         self._first_turns: dict[str, int] = {}
         """Queue -> the turn of a claim with which the next call begins, because the last call has ended too early."""
+        self._to_open: list[Fence] = []
+        """Ended leases whose gates must be opened. Empty, unless the server has not answered."""
+        self._gates_to_open: set[tuple[bytes, bytes, bytes]] = set()
+        """The gates of these leases that were found."""
         self._held_up: set[str] = set()
         """The queues whose jobs the last look has not found, because other consumers had locked them."""
         self._hold_ups = 0
@@ -181,6 +186,8 @@ class MysqlConsumer(Consumer):
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         if queues is not None or self._order is not self.queues:
             self._set_order(queues)
+        if self._to_open:
+            self._open_gates()
         return self._wait_for_jobs(limit, time.monotonic() + timeout, has_looked=False)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
@@ -189,7 +196,7 @@ class MysqlConsumer(Consumer):
         batch = Batch(self._pool, verdicts)
         answers = self._connection.run(lambda session: self._settle(session, batch))
         self._unconfirmed.end(batch)
-        self._open_gates(batch)
+        self._open_gates(batch.ends_of_gates)
         self._notify_released(batch)
         return answers
 
@@ -201,6 +208,8 @@ class MysqlConsumer(Consumer):
         if queues is not None or self._order is not self.queues:
             self._set_order(queues)
         give_up_at = time.monotonic() + timeout
+        if self._to_open:
+            self._open_gates()
         batch = Batch(self._pool, verdicts)
         # These verdicts have a transaction of their own, which is committed before the claim. So no claimed row is
         # locked while a step waits for the lock of a unique key. Also, the claim can use the slots of the settled
@@ -232,6 +241,7 @@ class MysqlConsumer(Consumer):
             batch = Batch(self._pool, [GiveBack(lease) for lease in leases])
             with contextlib.suppress(MultiqError):  # After an error, the leases run out and count as crashes.
                 self._connection.run(lambda session: self._settle(session, batch), deadline)
+                self._open_gates(batch.ends_of_gates, deadline)
             self._notify_released(batch)
         self._connection.close()
 
@@ -760,16 +770,19 @@ class MysqlConsumer(Consumer):
         nap = min([_LONGEST_SLEEP, *(change / SECOND for change in changes if change > 0)])
         return min(give_up_at, time.monotonic() + nap)
 
-    def _open_gates(self, batch: Batch) -> None:
+    def _open_gates(self, ended: Sequence[Fence] = (), deadline: float | None = None) -> None:
         """Let the next reserve check the gates of leases that have ended.
 
-        If this fails, a reserve checks the gates when the leases would have ended.
+        If this fails, the next call tries again. If there is no next call, a reserve checks the gates when the leases
+        would have ended.
         """
-        if batch.ends_of_gates:
-            found: set[tuple[bytes, bytes, bytes]] = set()
-            with contextlib.suppress(MultiqError):
-                self._connection.run(lambda session: open_gates(session, batch.ends_of_gates, found))
-            self._pool.poller.notify()
+        self._to_open += ended
+        if not self._to_open:
+            return
+        with contextlib.suppress(MultiqError):
+            self._connection.run(lambda session: open_gates(session, self._to_open, self._gates_to_open), deadline)
+            self._to_open, self._gates_to_open = [], set()
+        self._pool.poller.notify()
 
     def _notify_released(self, batch: Batch) -> None:
         """Wake the waiting consumers of this process if a verdict may have made a job ready or due."""

@@ -294,6 +294,29 @@ def test_a_turn_that_does_not_end_holds_up_the_other_consumers_only_once(monkeyp
     assert time.monotonic() < forever
 
 
+def test_a_gate_that_could_not_be_opened_after_a_verdict_is_opened_by_the_next_call(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a job that waits for the slot of another one
+    backend.limits("q", {"api": Quota(slots=1)})
+    first, second = add(backend, 2, Gate("api"))
+    with backend.consumer(["q"]) as consumer:
+        (lease,) = consumer.reserve(5, 0)
+        assert lease.id == first
+        assert consumer.reserve(5, 0) == []
+
+        # When the server is away after the commit of the verdict
+        def fail(*_: object) -> None:
+            raise BackendUnavailable("the server does not answer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr("multiq_mysql.consumer.open_gates", fail)
+            assert consumer.settle([Ack(lease)]) == [None]
+            assert consumer.reserve(5, 0) == []
+        # Then the next call hands out the job
+        assert [one.id for one in consumer.reserve(5, 0)] == [second]
+
+
 def test_an_interrupt_ends_the_wait_for_a_turn(backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a queue whose jobs wait for an open gate, and another consumer of the process whose turn does not end
     monkeypatch.setattr(waiting, "_LONGEST_TURN", 60.0)
