@@ -94,9 +94,15 @@ class Limit(msgspec.Struct, frozen=True):
         ``ArgumentsInvalid``."""
         if not self.key:
             return Gate(self.name)
+        for name, value in arguments.items():
+            if isinstance(value, (set, frozenset)) and name in _fields(self):
+                raise ArgumentsInvalid(
+                    f"the key {self.key!r} of limit {self.name} must not be made of a set, got one as {name}: "
+                    "the text of a set differs from process to process; pass a sorted list"
+                )
         try:
             key = self.key.format_map(arguments)
-        except (LookupError, AttributeError, ValueError, TypeError) as exc:
+        except (LookupError, AttributeError, ValueError, TypeError, OverflowError) as exc:
             raise ArgumentsInvalid(
                 f"the key {self.key!r} of limit {self.name} cannot be made of these arguments: "
                 f"{type(exc).__name__}: {exc}"

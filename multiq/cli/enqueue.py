@@ -85,11 +85,15 @@ def enqueue(
         with _saying_how_to_repeat():
             app, handle = _plain_job(queue or "default", body, raw, given)
     with app:
-        due_in = _due_in(options["delay"], options["at"])
+        due_in = _due_in(options["delay"], options["at"]) if handle.was_new else None
         if as_json:
-            print_json({"queue": handle.queue, "id": handle.id, "task": task_name, "due_in": due_in})
+            new = handle.was_new
+            print_json({"queue": handle.queue, "id": handle.id, "task": task_name, "due_in": due_in, "new": new})
             return
         click.echo(handle.id)
+        if not handle.was_new:
+            note(f"no job was added: this job of queue {handle.queue} has the same unique key")
+            return
         note(f"enqueued in queue {handle.queue}, due {'in ' + duration(due_in) if due_in else 'now'}")
 
 

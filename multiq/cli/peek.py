@@ -90,6 +90,8 @@ def _state(job: JobInfo) -> str:
         return f"reserved, its lease ends in {when}"
     if job.state is State.HELD:
         return f"held, waits for {UNKNOWN if job.awaits is None else many(job.awaits, 'arrival')}"
+    if job.held_by is not None:
+        return f"ready, waits for {safe(job.held_by)}"
     return job.state.value
 
 

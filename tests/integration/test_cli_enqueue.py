@@ -11,6 +11,8 @@ from proxy import CutReply, Proxy
 from servers.process import HOST
 from servers.redis import RedisServer
 
+from multiq import open_backend
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -49,7 +51,7 @@ def test_all_options_reach_the_job(shell: Shell) -> None:
         "--delay", "5m", "--priority", "7", "--ttr", "30", "--json",
     ).json  # fmt: skip
     job = only_job(shell, "other")
-    assert document == {"queue": "other", "id": job.id, "task": "mail.reset", "due_in": 300.0}
+    assert document == {"queue": "other", "id": job.id, "task": "mail.reset", "due_in": 300.0, "new": True}
     assert (job.priority, job.ttr, job.value["kwargs"]) == (7, 30.0, {"name": "Ann"})
     assert 290 < (job.due_in or 0) <= 300
 
@@ -245,3 +247,24 @@ def test_an_uncertain_enqueue_says_so_and_how_it_is_repeated(shell: Shell) -> No
         proxy.disarm()
         assert shell(*command, MULTIQ_URL=far).out == "it's-7\n"
         assert shell("stats", "raw", "--json", MULTIQ_URL=near).json["queues"][0]["ready"] == 2
+
+
+def test_a_job_whose_unique_key_is_taken_is_not_said_to_be_enqueued(shell: Shell) -> None:
+    (shell.folder / "unique.py").write_text(
+        "import multiq\n"
+        "app = multiq.App()\n"
+        "@app.task(unique=multiq.Unique(), limits=multiq.Limit('api', key='{number}', slots=0))\n"
+        "def call(number): ...\n"
+    )
+    command = ("enqueue", "unique:app", "call", "--args", "[1]")
+    first = shell.run(*command)
+    assert first.code == 0
+    again = shell.run(*command)
+    assert (again.code, again.out) == (0, first.out)
+    assert again.err == "no job was added: this job of queue default has the same unique key\n"
+    document = shell.run(*command, "--json").json
+    assert document == {"queue": "default", "id": first.out.strip(), "task": "call", "due_in": None, "new": False}
+    # A job that waits at a limit says so, as soon as a reserve has looked at it
+    with open_backend(shell.url) as backend, backend.consumer(["default"]) as consumer:
+        assert consumer.reserve(1, 0) == []
+    assert "ready, waits for limit " in shell.run("peek", first.out.strip(), "-q", "default").out

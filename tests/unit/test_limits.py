@@ -625,3 +625,20 @@ def test_middleware_can_change_the_key_and_the_limits(app: multiq.App, backend: 
     ]
     with pytest.raises(OptionInvalid, match="a part of a flow must not be unique"):
         multiq.chain(sync.s(1), sync.s(2)).enqueue()
+
+
+@pytest.mark.parametrize("value", [{"a", "b"}, frozenset("ab")])
+def test_a_key_must_not_be_made_of_a_set(app: multiq.App, value: set[str] | frozenset[str]) -> None:
+    @app.task(limits=multiq.Limit("api", key="{tags}", slots=1))
+    def call(tags: set[str]) -> None: ...
+
+    with pytest.raises(ArgumentsInvalid, match="must not be made of a set, got one as tags"):
+        call.enqueue(value)  # type: ignore[arg-type]
+
+
+def test_a_key_that_cannot_be_formatted_is_refused(app: multiq.App) -> None:
+    @app.task(limits=multiq.Limit("api", key="{number:c}", slots=1))
+    def call(number: int) -> None: ...
+
+    with pytest.raises(ArgumentsInvalid, match="cannot be made of these arguments: OverflowError"):
+        call.enqueue(-1)
