@@ -238,8 +238,8 @@ def _refuse_error(options: CallOptions) -> None:
     """Raise ``OptionInvalid`` for ``on_conflict="error"`` in a call that enqueues several jobs."""
     if options.unique is not None and options.unique.on_conflict == "error":
         raise OptionInvalid(
-            "on_conflict of enqueue_many must be 'keep' or 'replace', got 'error': some of the jobs would be added; "
-            "look at was_new of each handle"
+            "on_conflict of enqueue_many must be 'keep', 'replace' or 'follow', got 'error': some of the jobs "
+            "would be added; look at was_new of each handle"
         )
 
 

@@ -137,7 +137,7 @@ def remove(queue: str, name: str, as_json: bool) -> None:
     """
     from .apps import open_app
 
-    with open_app(create=True) as app:
+    with open_app() as app:
         was_stored = app.limits.remove(queue, name)
     text = f"removed limit {safe(name)} of {_of(queue)}" if was_stored else f"{_of(queue)} has no limit {safe(name)}"
     say(as_json, text, queue=queue, removed=name if was_stored else None)

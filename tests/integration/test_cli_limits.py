@@ -64,3 +64,10 @@ def test_a_limit_of_the_whole_app_is_set_listed_and_removed(shell: Shell) -> Non
     assert done.code == 5
     assert "fair" in done.err
     assert shell.run("limits", "set", "@other", "provider", "--slots", "1", "-c", url).code == 2
+
+
+def test_a_limit_of_a_missing_file_is_not_said_to_be_missing(shell: Shell, tmp_path: Path) -> None:
+    done = shell.run("limits", "remove", "mail", "smtp", "-c", "sqlite:///elsewhere.db")
+    assert done.code != 0
+    assert "elsewhere.db" in done.err
+    assert not (tmp_path / "elsewhere.db").exists()

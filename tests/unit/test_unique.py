@@ -125,7 +125,7 @@ def test_many_calls_cannot_raise_an_error_about_one(app: App) -> None:
         lambda: asyncio.run(sync.aenqueue_many([(1,)])),
     ]
     for enqueue in ways:
-        with pytest.raises(OptionInvalid, match="on_conflict of enqueue_many must be 'keep' or 'replace', got 'error'"):
+        with pytest.raises(OptionInvalid, match="must be 'keep', 'replace' or 'follow', got 'error'"):
             enqueue()
     assert app.queue("default").stats().ready == 0
 
