@@ -363,8 +363,12 @@ class PermitBook:
             state = _State(place.place, place.limit, place.key) if note is None else _state(note)
             # without the job's earlier leases, which are over
             live = tuple(one for one in _live(state, now) if one.job != holder.job)
-            due = state.due if quota.rate is None else quota.possible_due(state.due, now, _SECOND)
-            refused = _refusal(place, quota, live, due, now)
+            due, clock = state.due, now
+            if quota.rate is not None and quota.possible_due(due, now, _SECOND) != due:
+                # This process may have stood still since it read the clock, and others have used turns meanwhile.
+                clock = _now(self._backend)
+                due = quota.possible_due(due, clock, _SECOND)
+            refused = _refusal(place, quota, live, due, clock)
             if refused is not None:
                 closed.append(refused)
                 continue
@@ -372,7 +376,7 @@ class PermitBook:
                 live = (*live, holder)
                 plan.granted = msgspec.structs.replace(plan.granted, held=(*plan.granted.held, place))
             if quota.rate is not None:
-                due = max(due, now) + quota.interval(_SECOND)
+                due = max(due, clock) + quota.interval(_SECOND)
                 plan.has_rate = True
             plan.steps.append(_put(place, msgspec.structs.replace(state, holders=live, due=due), now))
             plan.when.append(Version(HOME, place.note, "" if note is None else note.version))

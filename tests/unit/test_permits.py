@@ -309,22 +309,6 @@ def test_a_program_that_starts_does_not_shorten_the_waits_of_a_pinned_slower_rat
         assert refused.opens_in <= 60
 
 
-@pytest.mark.parametrize(("quota", "expected"), [({"rate": 20}, 5), ({"rate": 1, "per": 60}, 1)])
-def test_a_job_waits_for_the_turn_of_a_fast_rate_and_is_not_given_back(
-    app: multiq.App, quota: dict[str, float], expected: int
-) -> None:
-    ran: list[int] = []
-
-    @app.task(limits=[Limit("api", scope="app", **quota)])  # type: ignore[arg-type]
-    def call(number: int) -> None:
-        ran.append(number)
-
-    call.enqueue_many([(number,) for number in range(5)])
-    # A worker that ends when no job is due does not wait for jobs that were given back with a delay
-    assert multiq.Worker(app, stop_when_empty=True).run() == 0
-    assert len(ran) == expected
-
-
 def test_a_job_that_was_cancelled_while_a_worker_asked_for_its_permits_does_not_run(
     app: multiq.App, backend: Noting
 ) -> None:

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from multiq.errors import BackendError, MultiqError
 from multiq.outage_log import Outage
@@ -40,20 +40,9 @@ _LONGEST_LOOK = 1.0  # seconds
 _RETRY = 0.5  # seconds until the next call after an error of the store
 _CLOSED_FOR = 0.02  # seconds for which the other jobs of a limit and key are refused without a look at the slots
 _RATE_CLOSED_FOR = 1.0  # as _CLOSED_FOR, for a rate; it ends at the latest with the rate's next turn
-_WAIT = 0.25  # seconds for which a thread may wait for the turn of a rate before it gives its job back
 _MARGIN = 0.5  # seconds for which a permit outlives the lease; the lease ends a little later than this process knows
 _END_WAIT = 2.0  # seconds that the end of a process waits for permits to be freed
 _SPACINGS = 10_000  # limits and keys of refused jobs that are remembered; at this number, all are forgotten
-
-
-class _Closed(NamedTuple):
-    """A limit that has refused a job. All times are monotonic."""
-
-    until: float
-    """The time until which other jobs are refused without a call."""
-    opens_at: float
-    """The time at which the limit opens, if only time opens it."""
-    refused: Refused
 
 
 class Permits:
@@ -77,10 +66,8 @@ class Permits:
         self._is_over = False
         self._next: dict[PermitPlace, float] = {}  # the monotonic time at which the last refused job comes back
         self._refusals: dict[PermitPlace, int] = {}  # in a row
-        self._turns: dict[PermitPlace, float] = {}  # the last turn of a rate for which a thread waits, or has waited
-        self._longest_wait = max(_WAIT, backend.declared.delay_resolution / 2)
         self._outage = Outage()
-        self._closed: dict[PermitPlace, _Closed] = {}
+        self._closed: dict[PermitPlace, tuple[float, Refused]] = {}  # the time until which the slots are not examined
 
     def ask(self, held: Held, gates: Sequence[PermitGate]) -> float | None:
         """Ask for the permits of a job that is about to start. Returns None if the job has its permits. If not, returns
@@ -89,47 +76,33 @@ class Permits:
         if not are_possible(self._backend):
             return None  # such a job was moved here from another backend
         wanted = places(gates, lease.queue)
-        give_up_at = time.monotonic() + self._longest_wait
-        refused = self._known_refusal(wanted, give_up_at)
-        while refused is None:
-            covered = held.ends_at  # read before the call: after a touch during the call, the permits must be extended
-            try:
-                answer = self._book.ask(lease, wanted)
-            except BackendError as exc:
-                self._log_outage(exc)
-                return _AGAIN * (0.5 + random.random())  # noqa: S311 - spreads load, guards nothing
-            if not isinstance(answer, Refused):
-                self._note_granted(held, wanted, answer, covered)
-                return None
-            opens_at = self._note_closed(answer)
-            if not self._wait_for_turn(answer, opens_at, give_up_at):
-                refused = answer
-        return self._delay(refused)
-
-    def _known_refusal(self, wanted: Sequence[PermitPlace], give_up_at: float) -> Refused | None:
-        """Return the refusal of another job of this process, if it holds for this job, too."""
+        now = time.monotonic()
         for place in wanted:
-            closed = self._closed.get(place)
-            if closed is None or time.monotonic() >= closed.until:
-                continue
-            if not self._wait_for_turn(closed.refused, closed.opens_at, give_up_at):
-                return closed.refused
-        return None
-
-    def _note_granted(self, held: Held, wanted: Sequence[PermitPlace], granted: Granted, covered: float) -> None:
-        """Extend and free the permits from now on. *covered*: the end of the lease when they were asked for."""
+            closed_until, refused = self._closed.get(place, (0.0, None))
+            if refused is not None and now < closed_until:
+                return self._delay(refused)
+        covered = held.ends_at  # read before the call: after a touch during the call, the permits must be extended
+        try:
+            answer = self._book.ask(lease, wanted)
+        except BackendError as exc:
+            self._log_outage(exc)
+            return _AGAIN * (0.5 + random.random())  # noqa: S311 - spreads load, guards nothing
+        if isinstance(answer, Refused):
+            self._note_closed(answer)
+            return self._delay(answer)
         if self._refusals:
             for place in wanted:
                 self._refusals.pop(place, None)
-        if granted.held:
+        if answer.held:
             with self._changed:
                 self._fetcher.on_settled = self._note_settled
-                self._held[held] = granted, covered
+                self._held[held] = answer, covered
                 held.has_permit = True
                 if self._thread is None and not self._is_over:
                     self._thread = threading.Thread(target=self._run, name="multiq-permits", daemon=True)
                     self._thread.start()
                 self._changed.notify()
+        return None
 
     def close(self) -> None:
         """Free the permits of jobs that are settled. Waits only a short time for the store."""
@@ -141,33 +114,14 @@ class Permits:
         if self._thread is not None:
             self._thread.join(_END_WAIT)
 
-    def _wait_for_turn(self, refused: Refused, opens_at: float, give_up_at: float) -> bool:
-        """Wait for a turn of a rate, if this thread's turn comes before *give_up_at*. Return whether it waited.
-
-        A job that is given back comes back late, above all on beanstalkd, whose delays are whole seconds. Then no job
-        would use most turns of a fast rate.
-        """
-        if not refused.interval:
-            return False
-        with self._changed:
-            turn_at = max(opens_at, self._turns.get(refused.gate, 0.0) + refused.interval)  # one turn for each thread
-            if turn_at > give_up_at:
-                return False
-            self._turns[refused.gate] = turn_at
-        time.sleep(max(0.0, turn_at - time.monotonic()))
-        return True
-
-    def _note_closed(self, refused: Refused) -> float:
+    def _note_closed(self, refused: Refused) -> None:
         """Refuse the next jobs of this limit and key without a call, because a worker may have reserved many of them
-        together. Returns the time at which the limit opens again, as far as it is known."""
-        now = time.monotonic()
-        opens_in = refused.opens_in or 0.0
-        seconds = _CLOSED_FOR if not refused.interval else min(_RATE_CLOSED_FOR, opens_in)
-        if max(len(self._closed), len(self._refusals), len(self._turns)) >= _SPACINGS:
-            self._closed, self._refusals, self._turns = {}, {}, {}
+        together."""
+        seconds = _CLOSED_FOR if not refused.interval else min(_RATE_CLOSED_FOR, refused.opens_in or 0.0)
+        if max(len(self._closed), len(self._refusals)) >= _SPACINGS:
+            self._closed, self._refusals = {}, {}
         self._refusals[refused.gate] = self._refusals.get(refused.gate, 0) + 1
-        self._closed[refused.gate] = _Closed(now + seconds, now + opens_in, refused)
-        return now + opens_in
+        self._closed[refused.gate] = time.monotonic() + seconds, refused
 
     def _delay(self, refused: Refused) -> float:
         """Return the delay of a refused job, in seconds. Refused jobs of one limit come back one after another, not all
