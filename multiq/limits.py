@@ -240,8 +240,9 @@ def store_limits(backend: Backend, queue: str, limits: Sequence[Limit], connecti
     *connection*: the connection of the enqueue, if it has one. The backend may store the limits in the transaction of
     this connection. A limit that a rollback would remove does not count as stored.
 
-    If the backend does not answer, and the jobs of *connection* may go to an outbox, the limits are stored by a later
-    enqueue, or by a worker. Enqueues that follow within a few seconds do not try again, so that they do not wait.
+    If the backend does not answer, and the jobs of *connection* may go to an outbox, limits of the app's code are
+    stored later, by a worker or by another enqueue. Enqueues that follow within a few seconds do not try again, so that
+    they do not wait. For limits of a single call, the error is raised, because no worker knows them.
 
     Raises ``OptionInvalid`` if this process has stored the limit with other numbers. Raises ``Unsupported``,
     ``BackendError``.
@@ -250,15 +251,15 @@ def store_limits(backend: Backend, queue: str, limits: Sequence[Limit], connecti
     if not missing or connection is None:
         _store(backend, missing, None)
         return
-    outboxes = of_backend(backend)
-    if outboxes and time.monotonic() < _try_at.get(backend, 0.0):
+    may_be_later = any(_are_in_code(outbox.app, missing) for outbox in of_backend(backend))
+    if may_be_later and time.monotonic() < _try_at.get(backend, 0.0):
         return
     try:
         _store(backend, missing, connection)
     except BackendUnavailable as exc:
         # a store that can take part in the transaction may also be locked by this transaction, as the error's note says
         may_be_locked = isinstance(exc, BackendTimeout) and backend.declared.transactional_enqueue
-        if not outboxes or may_be_locked:
+        if not may_be_later or may_be_locked:
             raise
         _try_at[backend] = time.monotonic() + _TRY_AFTER
 
@@ -366,6 +367,15 @@ def _limits_in_code(app: App) -> Iterator[tuple[str, tuple[Limit, ...]]]:
     for definition in app.code_schedules.values():
         if definition.gates and definition.task in app.tasks:
             yield definition.queue, limits_of(app.tasks[definition.task].default)
+
+
+def _are_in_code(app: App, all_missing: Mapping[str, Mapping[str, Quota]]) -> bool:
+    known = {
+        (APP_SCOPE if limit.scope == "app" else queue, limit.name)
+        for queue, limits in _limits_in_code(app)
+        for limit in limits
+    }
+    return all((place, name) in known for place, missing in all_missing.items() for name in missing)
 
 
 def limits_of(options: CallOptions) -> tuple[Limit, ...]:

@@ -67,6 +67,7 @@ _MAKE_READY = frozenset({Release, GiveBack, Abandon})
 
 _INLINE_MEMO = 8_192  # bytes of the largest memo that a claim returns in its text
 _MIN_TTR, _MAX_TTR = SECOND, 3_153_600_000 * SECOND  # as in begin_leases.sql
+_OPENING_TIME = 0.5  # seconds that a call spends on gates which could not be opened after an earlier verdict
 _LONGEST_SLEEP = 1.0  # seconds after which a waiting consumer polls again in any case
 _FIRST_HOLD_UP, _LONGEST_HOLD_UP = 0.001, 0.1  # seconds until a consumer looks again at jobs that others have locked
 
@@ -187,7 +188,7 @@ class MysqlConsumer(Consumer):
         if queues is not None or self._order is not self.queues:
             self._set_order(queues)
         if self._to_open:
-            self._open_gates()
+            self._open_gates(deadline=time.monotonic() + _OPENING_TIME)
         return self._wait_for_jobs(limit, time.monotonic() + timeout, has_looked=False)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
@@ -209,7 +210,7 @@ class MysqlConsumer(Consumer):
             self._set_order(queues)
         give_up_at = time.monotonic() + timeout
         if self._to_open:
-            self._open_gates()
+            self._open_gates(deadline=time.monotonic() + _OPENING_TIME)
         batch = Batch(self._pool, verdicts)
         # These verdicts have a transaction of their own, which is committed before the claim. So no claimed row is
         # locked while a step waits for the lock of a unique key. Also, the claim can use the slots of the settled
