@@ -221,6 +221,8 @@ def _tries(job: JobInfo) -> str:
 
 
 def _due(job: JobInfo) -> str:
+    if job.held_by is not None:
+        return "limit"  # the job waits for a limit, which peek names
     if job.state is State.READY:
         return "now"
     if job.state is State.BURIED:

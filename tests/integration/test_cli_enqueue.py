@@ -268,3 +268,4 @@ def test_a_job_whose_unique_key_is_taken_is_not_said_to_be_enqueued(shell: Shell
     with open_backend(shell.url) as backend, backend.consumer(["default"]) as consumer:
         assert consumer.reserve(1, 0) == []
     assert "ready, waits for limit " in shell.run("peek", first.out.strip(), "-q", "default").out
+    assert " limit " in shell.run("jobs", "default").out.splitlines()[1]
