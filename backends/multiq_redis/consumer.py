@@ -103,7 +103,7 @@ class _Exchange:
     take all verdicts."""
 
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
-        self.verdicts = verdicts
+        self.verdicts = list(verdicts)  # a call without a reply is read later, and the caller may change its list
         self.limit = limit
         """The number of jobs to return. It is lowered when the jobs so far have as many bytes as one reserve may
         return."""

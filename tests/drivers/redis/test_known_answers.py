@@ -73,6 +73,29 @@ def test_verdict_that_counted_is_not_reported_lost_after_another_call(
         del leases
 
 
+def test_a_callers_list_may_change_after_a_call_whose_reply_is_lost(
+    proxy: Proxy, backend: Backend, through: Backend
+) -> None:
+    backend.enqueue(QUEUE, [NewJob(b"x", name) for name in ("one", "two", "three")])
+    backend.enqueue(OTHER, [NewJob(b"x", "other")])
+    with through.consumer([QUEUE]) as consumer, backend.consumer([OTHER]) as second:
+        one, two, three = consumer.reserve(3, 0)
+        (other,) = second.reserve(1, 0)
+        assert backend.consumer([QUEUE]).settle([GiveBack(two)]) == [None]  # so the second of the verdicts is refused
+        # Given verdicts that have arrived, whose reply is lost, and a caller that uses its list again
+        verdicts: list[Verdict] = [Ack(one), Ack(two), Ack(three)]
+        proxy.arm(CutReply(times=1000))
+        with pytest.raises(BackendUnavailable):
+            consumer.settle(verdicts)
+        proxy.disarm()
+        verdicts[:] = [Touch(other)]
+        assert consumer.settle(verdicts) == [None]
+        # Then each verdict has its own first answer
+        first, lost, third = consumer.settle([Ack(one), Ack(two), Ack(three)])
+        assert (first, third) == (None, None)
+        assert isinstance(lost, LeaseLost)
+
+
 def test_verdict_that_did_not_arrive_is_carried_out_after_another_call(
     proxy: Proxy, backend: Backend, through: Backend
 ) -> None:
