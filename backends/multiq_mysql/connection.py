@@ -1,4 +1,5 @@
-"""One connection to a database. It sends several statements in one packet, and repeats transactions after some errors.
+"""One connection to a database. It replaces a lost connection, sends several statements in one packet, and repeats
+transactions after some errors.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
