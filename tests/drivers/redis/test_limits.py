@@ -13,9 +13,10 @@ from servers.process import HOST, until
 from servers.redis import RedisCluster, RedisServer
 from waits import is_quiet
 
-from multiq.backend import Ack
+from multiq.backend import Ack, Gate, NewJob, Terms
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendTimeout, BackendUnavailable
+from multiq.ids import new_id
 from multiq_redis import keys
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 QUEUE = "mail"
 MEGABYTE = b"x" * 1_000_000
 MOST = 8_000_000
+GATED = Terms(gates=(Gate("api"),))
 SMALL = 500 * 1024
 """Bytes by which bodies of up to 1,024 bytes may exceed MOST, because the driver does not count these."""
 
@@ -53,6 +55,24 @@ def test_reserve_stops_at_eight_megabytes(server: RedisServer, partitions: int) 
         assert sorted(found) == sorted(ids)
         if partitions == 1:
             assert found == ids
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+def test_each_job_has_its_own_body_though_bodies_are_read_together(backend: Backend, limit: int) -> None:
+    # Given jobs with bodies inside and outside their records, small and large, with and without gates, in no order
+    sizes = [3, 2_000, 10, 70_000, 1_024, 1_025, 40_000, 0]
+    jobs = [
+        NewJob(b"%04d" % number + b"x" * sizes[number * 7 % 8], new_id(), terms=GATED if number % 3 else None)
+        for number in range(150)
+    ]
+    backend.enqueue(QUEUE, jobs)
+    # When they are reserved, then each comes with its own body
+    with backend.consumer([QUEUE]) as consumer:
+        found: list[tuple[str, bytes]] = []
+        while leases := consumer.reserve(limit, 0):
+            found += [(lease.id, lease.body) for lease in leases]
+            consumer.settle([Ack(lease) for lease in leases])
+    assert found == [(job.id, job.body) for job in jobs]
 
 
 def test_job_larger_than_the_limit_is_reserved_alone(server: RedisServer, backend: Backend) -> None:
