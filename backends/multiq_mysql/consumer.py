@@ -172,6 +172,9 @@ class MysqlConsumer(Consumer):
         """Queue -> the time from which a call no longer parks its ready jobs of fair limits first, for a while."""
         self._first_turns: dict[str, int] = {}
         """Queue -> the turn of a claim with which the next call begins, because the last call has ended too early."""
+        self._knows_all_keys: set[str] = set()
+        """The queues whose last search for other keys of fair limits has found all keys. The next call begins with a
+        search."""
         self._to_open: list[Fence] = []
         """Ended leases whose gates must be opened. Empty, unless the server has not answered."""
         self._gates_to_open: set[tuple[bytes, bytes, bytes]] = set()
@@ -545,6 +548,7 @@ class MysqlConsumer(Consumer):
         looked = turns.begun
         give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
         first = self._first_turns.pop(queue, 0)
+        searches, seeks_keys = 0, queue in self._knows_all_keys
         for turn in itertools.count(first):
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
             claim = _GatedClaim(
@@ -555,6 +559,7 @@ class MysqlConsumer(Consumer):
                 most_gated,
                 turn=turn,
                 parks_until=self._parking_end(queue),
+                seeks_keys=seeks_keys,
             )
             try:
                 with turns.next(looked, self._call_began + self._pool.timeout, lambda: self._interrupted) as number:
@@ -576,6 +581,8 @@ class MysqlConsumer(Consumer):
                 break
             if claim.is_all or len(leases) >= limit:
                 break
+            searches += seeks_keys
+            seeks_keys = claim.has_parked_first and not searches  # one search per call: it takes some 30 ms
             has_enough = claim.is_deep and not found and bool(leases or before)
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
@@ -611,6 +618,9 @@ class MysqlConsumer(Consumer):
     def _note_claim(
         self, queue: str, claim: _GatedClaim, began: float, found: Sequence[Lease], *, has_leases: bool
     ) -> None:
+        if claim.seeks_keys:
+            change = self._knows_all_keys.add if claim.knows_all_keys else self._knows_all_keys.discard
+            change(queue)
         if not has_leases:
             self.asked_at = began  # the transactions before have reserved nothing
         if claim.has_parked_first:
@@ -827,6 +837,7 @@ class _GatedClaim:
         *,
         turn: int,
         parks_until: float,
+        seeks_keys: bool,
     ) -> None:
         self._consumer = consumer
         self._pool = pool
@@ -835,6 +846,8 @@ class _GatedClaim:
         self._most_gated = most_gated
         self._turn = turn
         self._parks_until = parks_until
+        self.seeks_keys = seeks_keys
+        """Whether the transaction looks for jobs of other keys of fair limits behind the jobs that it reads."""
         self.is_all = False
         self.is_full = False
         """Whether there may be more ready jobs than the transaction has read."""
@@ -842,6 +855,8 @@ class _GatedClaim:
         """Whether the transaction has read as many ready jobs as a transaction may, and there may be more."""
         self.has_parked_first = False
         """Whether the transaction has handed out nothing to park ready jobs of fair limits first."""
+        self.knows_all_keys = False
+        """Whether the transaction has searched for jobs of other keys, and has found all keys."""
         self.has_looked = False
         """Whether the transaction has locked gates that must be checked."""
         self.has_locked = False
@@ -859,10 +874,12 @@ class _GatedClaim:
             self._most_gated,
             turn=self._turn,
             may_park_first=time.monotonic() < self._parks_until,
+            seeks_keys=self.seeks_keys,
         )
         claim.read(session)
         self.changes, self.is_full, self.has_parked_first = claim.changes, claim.is_full, claim.has_parked_first
         self.is_deep, self.has_looked, self.has_locked = claim.is_deep, claim.has_looked, claim.has_locked
+        self.knows_all_keys = claim.knows_all_keys
         leases = self._consumer.claim_gated(session, claim, self._queue)
         self.is_all = (claim.is_all or not claim.has_progress) and not claim.changes
         return leases

@@ -57,6 +57,8 @@ _AFTER_ALL = b"\xff" * 800  # comes after all keys, because no key in UTF-8 has 
 _LOOKED_AT = 50  # gates that one transaction looks at
 _EXAMINED = 250  # gates that one transaction examines for lines that wait for them
 DEEPEST = 3  # the turn from which each claim reads _MOST_READ jobs
+_SOUGHT = 20_000  # ready jobs among which one transaction looks for jobs of other keys: some 20 milliseconds
+_MOST_KNOWN = 20  # different texts of gates that such a search leaves out
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
 # seconds after which a consumer no longer parks the ready jobs of fair limits before it hands out one of them: less
 # than the half second after which a waiting consumer has its job (3.10)
@@ -174,11 +176,20 @@ class Claim:
     """One transaction that reserves jobs of a queue with limits."""
 
     def __init__(
-        self, pool: Pool, queue: str, limit: int, most_gated: int, *, turn: int, may_park_first: bool = True
+        self,
+        pool: Pool,
+        queue: str,
+        limit: int,
+        most_gated: int,
+        *,
+        turn: int,
+        may_park_first: bool = True,
+        seeks_keys: bool = False,
     ) -> None:
-        """*turn*: the number of transactions that the call has made before. Later transactions read more jobs.
-
-        *may_park_first*: whether the transaction may hand out nothing to park ready jobs of fair limits first.
+        """Parameters:
+        turn: the number of transactions that the call has made before. Later transactions read more jobs.
+        may_park_first: whether the transaction may hand out nothing to park ready jobs of fair limits first.
+        seeks_keys: whether the transaction looks for jobs of other keys behind the jobs that it reads.
         """
         self._pool = pool
         self._queue = queue
@@ -188,6 +199,14 @@ class Claim:
         self._is_first = turn == 0
         self._parks_first = may_park_first
         self._waits_for_woken = may_park_first or turn < DEEPEST
+        self._seeks_keys = seeks_keys
+        self._others: list[Candidate] = []
+        """Ready jobs behind the jobs of ``_scan``, in their order. Each has other gates than all jobs of ``_scan``."""
+        self._locked_others: set[int] = set()
+        """The seqs of those of ``_others`` that this transaction could not lock."""
+        self.knows_all_keys = False
+        """Whether the transaction knows all keys of fair limits that the ready jobs of the best priority have, although
+        it has not read all of these jobs."""
         self._has_unparked = False
         """Whether there are ready jobs of fair limits that have not been in a line yet."""
         self._depth = min(limit, _FEWEST_READ) + 1 if self._is_first else _MOST_READ
@@ -246,7 +265,7 @@ class Claim:
         """Begin a transaction, lock jobs and gates, and choose the jobs."""
         looks = self._read_gated(session)
         heads = self._read_lines(session, looks) if looks else {}
-        gates = {gate for job in self._scan for gate in job.gates}
+        gates = {gate for job in (*self._scan, *self._others) for gate in job.gates}
         gates.update(looks, (gate for jobs in heads.values() for job in jobs for gate in job.gates))
         if gates:
             self._lock(session, sorted(gates, key=_order), looks, heads)
@@ -273,6 +292,8 @@ class Claim:
         )
         self.is_full = len(found) >= self._scanned
         self._scan = found[: self._scanned]
+        if self._seeks_keys and with_gates and self.is_full:
+            self._read_others(session, {text.encode() for *_, text in (*again.rows, *ready.rows) if text})
         if not looked or not looked[0].rows:  # Other consumers have locked these gates.
             return []
         self.has_looked = True
@@ -280,6 +301,45 @@ class Claim:
         rows = [row for reply in looked for row in reply.rows]
         self.changes = [_text(key) for name, key in rows if not name]  # begin_change.sql explains the empty name.
         return list(dict.fromkeys(_gate(*row) for row in rows if row[0]))
+
+    def _read_others(self, session: Session, known: set[bytes]) -> None:
+        """Lock the first ready jobs behind the scan whose gates are none of the *known* texts.
+
+        The jobs have the priority of the last job of the scan, because jobs with this priority go before less urgent
+        jobs. If a job is found, all earlier jobs with other texts are found, too.
+        """
+        if not 0 < len(known) <= _MOST_KNOWN:
+            return
+        last = self._scan[-1]
+        behind: dict[str, int | bytes] = {
+            "queue": self._queue.encode(),
+            "place": last.priority,
+            "seq": last.seq,
+        }
+        ends = session.execute(
+            *(render("others_end", state=state, examined=_SOUGHT, **behind) for state in (AGAIN, READY))
+        )
+        end = min((reply.rows[0][0] for reply in ends if reply.rows), default=None)
+        texts, last_seq = Sql(",".join(map(literal, sorted(known)))), 2**63 - 1 if end is None else end
+        found = session.execute(
+            *(
+                render("others", state=state, known=texts, end=last_seq, limit=_LOOKED_AT, **behind)
+                for state in (AGAIN, READY)
+            )
+        )
+        cut = min((reply.rows[-1][0] for reply in found if len(reply.rows) == _LOOKED_AT), default=None)
+        jobs = {
+            seq: Candidate(last.priority, seq, gates_in(text), None)
+            for reply in found
+            for seq, text in reply.rows
+            if cut is None or seq <= cut
+        }
+        self.knows_all_keys = end is None and cut is None
+        if jobs:
+            (locked,) = session.execute(render("reserve_others", seqs=sorted(jobs), **behind))
+            now = {seq: Candidate(last.priority, seq, gates_in(text), None) for seq, text in locked.rows}
+            self._others = [now.get(seq, job) for seq, job in sorted(jobs.items())]
+            self._locked_others = jobs.keys() - now.keys()
 
     def _read_lines(self, session: Session, looks: Sequence[Gate]) -> dict[Gate, list[Candidate]]:
         """Read the first jobs of these lines, to know which gates have to be locked."""
@@ -326,6 +386,7 @@ class Claim:
                     line.ends.append(self.now + left)
                 else:
                     ended.append((line, seq))
+        self._scan += self._with_other_keys()
         self._locked = [job for job in self._scan if not self._has_gates_of(job)]
         self._scan = [job for job in self._scan if self._has_gates_of(job)]
         for gate, reply in lines:
@@ -333,6 +394,24 @@ class Claim:
         if ended:
             self._count_touched(session, ended)
         self._read_firsts(session)
+
+    def _with_other_keys(self) -> list[Candidate]:
+        """Return those of ``_others`` that have a fair gate, and that share no fair gate with an earlier job.
+
+        Otherwise the job would have to wait for that job, and perhaps for jobs between the two that were not read. Jobs
+        that are returned may share a gate.
+        """
+        before = {gate for job in self._scan for gate in job.gates}
+        found = []
+        for job in self._others:
+            fair = [gate for gate in job.gates if gate not in self._lines or self._lines[gate].is_fair]
+            if fair and job.seq not in self._locked_others and before.isdisjoint(fair):
+                found.append(job)
+                continue
+            before.update(job.gates)
+            if fair:
+                self.knows_all_keys = False
+        return found
 
     def _lock_gates(
         self, session: Session, gates: Sequence[Gate], asked: Sequence[str]
@@ -427,7 +506,7 @@ class Claim:
     def _choose(self, heads: Mapping[Gate, Sequence[Candidate]]) -> None:
         jobs = [*self._scan, *(job for line in heads.values() for job in line)]
         singles, fair = self._sort(jobs)
-        if self.is_full and self._has_unparked and self._parks_first:
+        if self.is_full and self._has_unparked and self._parks_first and not self.knows_all_keys:
             # All jobs of fair limits go to their lines first, because jobs of other keys may follow.
             self.is_all, self.has_parked_first = False, True
         else:

@@ -375,6 +375,88 @@ def test_a_key_behind_a_large_backlog_of_another_key_has_its_turn(
         assert small in started
 
 
+def test_a_key_behind_a_backlog_is_found_before_the_backlog_is_parked(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    # Given many jobs of one key of a fair limit, and then jobs of two other keys
+    backend.limits(QUEUE, {"all": Quota(slots=4), "tenant": Quota(fair=True)})
+    add(backend, 3_000, Gate("all"), Gate("tenant", "busy"))
+    small = {
+        *add(backend, 10, Gate("all"), Gate("tenant", "ten")),
+        *add(backend, 1, Gate("all"), Gate("tenant", "one")),
+    }
+    with backend.consumer([QUEUE]) as consumer:
+        # When jobs are reserved, then the slots are shared, although few jobs of the backlog are parked
+        running = consumer.reserve(4, 0)
+        assert sum(lease.id in small for lease in running) in (2, 3)
+        assert count(mysql_server, place, "lines") < 300
+        # And the other keys keep their share while jobs end
+        for _ in range(18):
+            ended, *running = running
+            _, leases = consumer.exchange([Ack(ended)], 1, 0)
+            small -= {ended.id}
+            running += leases
+        assert small <= {lease.id for lease in running}
+        assert count(mysql_server, place, "lines") < 1_500
+
+
+SHAPES = (
+    (Gate("tenant", "a"), Gate("all")), (Gate("tenant", "a"),),
+    (Gate("tenant", "b"),), (Gate("tenant", "c"), Gate("all")),
+    (Gate("team", "x"),), (Gate("team", "x"), Gate("tenant", "b")), (Gate("team", "x"), Gate("tenant", "a")),
+    (Gate("all"),), (Gate("api"),), (),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 60))])
+def test_a_search_for_other_keys_changes_no_order(
+    backend: MysqlBackend, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given transactions that read few jobs, so that most calls search for keys behind them
+    rng = random.Random(seed)
+    monkeypatch.setattr(limits, "_FEWEST_READ", 2)
+    monkeypatch.setattr(limits, "_MOST_READ", rng.choice([3, 8]))
+    monkeypatch.setattr(limits, "_SOUGHT", rng.choice([4, 30, 20_000]))
+    searches: list[int] = []
+    original = limits.Claim._read_others
+
+    def noted(claim: limits.Claim, *args: Any) -> None:
+        original(claim, *args)
+        searches.append(len(claim._others))
+
+    monkeypatch.setattr(limits.Claim, "_read_others", noted)
+    backend.limits(QUEUE, {"tenant": Quota(fair=True), "team": Quota(fair=True), "all": Quota(slots=1)})
+    # Given jobs of a busy key, and jobs with all kinds of gates among and behind them
+    busy = rng.choice([0.3, 0.6, 0.9])
+    shapes: dict[str, tuple[Gate, ...]] = {}
+    priorities: dict[str, int] = {}
+    for _ in range(80):
+        gates = SHAPES[0] if rng.random() < busy else rng.choice(SHAPES)
+        priority = rng.choice([1024, 1024, 1024, 7])
+        (job_id,) = add(backend, 1, *gates, priority=priority)
+        shapes[job_id], priorities[job_id] = gates, priority
+    ages = {job_id: number for number, job_id in enumerate(shapes)}
+    started: list[str] = []
+    running: list[Lease] = []
+    with backend.consumer([QUEUE]) as consumer:
+        # When they are worked off, a few at a time
+        give_up_at = time.monotonic() + 60
+        while len(started) < len(shapes):
+            assert time.monotonic() < give_up_at, f"{len(shapes) - len(started)} jobs were not handed out"
+            leases = consumer.reserve(rng.randint(1, 4), 0)
+            started += [lease.id for lease in leases]
+            running += leases
+            rng.shuffle(running)
+            ended, running = running[:2], running[2:]
+            assert consumer.settle([Ack(lease) for lease in ended]) == [None] * len(ended)
+    # Then jobs with the same gates start in their order, and so do jobs without closed gates
+    assert searches
+    alike: list[tuple[tuple[Gate, ...], ...]] = [((), (Gate("api"),)), SHAPES[:2], SHAPES[4:7]]
+    for shapes_in_order in (*((gates,) for gates in SHAPES), *alike):
+        own = [job_id for job_id in started if shapes[job_id] in shapes_in_order]
+        assert own == sorted(own, key=lambda job_id: (priorities[job_id], ages[job_id])), shapes_in_order
+
+
 def test_a_busy_server_hands_out_a_job_before_all_jobs_of_a_fair_limit_are_parked(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,9 +506,10 @@ def test_a_parking_that_has_ended_in_time_starts_no_pause(
 def test_the_leases_count_from_the_transaction_that_began_them(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # When a reserve parks many jobs before it hands out one of them
+    # When a reserve parks many jobs before it hands out one of them, as it does if a search does not reach all jobs
     monkeypatch.setattr(limits, "PARKING_TIME", 60.0)
     monkeypatch.setattr(limits, "LOOKING_TIME", 60.0)
+    monkeypatch.setattr(limits, "_SOUGHT", 100)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     add(backend, 2_000, Gate("tenant", "a"))
     began: list[float] = []

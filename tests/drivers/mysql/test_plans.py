@@ -43,7 +43,7 @@ VALUES: dict[str, Any] = {
     "closed_key": b"1", "closed_name": b"1", "gates": b"#", "latest": 5, "look_at": 5, "name": b"1",
     "pinned": 1, "quota": b"{}", "leases": Sql("(1,1),(2,2)"), "turn": 5,
     "before": 199, "behind": 2**62, "body": b"x", "examined": 10, "held_until": 0, "hold_delay": 5, "key": b"1",
-    "keys": Sql("x'31',x'32'"), "ttr": 5,
+    "keys": Sql("x'31',x'32'"), "ttr": 5, "known": Sql("x'31',x'32'"), "end": 10**6,
     "token": 0, "row": Sql("1"), "ticket": 5, "writer": 5, "writers": [4, 5],
 }  # fmt: skip
 
@@ -69,6 +69,7 @@ INDEXES = {
     "ended": PRIMARY, "existing_gates": PRIMARY, "gate": PRIMARY, "gates_to_look_at": LOOK, "in_lines": LINES_JOB,
     "leased": PRIMARY, "leased_gates": PRIMARY, "leave_line": PRIMARY, "leave_lines": LINES_JOB, "line": PRIMARY,
     "lines_to_look_at": LOOK, "open_gate": PRIMARY, "open_gates": PRIMARY, "park": PRIMARY,
+    "others": PLACE, "others_end": PLACE, "reserve_others": PRIMARY,
     "parked": PRIMARY, "past_gates": LOOK, "quotas": PRIMARY, "rate": PRIMARY, "running": PRIMARY,
     "set_gate": PRIMARY, "unblock": "multiq_gates_closed", "unplaced": PLACE, "waiting": PRIMARY,
 }  # fmt: skip
