@@ -369,7 +369,7 @@ class App(Registrar):
         if payloads is None and not (settings.sign or settings.encrypt or settings.compress is not None):
             return backend
         from .payloads import Payloads
-        from .payloads.backend import sealed
+        from .payloads.sealed_backend import sealed
 
         if payloads is None:
             payloads = Payloads(**msgspec.structs.asdict(settings))

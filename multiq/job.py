@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .memo import Memos, Progress, RunningMemo
     from .outcome import JobOutcome
     from .queue import SharedConsumer
-    from .result_polling import JobStatus
+    from .result_waiting import JobStatus
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,7 +140,7 @@ class JobHandle:
         - ``BackendUnavailable``: the backend did not answer until the timeout. Other errors of the backend are raised
           immediately.
         """
-        from .result_polling import Done, look, wait  # imported late, because many programs wait for no results
+        from .result_waiting import Done, look, wait  # imported late, because many programs wait for no results
 
         if timeout is not None:
             timeout = check_timeout(timeout)
@@ -170,7 +170,7 @@ class JobHandle:
         import asyncio
 
         from .async_calls import running_loop
-        from .result_polling import wait
+        from .result_waiting import wait
 
         if timeout is not None:
             timeout = check_timeout(timeout)
@@ -187,7 +187,7 @@ class JobHandle:
         - ``"done"``, ``"cancelled"``: the job is gone, and its outcome is kept.
         - ``"unknown"``: there is neither a job nor an outcome.
         """
-        from .result_polling import status_of
+        from .result_waiting import status_of
 
         return status_of(self._backend, self.queue, self.id)
 

@@ -1,4 +1,4 @@
-"""One connection to the file. It opens the file, runs transactions, and waits for the write lock.
+"""One connection to the file. It opens again after a fork or an error, and runs transactions.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -6,7 +6,7 @@ guarantee             how                                                       
 no half-done call     a call is a single statement, or ``BEGIN IMMEDIATE`` ... ``COMMIT``,    one fsync per commit
                       which any exception rolls back
 no "database is       a call retries until it has the lock, up to the URL's timeout, with     ``BackendTimeout`` at
-locked"               pauses from a fraction of a millisecond on                              the deadline
+locked"               pauses from a fraction of a millisecond on (lock_retry.py)              the deadline
 safe forks            every connection is closed before a fork and opens again after it       about 1 ms to reopen
                       (forks.py)
 a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
@@ -17,22 +17,21 @@ deleted or replaced
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sqlite3
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from multiq.driverkit.call_retry import Attempts, Pauses
-from multiq.errors import BackendNotInstalled, BackendTimeout, BackendUnavailable, PayloadTooLarge
+from multiq.errors import BackendTimeout, PayloadTooLarge
 
-from . import schema, write_ahead_log
-from .errors import classify, explain, is_busy
-from .file import create_file, file_identity, missing, require_file, size_of_file
+from . import write_ahead_log
+from .errors import explain, is_busy
+from .file import file_identity, size_of_file
 from .forks import fork_guard
-from .lock_owner import refuse_own_lock
-from .statements import script, statement
+from .lock_retry import retry_while_locked
+from .opening import open_file
+from .statements import statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,12 +48,6 @@ MAX_BODY = 1_000_000_000 - 1_000  # bytes. SQLite's own limit is on a whole row.
 SURELY_FITS = 1_000_000  # bytes. SQLite can be built with a limit below 1 GB, but not below this size.
 
 _DATA_VERSION = "PRAGMA data_version"
-_STATEMENTS_KEPT = 128  # prepared statements per connection
-_JSON_PROBE = "SELECT value FROM json_each('[1]')"
-# seconds between two attempts to get the lock. A commit holds the lock for about 0.0002 s.
-_LOCK_PAUSES = Pauses(0.0002, 0.003)
-# seconds until the lock's owner is read first, and seconds between later reads
-_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0
 
 
 class Transaction:
@@ -257,108 +250,3 @@ class Connection:
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
         return inherited, self._file
-
-
-# --- the lock ---
-
-
-def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
-    """Run *attempt* and return its result. Repeats it for up to *timeout* seconds while the file at *path* is locked.
-
-    SQLite's own busy handler pauses up to 100 ms at a time. This function retries a few hundred times a second, after
-    pauses of random length.
-
-    Raises ``LockedByCaller`` if the calling program itself has the lock, because waiting cannot help then.
-    """
-    attempts: Attempts | None = None
-    look_at = 0.0
-    while True:
-        try:
-            return attempt()  # The common case needs no clock.
-        except sqlite3.OperationalError as exc:
-            if attempts is None:
-                now = time.monotonic()
-                attempts, look_at = Attempts(now + timeout, conflict_pauses=_LOCK_PAUSES), now + _CHECK_OWNER_AFTER
-            if not attempts.again(classify(exc)):
-                raise
-        if (now := time.monotonic()) >= look_at:
-            refuse_own_lock(path)
-            look_at = now + _CHECK_OWNER_EVERY
-
-
-# --- opening ---
-
-
-def open_file(
-    path: str, synchronous: str, timeout: float, *, create: bool = True
-) -> tuple[sqlite3.Connection, FileIdentity]:
-    """Open the file and ensure that it has all tables. Returns the connection and the file's identity.
-
-    Without *create*, the file and the tables must exist. The identity is read before the file is opened. Another file
-    may replace the file between these two steps.
-
-    Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
-    """
-    require_library()
-    if create:
-        create_file(path)
-    else:
-        require_file(path)
-    file = file_identity(path)
-    sqlite = sqlite3.connect(
-        path,
-        timeout=0,  # see retry_while_locked
-        isolation_level=None,
-        check_same_thread=False,
-        cached_statements=_STATEMENTS_KEPT,
-    )
-    try:
-        if not create:
-            _require_tables(sqlite, path, timeout)
-        _prepare(sqlite, path, synchronous, timeout)
-    except BaseException:
-        sqlite.close()
-        raise
-    return sqlite, file
-
-
-@functools.cache
-def require_library() -> None:
-    """Raise ``BackendNotInstalled`` if Python's SQLite is too old, or was built without the JSON functions."""
-    if sqlite3.sqlite_version_info < (3, 35):
-        raise BackendNotInstalled(
-            f"the sqlite backend needs SQLite 3.35 or newer, but this Python has {sqlite3.sqlite_version}"
-        )
-    with contextlib.closing(sqlite3.connect(":memory:")) as probe:
-        try:
-            probe.execute(_JSON_PROBE)
-        except sqlite3.OperationalError as exc:
-            raise BackendNotInstalled(
-                "the sqlite backend needs SQLite's JSON functions, which this Python's SQLite "
-                f"{sqlite3.sqlite_version} was built without"
-            ) from exc
-
-
-def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> None:
-    if retry_while_locked(lambda: schema.version(sqlite, path), timeout, path) is None:
-        raise missing(f"the file {path} has no tables of multiq's")
-
-
-def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    # Even this statement reads the file, which another process locks while it closes the file.
-    retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
-    (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
-    if mode != "wal":
-        raise BackendUnavailable(
-            f"{path} cannot be used: its file system does not support SQLite's write-ahead log "
-            f"(the journal mode stays {mode!r}); put it on a local disk"
-        )
-    retry_while_locked(lambda: schema.prepare(sqlite, path), timeout, path)
-    sqlite.execute(f"PRAGMA journal_size_limit = {write_ahead_log.LONG}")  # the log's size after a restart
-    sqlite.execute("PRAGMA temp_store = MEMORY")
-    sqlite.execute("PRAGMA trusted_schema = OFF")  # Then triggers cannot call functions with side effects.
-    # Debian builds SQLite with secure_delete on. Decision 23 explains FAST.
-    if sqlite.execute("PRAGMA secure_delete").fetchone() == (1,):
-        sqlite.execute("PRAGMA secure_delete = FAST")
-    for text in script("moves"):
-        sqlite.execute(text)

@@ -14,9 +14,9 @@ from multiq.backend import Finding
 from multiq.errors import BackendCorrupt
 
 from . import schema
-from .connection import require_library
 from .errors import explain
 from .file import KEPT_BACK
+from .opening import require_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

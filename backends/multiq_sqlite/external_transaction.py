@@ -16,9 +16,10 @@ from multiq.driverkit.external_transaction import explained, unwrap
 from multiq.errors import BackendTimeout, ConnectionElsewhere, OptionInvalid
 
 from . import schema
-from .connection import Transaction, require_library
+from .connection import Transaction
 from .errors import explain, is_busy, primary_code
 from .limits import add_limits, unstored
+from .opening import require_library
 from .records import size_of
 from .unique import insert_all
 

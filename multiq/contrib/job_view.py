@@ -18,7 +18,7 @@ from multiq.errors import (
 from multiq.formatting import shown
 from multiq.memo import readable_memo
 from multiq.outcome import decode_outcome
-from multiq.result_polling import STATUS
+from multiq.result_waiting import STATUS
 from multiq.validation import check_name
 
 if TYPE_CHECKING:

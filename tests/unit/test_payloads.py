@@ -21,8 +21,8 @@ from multiq.backend import Backend, Consumer, NewJob
 from multiq.backend.memory import MemoryBackend, MemoryConsumer
 from multiq.errors import BackendUnavailable, EnqueueUncertain, OptionInvalid, PayloadInvalid, SettingsInvalid
 from multiq.payloads import Key
-from multiq.payloads.backend import SealedBackend, SealedConsumer
 from multiq.payloads.seal import Seal, SealBroken
+from multiq.payloads.sealed_backend import SealedBackend, SealedConsumer
 from multiq.settings import PayloadSettings
 from multiq.settings.loader import load_settings
 

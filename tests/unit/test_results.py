@@ -15,7 +15,7 @@ import pytest
 from processes import until
 
 import multiq
-from multiq import result_polling
+from multiq import result_waiting
 from multiq.backend import Ack, After, Bury
 from multiq.backend.memory import MemoryBackend
 from multiq.errors import BackendError, BackendUnavailable
@@ -574,7 +574,7 @@ def test_a_cancelled_wait_leaves_nothing_behind(app: multiq.App) -> None:
             await asyncio.wait_for(handle.aresult(), 0.05)
 
     asyncio.run(give_up())
-    until(lambda: not result_polling._pollers)
+    until(lambda: not result_waiting._pollers)
     until(lambda: "multiq-results" not in [thread.name for thread in threading.enumerate()])
 
 
@@ -640,8 +640,8 @@ def test_a_fork_waits_with_a_thread_of_its_own(app: multiq.App) -> None:
 
     # Given a process that waits in a thread
     handle = noop.enqueue()
-    future = result_polling.wait(app.backend, "default", handle.id, None, None)
-    until(lambda: bool(result_polling._pollers))
+    future = result_waiting.wait(app.backend, "default", handle.id, None, None)
+    until(lambda: bool(result_waiting._pollers))
     # When it forks, then the child can wait, too
     child = os.fork()
     if child == 0:

@@ -109,7 +109,7 @@ local function settle()
 end
 
 --- include reserve
---- include leases
+--- include slots
 local hand_out_plain = hand_out
 local is_handed_out = false
 local is_line_opened = false -- whether a reserve may hand out jobs of a line

@@ -10,7 +10,7 @@ import pytest
 from multiq.backend.memory import MemoryBackend
 from multiq.conformance import ManualHarness, suite
 from multiq.payloads import Payloads
-from multiq.payloads.backend import SealedBackend
+from multiq.payloads.sealed_backend import SealedBackend
 
 if TYPE_CHECKING:
     from multiq.backend import Backend

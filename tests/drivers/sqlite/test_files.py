@@ -29,7 +29,7 @@ from multiq.errors import (
     PayloadTooLarge,
     UrlInvalid,
 )
-from multiq_sqlite import connection as connections
+from multiq_sqlite import opening
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
@@ -408,10 +408,10 @@ def test_without_create_a_file_of_another_kind_is_reported(path: Path, looking: 
 
 def test_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
-    connections.require_library.cache_clear()
+    opening.require_library.cache_clear()
     with pytest.raises(BackendNotInstalled, match=r"3\.35"):
         SqliteBackend(str(path)).stats("q")
-    connections.require_library.cache_clear()
+    opening.require_library.cache_clear()
     assert not path.exists()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import multiq_sqlite
-from multiq_sqlite.connection import open_file
+from multiq_sqlite.opening import open_file
 from multiq_sqlite.statements import script, statement
 
 if TYPE_CHECKING:
