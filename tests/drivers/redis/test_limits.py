@@ -58,7 +58,7 @@ def test_reserve_stops_at_eight_megabytes(server: RedisServer, partitions: int) 
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100])
-def test_each_job_has_its_own_body_though_bodies_are_read_together(backend: Backend, limit: int) -> None:
+def test_each_job_of_a_batch_has_its_own_body(backend: Backend, limit: int) -> None:
     # Given jobs with bodies inside and outside their records, small and large, with and without gates, in no order
     sizes = [3, 2_000, 10, 70_000, 1_024, 1_025, 40_000, 0]
     jobs = [

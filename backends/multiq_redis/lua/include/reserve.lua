@@ -2,9 +2,6 @@
 -- The most bytes of bodies and memos in one reply. A reply of this size takes the server some milliseconds, and a slow
 -- link some seconds.
 local MOST_BYTES = 8000000
--- A read costs more than a small body. So one read gets the bodies of several jobs: at most MOST_AHEAD, and as many as have
--- BYTES_AHEAD bytes if each is as large as the largest body of the read before. The first read gets one body.
-local BYTES_AHEAD, MOST_AHEAD = 65536, 25
 local NO_PLACE = string.rep('\0', 12) .. '\128'
 local token, limit = ARGV[2], tonumber(ARGV[3])
 local partitions = redis.call('GET', KEYS[12]) or ''
@@ -48,7 +45,6 @@ local function hand_out(reply)
     for i = 1, #places do ids[i] = id_in(places[i]) end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
     local count, size, number, bytes = 0, #reply, #ids, 0
-    local bodies, before, read_to, largest = nil, 0, 0, BYTES_AHEAD -- bodies[i - before]: the body of the job i, up to read_to
     for i = 1, #ids do
         local id, place, record = ids[i], places[i], records[i]
         local ttr = record and sub(record, 21, 28)
@@ -68,15 +64,7 @@ local function hand_out(reply)
                         break
                     end
                 end
-                if flags % 2 == 1 then
-                    if i > read_to then
-                        local ahead = math.max(1, math.min(MOST_AHEAD, math.floor(BYTES_AHEAD / largest)))
-                        before, read_to = i - 1, math.min(#ids, i - 1 + ahead)
-                        bodies, largest = redis.call('HMGET', KEYS[3], unpack(ids, i, read_to)), 1
-                    end
-                    body = bodies[i - before] or ''
-                    largest = math.max(largest, #body)
-                end
+                body = flags % 2 == 1 and (redis.call('HGET', KEYS[3], id) or '')
                 memo = flags >= 128 and (redis.call('HGET', KEYS[3], id .. '\1') or '')
                 bytes = bytes + (body and #body or 0) + (memo and #memo or 0)
                 if bytes > MOST_BYTES and count > 0 then
