@@ -6,7 +6,7 @@ guarantee             how                                                       
 no half-done call     a call is a single statement, or ``BEGIN IMMEDIATE`` ... ``COMMIT``,    one fsync per commit
                       which any exception rolls back
 no "database is       a call retries until it has the lock, up to the URL's timeout, with     ``BackendTimeout`` at
-locked"               pauses from a fraction of a millisecond on (lock_retry.py)              the deadline
+locked"               pauses from a fraction of a millisecond on (file.py)                    the deadline
 safe forks            every connection is closed before a fork and opens again after it       about 1 ms to reopen
                       (forks.py)
 a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
@@ -27,9 +27,8 @@ from multiq.errors import BackendTimeout, PayloadTooLarge
 
 from . import write_ahead_log
 from .errors import explain, is_busy
-from .file import file_identity, size_of_file
+from .file import file_identity, retry_while_locked, size_of_file
 from .forks import fork_guard
-from .lock_retry import retry_while_locked
 from .opening import open_file
 from .statements import statement
 

@@ -1,4 +1,4 @@
-"""The file: its path, its identity, how it is created, and the free space on its disk.
+"""The file: its path, its identity, how it is created, its lock, and the free space on its disk.
 
 When a disk is nearly full, new jobs are refused while there is still enough space to work off the existing jobs. Even
 an ack needs space, because it is written to the log. Before the log can restart, all of it must be moved into the file.
@@ -9,16 +9,23 @@ restart. In this state, no job can be acked, released or deleted.
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from multiq.driverkit.call_retry import Attempts, Pauses
 from multiq.errors import BackendFull, BackendUnavailable, UrlInvalid
 
+from .errors import classify
+from .lock_owner import refuse_own_lock
+
 if TYPE_CHECKING:
-    import sqlite3
+    from collections.abc import Callable
+
+_T = TypeVar("_T")
 
 FileIdentity: TypeAlias = "tuple[int, int] | None"
 
@@ -28,6 +35,10 @@ KEPT_BACK = 16_000_000
 _GROWTH = 3  # One byte of new jobs takes at most this many bytes: in the log, in the file, and in half-empty pages.
 _CHECK_PAUSE = 0.05  # seconds between two checks. A check takes 10 us.
 _CHECK_EVERY = 250_000  # bytes of new jobs between two checks
+# seconds between two attempts to get the lock. A commit holds the lock for about 0.0002 s.
+_LOCK_PAUSES = Pauses(0.0002, 0.003)
+# seconds until the lock's owner is read first, and seconds between later reads
+_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0
 
 create_lock = threading.Lock()
 """Held while a file is created."""
@@ -91,6 +102,30 @@ def missing(what: str) -> BackendUnavailable:
         f"{what}: nothing was enqueued there yet, and no worker has run; if your jobs are elsewhere, say where, with "
         "multiq -c sqlite:////folder/file.db or in MULTIQ_URL"
     )
+
+
+def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
+    """Run *attempt* and return its result. Repeats it for up to *timeout* seconds while the file at *path* is locked.
+
+    SQLite's own busy handler pauses up to 100 ms at a time. This function retries a few hundred times a second, after
+    pauses of random length.
+
+    Raises ``LockedByCaller`` if the calling program itself has the lock, because waiting cannot help then.
+    """
+    attempts: Attempts | None = None
+    look_at = 0.0
+    while True:
+        try:
+            return attempt()  # The common case needs no clock.
+        except sqlite3.OperationalError as exc:
+            if attempts is None:
+                now = time.monotonic()
+                attempts, look_at = Attempts(now + timeout, conflict_pauses=_LOCK_PAUSES), now + _CHECK_OWNER_AFTER
+            if not attempts.again(classify(exc)):
+                raise
+        if (now := time.monotonic()) >= look_at:
+            refuse_own_lock(path)
+            look_at = now + _CHECK_OWNER_EVERY
 
 
 def size_of_file(path: str) -> int:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from multiq.errors import BackendNotInstalled, BackendUnavailable
 
 from . import schema, write_ahead_log
-from .file import create_file, file_identity, missing, require_file
-from .lock_retry import retry_while_locked
+from .file import create_file, file_identity, missing, require_file, retry_while_locked
 from .statements import script
 
 if TYPE_CHECKING:

@@ -57,6 +57,7 @@ def test_job_of_a_killed_process_comes_back_when_its_lease_ends(
     assert consumer.settle([Ack(lease)]) == [None]
 
 
+@pytest.mark.long
 def test_batch_of_a_killed_process_is_stored_whole_or_not_at_all(
     backend: SqliteBackend,
     spawn: Callable[..., subprocess.Popen[str]],
