@@ -11,8 +11,9 @@ long, and which check the same promise at another place: on another store, for a
 
 A test or row that is marked ``exhaustive`` is long, too, and only ``make test-exhaustive`` runs it.
 
-Of the conformance suite's topics about outcomes, memos, held jobs, steps, notes, unique keys, limits and schedules,
-``make test`` runs each test in memory and on one of SQLite, Redis and MySQL.
+Of the conformance suite, ``make test`` runs each test in memory and on one store: on one of SQLite, Redis and MySQL if
+it is about outcomes, memos, held jobs, steps, notes, unique keys, limits and schedules, otherwise on one of these three
+and beanstalkd.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 #: parameters of which ``make test`` runs at least one value, and not all
 IN_TURN = frozenset({"mode", "store", "url"})
 
-#: topics of the conformance suite of which ``make test`` runs each test on one of these stores
-_SHARED_TOPICS = frozenset(
+#: topics of the conformance suite that beanstalkd has no part in, because it has not the power
+_TOPICS_WITHOUT_BEANSTALK = frozenset(
     {
         "TestCompareAndSet",
         "TestDetails",
@@ -52,7 +53,7 @@ _SHARED_TOPICS = frozenset(
         "TestUniqueReplace",
     }
 )
-_SHARING_STORES = ("sqlite", "redis", "mysql")
+_STORES = ("sqlite", "redis", "mysql", "beanstalk")
 
 _QUICK = "not long"  # the marker expression of ``make test``
 #: marker expression -> the marks of the tests that it leaves out
@@ -77,11 +78,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def _has_turn_elsewhere(topic: pytest.Collector | None, test: str) -> bool:
     """Whether ``make test`` runs this test of the conformance suite on another store."""
-    if topic is None or topic.name not in _SHARED_TOPICS or topic.path.name != "test_conformance.py":
+    if topic is None or topic.path.name != "test_conformance.py" or topic.path.parent.name not in _STORES:
         return False
-    store = topic.path.parent.name
-    turn = _SHARING_STORES[zlib.crc32(test.encode()) % len(_SHARING_STORES)]
-    return store in {*_SHARING_STORES, "beanstalk"} and turn != store
+    stores = _STORES[:-1] if topic.name in _TOPICS_WITHOUT_BEANSTALK else _STORES
+    return topic.path.parent.name != stores[zlib.crc32(test.encode()) % len(stores)]
 
 
 def _has_mark(obj: object, names: frozenset[str]) -> bool:

@@ -1192,6 +1192,7 @@ def test_the_command_line_tells_what_is_left(file: str, tmp_path: Path) -> None:
     assert "jobs wait: multiq_outbox: " in out
 
 
+@pytest.mark.long
 def test_asyncio_is_not_needed(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['greenlet'] = None; import multiq, sqlalchemy\n"

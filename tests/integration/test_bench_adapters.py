@@ -88,6 +88,7 @@ def running(folder: Path) -> list[int]:
     return [process.pid for process in processes if str(process.info["cwd"] or "").startswith(str(folder))]
 
 
+@pytest.mark.long
 @pytest.mark.one_row
 @pytest.mark.parametrize("profile", get_args(Profile))
 def test_each_name_gets_a_server_of_its_own_as_durable_as_the_profile_says(profile: Profile, folder: Path) -> None:
@@ -265,6 +266,7 @@ def test_a_user_that_may_make_no_tables_gets_no_baseline(folder: Path) -> None:
             assert before.memory, "it runs on this machine"
 
 
+@pytest.mark.long
 def test_neither_server_nor_folder_outlives_a_bench_that_was_killed(folder: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(folder)}
     command = [sys.executable, "-c", START_AND_DIE]

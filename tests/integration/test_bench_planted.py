@@ -97,6 +97,7 @@ def test_every_kind_of_wrong_answer_is_noticed(quick: Callable[..., Report], tmp
             assert all(violation.count > 0 for violation in found)
 
 
+@pytest.mark.long
 def test_wrong_answers_are_noticed_even_if_the_figure_is_missing(
     quick: Callable[..., Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

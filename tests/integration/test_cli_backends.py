@@ -119,6 +119,7 @@ def with_broken_driver(shell: Shell) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 def test_conformance_prints_the_promises_that_are_kept(shell: Shell) -> None:
     done = shell.run("conformance", "memory://", "-k", "9.4,8.4")
     assert done.code == 0
@@ -202,6 +203,7 @@ def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None
     assert shell.run("conformance", "spare", "-k", "10.3").code == 0
 
 
+@pytest.mark.long
 @pytest.mark.one_row
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),

@@ -79,6 +79,7 @@ def test_private_servers_and_a_users_server_run_side_by_side(shell: Shell) -> No
     assert shell.app.backend.queues() == []  # the queues that the bench made in the user's store are gone
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("bug", "workload", "kind"),
     [

@@ -109,6 +109,7 @@ def ask(port: int, path: str = "/metrics") -> str:
         return str(reply.read().decode())
 
 
+@pytest.mark.long
 def test_the_exporter_serves_all_queues_and_ends_with_zero(tmp_path: Path, server: RedisServer) -> None:
     with exporter(tmp_path, server.url) as (process, port, _):
         assert figures(ask(port))["multiq_up",] == 1

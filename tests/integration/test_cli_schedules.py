@@ -130,6 +130,7 @@ def test_a_backend_without_notes_exits_with_5(shell: Shell) -> None:
         assert "these can: memory, mysql, redis, sqlite" in done.err
 
 
+@pytest.mark.long
 def test_a_tick_makes_the_jobs_of_the_next_ninety_seconds(shell: Shell) -> None:
     made = shell.run("tick", "timed:app", "--json").json["made"]
     assert 89 <= made <= 91
@@ -137,6 +138,7 @@ def test_a_tick_makes_the_jobs_of_the_next_ninety_seconds(shell: Shell) -> None:
     assert shell.run("tick", "--ahead", "5m").code == 2
 
 
+@pytest.mark.long
 def test_prune_lists_what_vanished_and_removes_it_only_if_told(shell: Shell) -> None:
     # Given a schedule that code has declared, and that the code does not declare any more
     assert shell.run("tick", "timed:app").code == 0

@@ -123,6 +123,7 @@ def test_ids_are_whole_even_on_a_narrow_terminal(shell: Shell) -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_terminal_has_colours_unless_they_are_declined(shell: Shell) -> None:
     assert "\x1b[31m" in Terminal(shell, "stats").end()[1]  # a buried job is red
     assert "\x1b[31m" not in Terminal(shell, "stats", NO_COLOR="1").end()[1]

@@ -23,6 +23,7 @@ def shell(shell: Shell, url: str) -> Shell:
     return shell
 
 
+@pytest.mark.long
 @pytest.mark.one_row
 def test_down_keeps_all_workers_from_taking_jobs_and_up_ends_it(tmp_path: Path, url: str, shell: Shell) -> None:
     # Given two workers, as on two hosts

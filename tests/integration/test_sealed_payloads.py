@@ -260,6 +260,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 KEYS: dict[str, Any] = {"MULTIQ_PAYLOAD_SIGN": SIGN, "MULTIQ_PAYLOAD_ENCRYPT": ENCRYPT}
 
 
+@pytest.mark.long
 def test_the_command_line_shows_what_its_keys_open(shell: Shell) -> None:
     # given a job that is enqueued by a command with keys
     told = shell.run("enqueue", "shop.tasks:app", "mail.reset", "--args", f'["{CARD}"]', **KEYS)

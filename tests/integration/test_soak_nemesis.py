@@ -276,6 +276,7 @@ def test_a_file_that_another_program_uses_stays(tmp_path: Path) -> None:
         assert theirs.peek("orders", job_id).body == b"x"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_job_that_becomes_ready_during_the_audit_is_seen_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int

@@ -220,6 +220,7 @@ def _cases() -> Iterator[Any]:
         )
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(("row", "modes"), list(_cases()))
 def test_a_worker_ends_with_the_documented_exit_code(tmp_path: Path, row: Row, modes: list[str]) -> None:
     runs = [Run(tmp_path, mode, row) for mode in modes]

@@ -91,6 +91,7 @@ def test_lines_have_a_date(shell: Shell) -> None:
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} info ", line) for line in lines), lines
 
 
+@pytest.mark.long
 def test_an_app_s_own_logging_is_left_alone(shell: Shell) -> None:
     job_id, lines = work(shell, "--log-jobs", setup=OWN)
     assert all(line.startswith("MINE ") for line in lines), lines

@@ -45,6 +45,7 @@ class Told:
         app.on(events.BackendUp)(lambda event: self.ups.append(time.monotonic()))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threads", [1, 3])
 def test_retry_in_is_the_pause_that_is_waited(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a worker with a job that runs when the server dies, and a job that ends during the outage

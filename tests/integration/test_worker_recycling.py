@@ -174,6 +174,7 @@ def test_stop_after_the_run_has_returned_does_nothing(tmp_path: Path, url: str, 
         assert "the program goes on" in process.log
 
 
+@pytest.mark.long
 @pytest.mark.one_row
 @pytest.mark.parametrize("mode", ALONE)
 @pytest.mark.parametrize("times", [1, 2])

@@ -248,6 +248,7 @@ def test_sigquit_shows_what_runs_and_where_and_ends_no_process(tmp_path: Path, u
         assert process.wait() == 0
 
 
+@pytest.mark.long
 def test_a_process_is_replaced_after_about_so_many_jobs(tmp_path: Path, url: str) -> None:
     quick.enqueue_many([(number,) for number in range(200)])
     with worker(tmp_path, url, "processes=1, recycle_jobs=50") as process:

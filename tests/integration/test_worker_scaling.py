@@ -57,6 +57,7 @@ def alive(folder: Path) -> set[int]:
     return {pid for pid in used if os.path.exists(f"/proc/{pid}")}  # noqa: PTH110 - a pid, and no file
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_worker_grows_while_jobs_wait_and_shrinks_when_they_are_done(tmp_path: Path, kind: str) -> None:
     with STORES[kind](tmp_path) as url:

@@ -125,6 +125,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.one_row
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_the_walks_find_a_planted_bug(bug: PlantedBug) -> None:

@@ -23,6 +23,7 @@ def _started(consumer: Consumer, asked: int = 10) -> int:
     return len(leases)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("burst", [1, 3])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_rate_goes_on_after_the_clock_was_set_back(name: str, burst: int) -> None:
@@ -48,6 +49,7 @@ def test_a_rate_goes_on_after_the_clock_was_set_back(name: str, burst: int) -> N
 
 
 # A Redis server reads its clock for one script after the other, so there the clock of a script is never behind.
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in BACKENDS if name != "redis"])
 def test_a_rate_is_kept_while_the_clocks_of_two_transactions_differ_by_less_than_a_second(name: str) -> None:
     with stores(name) as store:

@@ -120,6 +120,7 @@ except multiq.MultiqError as error:
 """
 
 
+@pytest.mark.long
 @pytest.mark.one_row
 @pytest.mark.parametrize(
     ("code", "error"),

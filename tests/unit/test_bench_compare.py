@@ -81,6 +81,7 @@ def test_a_change_within_the_threshold_is_not_a_regression() -> None:
     assert not compare(report(seed=1), slower, threshold=0.3).regressed
 
 
+@pytest.mark.long
 def test_one_repeat_allows_no_verdict_on_a_measured_figure() -> None:
     found = compare(report(seed=1, repeats=1), report(seed=2, repeats=1, factors={("drain", "drained"): 0.2}))
     row = row_of(found, "drain", "drained")

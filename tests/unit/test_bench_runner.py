@@ -93,6 +93,7 @@ def test_the_second_repeat_of_a_workload_comes_after_the_first_repeat_of_all_wor
     ]  # fmt: skip
 
 
+@pytest.mark.long
 def test_targets_take_turns_in_being_first(tmp_path: Path) -> None:
     report, told = go(tmp_path, Tiny(), names=("memory", "memory"))
     work = [(what, who) for what, who in told if what.startswith("Tiny")]
@@ -163,6 +164,7 @@ def sleeps(_app: BenchApp, go: Callable[[], None]) -> None:
     time.sleep(60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("function", "last_words"),
     [

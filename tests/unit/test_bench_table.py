@@ -147,6 +147,7 @@ def test_no_difference_is_one_sentence() -> None:
     assert found[-1].startswith("no difference: of 2 figures none is worse by more than 100%")
 
 
+@pytest.mark.long
 def test_figures_that_may_be_worse_are_shown_and_the_rest_counted() -> None:
     found = compared(report(seed=2, repeats=2, factors={("drain", "drained"): 0.25}), 120)
     unsure = [text for text in found if text.endswith("cannot tell")]

@@ -181,6 +181,7 @@ class LyingHarness(PoorHarness):
         return LyingBackend(name=f"lying/{self.prefix}", clock=self.clock)
 
 
+@pytest.mark.long
 def test_an_empty_list_in_place_of_a_refusal_is_found_out() -> None:
     report = run_harness(LyingHarness, select=["that_cannot_be_listed"])
     assert [row.outcome for row in report.rows] == ["failed"] * 4 + ["refused"]  # no held jobs

@@ -82,6 +82,7 @@ def test_every_paragraph_is_reported(whole: Report) -> None:
     assert [number for number, paragraph in paragraphs.items() if paragraph.verdict == "broken"] == []
 
 
+@pytest.mark.long
 def test_a_refusal_says_what_kind_of_gap_it_is_and_why(whole: Report) -> None:
     refused = {row.power: (row.gap, row.reason) for row in whole.refused}
     assert refused["persistent"] == ("never", "the jobs end with the process")
@@ -89,6 +90,7 @@ def test_a_refusal_says_what_kind_of_gap_it_is_and_why(whole: Report) -> None:
     assert paragraph.refused == ("transactional_enqueue: never: there is no database whose transaction it could join",)
 
 
+@pytest.mark.long
 def test_a_report_is_json_and_markdown(whole: Report) -> None:
     document = json.loads(whole.to_json())
     assert document["ok"] is True
@@ -126,6 +128,7 @@ def test_a_claim_that_the_harness_has_no_hook_for_is_not_tried() -> None:
     assert "Not tried:" in report.markdown()
 
 
+@pytest.mark.long
 def test_without_a_proxy_lost_replies_are_not_tried(whole: Report) -> None:
     verdicts = {paragraph.number: paragraph.verdict for paragraph in whole.paragraphs()}
     assert verdicts["11.9"] == verdicts["11.10"] == "not tried"

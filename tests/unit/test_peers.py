@@ -204,6 +204,7 @@ def test_a_library_that_cannot_be_installed_does_not_stop_the_others(
     assert "🔴" in rendered.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("key", "code"), [("huey-redis", 0), ("multiq-redis", 1)])
 def test_a_lost_job_of_a_peer_is_a_finding_and_one_of_multiq_an_error(tmp_path: Path, key: str, code: int) -> None:
     lossy = results.Row(key, [_turn(2000, Account(100, lost=1, doubled=0, early=0))])

@@ -572,6 +572,7 @@ def test_sync(multiq_sync):
 """
 
 
+@pytest.mark.long
 def test_the_fixtures_need_no_server(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(CONFTEST)
     (tmp_path / "multiq.toml").write_text('app = "shop:app"\n')

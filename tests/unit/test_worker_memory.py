@@ -426,6 +426,7 @@ class TestEvents:
         assert handle.peek().reason == "the task ran longer than its timeout of 0.5 s"
         assert len(slices) < 39
 
+    @pytest.mark.long
     def test_a_coroutine_is_not_charged_for_the_time_in_which_another_holds_its_loop(self, app: multiq.App) -> None:
         @app.task
         async def hog() -> None:
@@ -522,6 +523,7 @@ class TestEvents:
 
 
 class TestLeases:
+    @pytest.mark.one_row
     @pytest.mark.parametrize("mode", MODES)
     def test_a_lease_is_touched_while_its_job_runs(self, app: multiq.App, mode: dict[str, Any]) -> None:
         starts: list[int] = []

@@ -290,6 +290,7 @@ def test_large_jobs_arrive_over_a_slow_link(proxy: Proxy, client: BareClient) ->
     assert attempts == {1: 50}
 
 
+@pytest.mark.long
 def test_link_that_becomes_slow_costs_a_job_at_most_one_attempt(proxy: Proxy, client: BareClient) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=1") as backend, backend.consumer([QUEUE]) as consumer:
         # Given a consumer that is used to getting many small jobs at once

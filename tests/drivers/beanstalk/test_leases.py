@@ -55,6 +55,7 @@ def client(beanstalk_server: BeanstalkServer) -> Iterator[BareClient]:
         yield client
 
 
+@pytest.mark.long
 def test_leases_of_many_silent_consumers_end_in_time(backend: Backend, queue: str) -> None:
     # Given consumers that hold one job or several, and send no verdict
     counts = [1, 1, 1, 1, 1, 5, 20]

@@ -96,6 +96,7 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
 }
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
 def test_verdict_of_another_consumer_after_a_cut_is_not_taken_for_our_own(
     proxy: Proxy, backend: Backend, consumer: Consumer, other: Consumer, verdict: Callable[[Lease], Verdict]
@@ -157,6 +158,7 @@ def test_verdicts_answered_before_a_cut_count(proxy: Proxy, backend: Backend, co
     assert all(isinstance(answer, LeaseLost) for answer in consumer.settle([Ack(lease) for lease in leases]))
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("wait", [0.0, 8.0])
 def test_job_that_arrives_after_its_lease_is_not_held_twice(
     proxy: Proxy, backend: Backend, other: Consumer, client: BareClient, wait: float

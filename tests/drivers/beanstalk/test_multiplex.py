@@ -73,6 +73,7 @@ def silent(consumer: Consumer, proxy: Proxy, backend: Backend, pool: ThreadPoolE
     return lease
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("verdict", [Ack, Touch])
 def test_verdicts_on_other_connections_count(
     consumer: Consumer, backend: Backend, silent: Lease, verdict: type[Ack | Touch]

@@ -61,6 +61,7 @@ def ticking() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.one_row
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_signals_do_not_extend_the_deadline(

@@ -38,6 +38,7 @@ def waiting(client: BareClient, queue: str = QUEUE) -> int:
     return int(client.stats("tube", queue).get("current-waiting", 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queues", [QUEUES[:1], QUEUES], ids=["one queue", "three queues"])
 def test_idle_consumer_sends_few_commands(backend: Backend, client: BareClient, queues: tuple[str, ...]) -> None:
     with backend.consumer(queues) as consumer:

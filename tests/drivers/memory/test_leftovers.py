@@ -136,6 +136,7 @@ def handed_out_in_a_burst(backend: MemoryBackend, consumer: Consumer) -> None:
     assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize(
     "call", [reserved_at_a_closed_rate, replaced_behind_another, deleted_behind_another, handed_out_in_a_burst]
 )

@@ -128,6 +128,7 @@ def test_sqlalchemy_over_each_driver(
         assert len(bodies(backend)) == 3 * expected
 
 
+@pytest.mark.one_row
 def test_sqlalchemy_over_each_driver_when_nothing_else_is_done(
     backend: MysqlBackend, url: sqlalchemy.URL, jobs: Jobs
 ) -> None:
@@ -189,6 +190,7 @@ def test_sqlalchemys_autocommit_stores_the_job_at_once(backend: MysqlBackend, ur
     assert len(bodies(backend)) == 1
 
 
+@pytest.mark.one_row
 def test_a_database_whose_name_has_a_percent_sign(
     backend: MysqlBackend, url: sqlalchemy.URL, server: MysqlDatabases, place: Place, jobs: Jobs
 ) -> None:
@@ -202,6 +204,7 @@ def test_a_database_whose_name_has_a_percent_sign(
         server.ask(f"DROP DATABASE `{name}`")
 
 
+@pytest.mark.one_row
 def test_an_unreachable_server_is_reported_as_unreachable(
     backend: MysqlBackend, url: sqlalchemy.URL, jobs: Jobs
 ) -> None:

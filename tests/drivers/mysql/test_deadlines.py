@@ -66,6 +66,7 @@ def test_over_tls(tmp_path: Path) -> None:
         _lasts(server.url(place.name, f"ssl_ca={certificate.authority}", port=attacker.port) + "&", attacker)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("since", [0, 1, 2, 4])
 def test_the_doctor_and_the_schema_end_as_well(mysql_server: MysqlDatabases, place: Place, since: int) -> None:
     with open_backend(place.url) as backend:

@@ -242,6 +242,7 @@ def test_a_long_reason_is_cut(backend: MysqlBackend) -> None:
     assert lease.doomed == "\u2603" * (8192 // 3)
 
 
+@pytest.mark.few_rows
 @pytest.mark.parametrize("reason", ["\0", '"\\', "\ud800", "0" * 8192, "!", "\n\t\x01"])
 @pytest.mark.parametrize("memo", [None, b"", b"!", b"memo", b"x" * 20_000])
 def test_a_doomed_job_has_its_reason_and_its_memo(backend: MysqlBackend, reason: str, memo: bytes | None) -> None:

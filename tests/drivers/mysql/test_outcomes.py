@@ -375,6 +375,7 @@ def _answer(consumer: Consumer, ack: Ack) -> LeaseLost | None:
             return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_ack_waits_for_a_lock_on_its_outcome_and_changes_nothing_meanwhile(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, count: int

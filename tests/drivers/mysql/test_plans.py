@@ -219,6 +219,7 @@ def test_every_sql_file_is_used_and_avoids_single_dialects(verb: str) -> None:
     assert not re.search(r'RETURNING|\bVALUES\(\w+\)|\bAS new\b|LATERAL|"', template(verb))
 
 
+@pytest.mark.long
 def test_a_claim_locks_what_it_hands_out_and_no_more(tables: Connection[Any], mysql_server: MysqlDatabases) -> None:
     claim = render("reserve", **{**VALUES, "state": 0, "limit": 1, "condition": FROM_START})
     seen = set()

@@ -195,6 +195,7 @@ def test_migrations_that_are_not_numbered_without_gaps_are_refused(tmp_path: Pat
         schema.read(tmp_path)
 
 
+@pytest.mark.one_row
 @pytest.mark.parametrize("version", [3, 4, 5, 6])
 def test_the_columns_of_a_later_version_are_added_without_a_rebuild_of_the_table(
     mysql_server: MysqlDatabases, place: Place, version: int

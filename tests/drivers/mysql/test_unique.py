@@ -120,6 +120,7 @@ def test_entries_of_jobs_that_are_gone_do_not_accumulate(
     assert backend.enqueue(QUEUE, [job(b"live %d" % number) for number in range(3)]) == [kept.id for kept in live]
 
 
+@pytest.mark.long
 def test_entries_do_not_accumulate_if_all_jobs_are_enqueued_in_transactions_of_callers(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
@@ -131,6 +132,7 @@ def test_entries_do_not_accumulate_if_all_jobs_are_enqueued_in_transactions_of_c
     assert keys_in(mysql_server, place) < 12
 
 
+@pytest.mark.long
 def test_a_table_of_live_keys_with_few_stale_ones_is_cleaned_up_in_the_end(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:

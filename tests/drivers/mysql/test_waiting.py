@@ -135,6 +135,7 @@ def test_when_the_polling_consumer_leaves_another_one_polls(
     assert found == [b"not notified"]
 
 
+@pytest.mark.long
 def test_an_idle_process_looks_less_and_less_often(backend: MysqlBackend, looks: list[str]) -> None:
     consumer = backend.consumer(["q"])
     consumer.reserve(1, 1.5)

@@ -109,6 +109,7 @@ def test_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextli
         assert [lease.id for lease in work(consumer, 1, 20)] == [job_id]
 
 
+@pytest.mark.one_row
 def test_consumer_does_not_see_all_jobs_while_a_node_does_not_answer(
     cluster: RedisCluster, gone: contextlib.ExitStack
 ) -> None:
@@ -141,6 +142,7 @@ def acked(jobs: list[Held]) -> list[Held]:
     return jobs
 
 
+@pytest.mark.long
 def test_verdict_for_the_dead_node_waits_and_gets_the_right_answer(
     cluster: RedisCluster, gone: contextlib.ExitStack
 ) -> None:
@@ -174,6 +176,7 @@ def test_verdict_for_the_dead_node_waits_and_gets_the_right_answer(
         assert backend.stats(dead).ready == backend.stats(other).ready == 0
 
 
+@pytest.mark.long
 def test_other_partitions_of_a_queue_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
     partitions = [keys.partition(WIDE, number) for number in range(SPREAD)]
     by_node = of_node(cluster, partitions)
@@ -199,6 +202,7 @@ def test_other_partitions_of_a_queue_go_on(cluster: RedisCluster, gone: contextl
     _drain(cluster)
 
 
+@pytest.mark.long
 def test_producer_whose_first_partition_is_dead_fills_the_others(
     cluster: RedisCluster, gone: contextlib.ExitStack
 ) -> None:

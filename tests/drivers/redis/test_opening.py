@@ -133,6 +133,7 @@ def test_redis_py_is_imported_at_the_first_connect(redis_server: RedisServer) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_import_of_redis_py_takes_nothing_of_the_first_call_s_time(redis_server: RedisServer, tmp_path: Path) -> None:
     # Given a redis-py whose import takes longer than the timeout of a call
     slow_redis_py(tmp_path, 1.0)

@@ -28,6 +28,7 @@ def blocked(server: RedisServer) -> int:
     return int(server.ask("INFO", "clients")["blocked_clients"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queues", [["one"], ["one", "two"]], ids=["one queue", "two queues"])
 @pytest.mark.parametrize("end", ["time", "interrupt"])
 def test_wait_that_ends_while_writes_are_paused_leaves_the_server_alive(
@@ -85,6 +86,7 @@ def cluster() -> Iterator[RedisCluster]:
         yield cluster
 
 
+@pytest.mark.long
 def test_cluster_with_paused_writes_survives_a_consumer_of_several_queues(cluster: RedisCluster) -> None:
     queues = [f"queue-{number}" for number in range(6)]
     with open_backend(cluster.url) as backend, backend.consumer(queues) as consumer:
