@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
-from hdrh.histogram import HdrHistogram
 
 from multiq.bench import report
 from multiq.bench.report import Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from multiq.backend.capabilities import Capabilities
     from multiq.bench.run_log import Run
@@ -30,8 +29,6 @@ COSTS = [
     Metric("server memory", "MB", "lower", counts=False),
 ]
 """The metrics of the cost of a repeat's measured part."""
-
-_LONGEST = 3_600_000_000  # us: an hour
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -87,28 +84,6 @@ class Workload(ABC):
     @abstractmethod
     def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         """Run one repeat. If a repeat cannot be completed, the caller handles the error."""
-
-
-def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
-    """A histogram of times in ns. The histogram stores whole microseconds, to three significant digits."""
-    recorded = HdrHistogram(1, _LONGEST, 3)
-    for value in nanoseconds:
-        recorded.record_value(min(_LONGEST, max(1, round(value / 1000))))
-    return recorded
-
-
-def percentiles(word: str, recorded: HdrHistogram, *which: float) -> dict[str, float | None]:
-    """Percentiles in ms, by name: ``pickup p50``, ``pickup p99.9``."""
-    return {
-        f"{word} p{percent:g}": recorded.get_value_at_percentile(percent) / 1000 if recorded.total_count else None
-        for percent in which
-    }
-
-
-def encoded(recorded: HdrHistogram) -> str:
-    """The histogram as text for a report."""
-    text: str = recorded.encode().decode()
-    return text
 
 
 def finished_per_second(runs: Sequence[Run]) -> float | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, ClassVar
 
+from multiq.bench.latency import encoded, histogram, percentiles
 from multiq.bench.report import Metric
 from multiq.bench.scenario import Cost
 from multiq.bench.work import enqueue_delayed, enqueue_on_schedule
 
-from .base import COSTS, Outcome, Parameters, Variant, Workload, encoded, histogram, percentiles, waits
+from .base import COSTS, Outcome, Parameters, Variant, Workload, waits
 
 if TYPE_CHECKING:
     from multiq.bench.scenario import Scenario
