@@ -547,8 +547,9 @@ class MysqlConsumer(Consumer):
         turns = self._pool.poller.claim_turns(queue)
         looked = turns.begun
         give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
-        first = self._first_turns.pop(queue, 0)
         searches, seeks_keys = 0, queue in self._knows_all_keys
+        # While a backlog is searched, each transaction parks many jobs, so that there are soon fewer jobs to search.
+        first = max(self._first_turns.pop(queue, 0), limits.DEEPEST if seeks_keys else 0)
         for turn in itertools.count(first):
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
             claim = _GatedClaim(
@@ -582,7 +583,7 @@ class MysqlConsumer(Consumer):
             if claim.is_all or len(leases) >= limit:
                 break
             searches += seeks_keys
-            seeks_keys = claim.has_parked_first and not searches  # one search per call: it takes some 30 ms
+            seeks_keys = claim.has_parked_first and not searches  # one search per call: see SEARCH_TIME
             has_enough = claim.is_deep and not found and bool(leases or before)
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False

@@ -25,6 +25,7 @@ out, or moves it to the line of a closed gate or of a fair gate.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -57,7 +58,10 @@ _AFTER_ALL = b"\xff" * 800  # comes after all keys, because no key in UTF-8 has 
 _LOOKED_AT = 50  # gates that one transaction looks at
 _EXAMINED = 250  # gates that one transaction examines for lines that wait for them
 DEEPEST = 3  # the turn from which each claim reads _MOST_READ jobs
-_SOUGHT = 20_000  # ready jobs among which one transaction looks for jobs of other keys: some 20 milliseconds
+# A search for other keys reads this number of ready jobs first, then twice as many each time, and at most so many.
+_SOUGHT_FIRST, _MOST_SOUGHT = 250, 4_000
+SEARCH_TIME = 0.2  # seconds that such a search may take: less than PARKING_TIME. An idle server reads 50,000 small jobs
+_LAST_SEQ = 2**63 - 1
 _MOST_KNOWN = 20  # different texts of gates that such a search leaves out
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
 # seconds after which a consumer no longer parks the ready jobs of fair limits before it hands out one of them: less
@@ -286,14 +290,12 @@ class Claim:
                 render("lines_to_look_at", queue=queue, now=now, examined=_EXAMINED, limit=_LOOKED_AT),
             ]
         again, ready, *looked = session.begin(*statements)
-        found = sorted(
-            (Candidate(priority, seq, gates_in(gates), None) for priority, seq, gates in (*again.rows, *ready.rows)),
-            key=lambda job: job.place,
-        )
+        found = sorted((*again.rows, *ready.rows), key=lambda row: (row[0], row[1]))
         self.is_full = len(found) >= self._scanned
-        self._scan = found[: self._scanned]
+        found = found[: self._scanned]
+        self._scan = [Candidate(priority, seq, gates_in(gates), None) for priority, seq, gates in found]
         if self._seeks_keys and with_gates and self.is_full:
-            self._read_others(session, {text.encode() for *_, text in (*again.rows, *ready.rows) if text})
+            self._read_others(session, {text.encode() for *_, text in found if text})
         if not looked or not looked[0].rows:  # Other consumers have locked these gates.
             return []
         self.has_looked = True
@@ -311,35 +313,45 @@ class Claim:
         if not 0 < len(known) <= _MOST_KNOWN:
             return
         last = self._scan[-1]
-        behind: dict[str, int | bytes] = {
-            "queue": self._queue.encode(),
-            "place": last.priority,
-            "seq": last.seq,
-        }
-        ends = session.execute(
-            *(render("others_end", state=state, examined=_SOUGHT, **behind) for state in (AGAIN, READY))
-        )
-        end = min((reply.rows[0][0] for reply in ends if reply.rows), default=None)
-        texts, last_seq = Sql(",".join(map(literal, sorted(known)))), 2**63 - 1 if end is None else end
-        found = session.execute(
-            *(
-                render("others", state=state, known=texts, end=last_seq, limit=_LOOKED_AT, **behind)
-                for state in (AGAIN, READY)
+        found = self._search(session, last, Sql(",".join(map(literal, sorted(known)))))
+        if not found:
+            return
+        own: dict[str, int | bytes] = {"queue": self._queue.encode(), "place": last.priority, "seq": last.seq}
+        (locked,) = session.execute(render("reserve_others", seqs=sorted(found), **own))
+        now = {seq: Candidate(last.priority, seq, gates_in(text), None) for seq, text in locked.rows}
+        self._others = [now.get(seq, job) for seq, job in sorted(found.items())]
+        self._locked_others = found.keys() - now.keys()
+
+    def _search(self, session: Session, last: Candidate, known: Sql) -> dict[int, Candidate]:
+        """Return the first ready jobs behind the job *last* that have gates, but none of the *known* texts, by seq."""
+        began = time.monotonic()
+        found: dict[int, Candidate] = {}
+        seq, examined = last.seq, _SOUGHT_FIRST
+        while True:
+            began_part = time.monotonic()
+            own: dict[str, int | bytes] = {"queue": self._queue.encode(), "place": last.priority, "seq": seq}
+            ends = session.execute(
+                *(render("others_end", state=state, examined=examined, **own) for state in (AGAIN, READY))
             )
-        )
-        cut = min((reply.rows[-1][0] for reply in found if len(reply.rows) == _LOOKED_AT), default=None)
-        jobs = {
-            seq: Candidate(last.priority, seq, gates_in(text), None)
-            for reply in found
-            for seq, text in reply.rows
-            if cut is None or seq <= cut
-        }
-        self.knows_all_keys = end is None and cut is None
-        if jobs:
-            (locked,) = session.execute(render("reserve_others", seqs=sorted(jobs), **behind))
-            now = {seq: Candidate(last.priority, seq, gates_in(text), None) for seq, text in locked.rows}
-            self._others = [now.get(seq, job) for seq, job in sorted(jobs.items())]
-            self._locked_others = jobs.keys() - now.keys()
+            end = min((reply.rows[0][0] for reply in ends if reply.rows), default=_LAST_SEQ)
+            replies = session.execute(
+                *(
+                    render("others", state=state, known=known, end=end, limit=_LOOKED_AT, **own)
+                    for state in (AGAIN, READY)
+                )
+            )
+            cut = min((reply.rows[-1][0] for reply in replies if len(reply.rows) == _LOOKED_AT), default=_LAST_SEQ)
+            for reply in replies:
+                found.update(
+                    (job, Candidate(last.priority, job, gates_in(text), None)) for job, text in reply.rows if job <= cut
+                )
+            now = time.monotonic()
+            self.knows_all_keys = end == cut == _LAST_SEQ
+            # The next part takes about twice as long as this one.
+            is_late = now - began + 2 * (now - began_part) > SEARCH_TIME
+            if self.knows_all_keys or cut < _LAST_SEQ or len(found) >= _LOOKED_AT or is_late:
+                return found
+            seq, examined = end, min(2 * examined, _MOST_SOUGHT)
 
     def _read_lines(self, session: Session, looks: Sequence[Gate]) -> dict[Gate, list[Candidate]]:
         """Read the first jobs of these lines, to know which gates have to be locked."""
@@ -506,6 +518,7 @@ class Claim:
     def _choose(self, heads: Mapping[Gate, Sequence[Candidate]]) -> None:
         jobs = [*self._scan, *(job for line in heads.values() for job in line)]
         singles, fair = self._sort(jobs)
+        self.knows_all_keys = self.knows_all_keys and self._has_unparked
         if self.is_full and self._has_unparked and self._parks_first and not self.knows_all_keys:
             # All jobs of fair limits go to their lines first, because jobs of other keys may follow.
             self.is_all, self.has_parked_first = False, True
