@@ -175,6 +175,8 @@ class MysqlConsumer(Consumer):
         self._knows_all_keys: set[str] = set()
         """The queues whose last search for other keys of fair limits has found all keys. The next call begins with a
         search."""
+        self._no_search_until: dict[str, float] = {}
+        """Queue -> the time from which a call may search again. The last search has not reached the last job."""
         self._to_open: list[Fence] = []
         """Ended leases whose gates must be opened. Empty, unless the server has not answered."""
         self._gates_to_open: set[tuple[bytes, bytes, bytes]] = set()
@@ -583,7 +585,8 @@ class MysqlConsumer(Consumer):
             if claim.is_all or len(leases) >= limit:
                 break
             searches += seeks_keys
-            seeks_keys = claim.has_parked_first and not searches  # one search per call: see SEARCH_TIME
+            may_search = not searches and time.monotonic() >= self._no_search_until.get(queue, 0.0)
+            seeks_keys = claim.has_parked_first and may_search
             has_enough = claim.is_deep and not found and bool(leases or before)
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
@@ -619,9 +622,11 @@ class MysqlConsumer(Consumer):
     def _note_claim(
         self, queue: str, claim: _GatedClaim, began: float, found: Sequence[Lease], *, has_leases: bool
     ) -> None:
-        if claim.seeks_keys:
-            change = self._knows_all_keys.add if claim.knows_all_keys else self._knows_all_keys.discard
-            change(queue)
+        if claim.knows_all_keys:
+            self._knows_all_keys.add(queue)
+        elif claim.seeks_keys:
+            self._knows_all_keys.discard(queue)
+            self._no_search_until[queue] = time.monotonic() + limits.SEARCH_PAUSE
         if not has_leases:
             self.asked_at = began  # the transactions before have reserved nothing
         if claim.has_parked_first:

@@ -61,6 +61,7 @@ DEEPEST = 3  # the turn from which each claim reads _MOST_READ jobs
 # A search for other keys reads this number of ready jobs first, then twice as many each time, and at most so many.
 _SOUGHT_FIRST, _MOST_SOUGHT = 250, 4_000
 SEARCH_TIME = 0.2  # seconds that such a search may take: less than PARKING_TIME. An idle server reads 50,000 small jobs
+SEARCH_PAUSE = 5.0  # seconds without a search, after a search that has not reached the last ready job
 _LAST_SEQ = 2**63 - 1
 _MOST_KNOWN = 20  # different texts of gates that such a search leaves out
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
