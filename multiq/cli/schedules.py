@@ -167,14 +167,20 @@ def add(
 @_name
 @common_options
 def run(name: str, as_json: bool) -> None:
-    """Enqueue the task of a schedule once, now. The schedule does not change."""
+    """Enqueue the task of a schedule once, now. The schedule does not change.
+
+    If the task is unique and another job has its key, no job is added, and the ID is that job's.
+    """
     with _opened(None) as app:
         handle = app.schedules.run(name)
     if as_json:
-        print_json({"queue": handle.queue, "id": handle.id})
+        print_json({"queue": handle.queue, "id": handle.id, "new": handle.was_new})
         return
     click.echo(handle.id)
-    note(f"enqueued in queue {handle.queue}, due now")
+    if handle.was_new:
+        note(f"enqueued in queue {handle.queue}, due now")
+    else:
+        note(f"no job was added: this job of queue {handle.queue} has the same unique key")
 
 
 @schedules.command("pause", short_help="Make no more jobs of a schedule.")

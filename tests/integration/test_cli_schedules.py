@@ -85,6 +85,21 @@ def test_a_schedule_is_added_listed_shown_paused_resumed_run_and_removed(shell: 
     assert "there is no schedule 'nightly'" in missing.err
 
 
+def test_a_run_whose_unique_key_is_taken_says_that_no_job_was_added(shell: Shell) -> None:
+    # Given a schedule of a unique task
+    unique = CODE.replace("@app.task\ndef other", "@app.task(unique=multiq.Unique())\ndef other")
+    (shell.folder / "timed.py").write_text(unique)
+    add(shell, "--every", "1h")
+    # When it is run twice, then the second run names the job of the first one, and adds none
+    first = shell("schedules", "run", "nightly", "--json").json
+    assert first["new"] is True
+    second = shell("schedules", "run", "nightly")
+    assert second.out.strip() == first["id"]
+    assert "no job was added" in second.err
+    assert shell("schedules", "run", "nightly", "--json").json == {**first, "new": False}
+    assert shell.app.queue().stats().ready == 1
+
+
 @pytest.mark.long
 def test_an_impossible_schedule_is_refused_with_the_way_out(shell: Shell) -> None:
     for options, message in [
