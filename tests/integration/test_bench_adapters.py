@@ -125,6 +125,7 @@ def test_a_server_counts_what_a_batch_of_jobs_costs_it(folder: Path) -> None:
         assert costs["sqlite"] == Counters(), "there is no server that could count"
 
 
+@pytest.mark.long
 def test_looking_at_the_counters_is_not_counted(folder: Path) -> None:
     with open_targets(["redis", "beanstalk", "mysql"], "fast", folder) as targets:
         for target in targets:

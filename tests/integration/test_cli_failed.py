@@ -434,6 +434,7 @@ def test_failed_jobs_are_listed_retried_and_deleted_on_each_store(url: str, run:
     assert (worker_app.queue("mail").stats().buried, worker_app.queue("orders").stats().buried) == (0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.one_row
 def test_a_filter_works_as_far_as_the_store_can_see(url: str, run: Callable[..., Done]) -> None:
     ids = bury("mail", 4)

@@ -90,6 +90,7 @@ def test_one_repeat_allows_no_verdict_on_a_measured_figure() -> None:
     assert row.ratio < 0.3
 
 
+@pytest.mark.long
 def test_repeats_with_a_large_spread_allow_no_verdict() -> None:
     found = compare(report(seed=1, noise=12, repeats=3), report(seed=2, noise=12, repeats=3))
     assert row_of(found, "latency", "pickup p99").verdict == "cannot tell"

@@ -133,6 +133,7 @@ def test_workloads_have_names_and_variants_of_their_own() -> None:
 # --- skipped workloads -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_work_that_fails_is_a_violation_and_the_run_goes_on(tmp_path: Path) -> None:
     report, _ = go(tmp_path, Broken(), Twice())
     broken = {violation.kind: violation for result, violation in report.violations if result.workload == "tiny"}

@@ -183,6 +183,7 @@ def test_a_paragraph_or_a_section_can_be_selected() -> None:
     assert len(section.rows) > len(paragraph.rows)
 
 
+@pytest.mark.long
 def test_a_selection_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(OptionInvalid, match="matches no test"):
         run_harness(MemoryHarness, select=["no such topic"])

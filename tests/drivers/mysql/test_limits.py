@@ -431,7 +431,7 @@ SHAPES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 60))])
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 60))])
 def test_a_search_for_other_keys_changes_no_order(
     backend: MysqlBackend, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
