@@ -176,7 +176,7 @@ class MysqlConsumer(Consumer):
         """The queues whose last search for other keys of fair limits has found all keys. The next call begins with a
         search."""
         self._no_search_until: dict[str, float] = {}
-        """Queue -> the time from which a call may search again. The last search has not reached the last job."""
+        """Queue -> the time from which a call may search again. The last search has not found all keys."""
         self._to_open: list[Fence] = []
         """Ended leases whose gates must be opened. Empty, unless the server has not answered."""
         self._gates_to_open: set[tuple[bytes, bytes, bytes]] = set()
@@ -562,7 +562,7 @@ class MysqlConsumer(Consumer):
                 most_gated,
                 turn=turn,
                 parks_until=self._parking_end(queue),
-                seeks_keys=seeks_keys,
+                seeks_keys=seeks_keys and most_gated > 0,
             )
             try:
                 with turns.next(looked, self._call_began + self._pool.timeout, lambda: self._interrupted) as number:
@@ -626,6 +626,7 @@ class MysqlConsumer(Consumer):
             self._knows_all_keys.add(queue)
         elif claim.seeks_keys:
             self._knows_all_keys.discard(queue)
+        if claim.search_failed:
             self._no_search_until[queue] = time.monotonic() + limits.SEARCH_PAUSE
         if not has_leases:
             self.asked_at = began  # the transactions before have reserved nothing
@@ -861,8 +862,8 @@ class _GatedClaim:
         """Whether the transaction has read as many ready jobs as a transaction may, and there may be more."""
         self.has_parked_first = False
         """Whether the transaction has handed out nothing to park ready jobs of fair limits first."""
-        self.knows_all_keys = False
-        """Whether the transaction has searched for jobs of other keys, and has found all keys."""
+        self.knows_all_keys = self.search_failed = False
+        """Whether the transaction has searched for jobs of other keys, and whether it has found all keys or not."""
         self.has_looked = False
         """Whether the transaction has locked gates that must be checked."""
         self.has_locked = False
@@ -885,7 +886,7 @@ class _GatedClaim:
         claim.read(session)
         self.changes, self.is_full, self.has_parked_first = claim.changes, claim.is_full, claim.has_parked_first
         self.is_deep, self.has_looked, self.has_locked = claim.is_deep, claim.has_looked, claim.has_locked
-        self.knows_all_keys = claim.knows_all_keys
+        self.knows_all_keys, self.search_failed = claim.knows_all_keys, claim.search_failed
         leases = self._consumer.claim_gated(session, claim, self._queue)
         self.is_all = (claim.is_all or not claim.has_progress) and not claim.changes
         return leases

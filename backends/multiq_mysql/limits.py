@@ -212,6 +212,8 @@ class Claim:
         self.knows_all_keys = False
         """Whether the transaction knows all keys of fair limits that the ready jobs of the best priority have, although
         it has not read all of these jobs."""
+        self.search_failed = False
+        """Whether the transaction has searched for jobs of other keys, and may not know all keys."""
         self._has_unparked = False
         """Whether there are ready jobs of fair limits that have not been in a line yet."""
         self._depth = min(limit, _FEWEST_READ) + 1 if self._is_first else _MOST_READ
@@ -314,6 +316,7 @@ class Claim:
         if not 0 < len(known) <= _MOST_KNOWN:
             return
         last = self._scan[-1]
+        self.search_failed = True
         found = self._search(session, last, Sql(",".join(map(literal, sorted(known)))))
         if not found:
             return
@@ -519,6 +522,7 @@ class Claim:
     def _choose(self, heads: Mapping[Gate, Sequence[Candidate]]) -> None:
         jobs = [*self._scan, *(job for line in heads.values() for job in line)]
         singles, fair = self._sort(jobs)
+        self.search_failed = self.search_failed and not self.knows_all_keys
         self.knows_all_keys = self.knows_all_keys and self._has_unparked
         if self.is_full and self._has_unparked and self._parks_first and not self.knows_all_keys:
             # All jobs of fair limits go to their lines first, because jobs of other keys may follow.

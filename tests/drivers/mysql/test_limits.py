@@ -400,6 +400,29 @@ def test_a_key_behind_a_backlog_is_found_before_the_backlog_is_parked(
         assert small <= {lease.id for lease in running}
 
 
+def test_a_search_that_does_not_reach_the_last_job_is_not_repeated_at_once(
+    backend: MysqlBackend, packets: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given backlogs that are too long for a search, on a server that parks them in time
+    for name, seconds in (("SEARCH_TIME", 0.0), ("SEARCH_PAUSE", 60.0), ("PARKING_TIME", 60.0), ("LOOKING_TIME", 60.0)):
+        monkeypatch.setattr(limits, name, seconds)
+    backend.limits(QUEUE, {"tenant": Quota(fair=True)})
+
+    def searches() -> int:
+        add(backend, 1_000, Gate("tenant", "busy"))
+        packets.clear()
+        assert len(consumer.reserve(1, 0)) == 1
+        return sum("NOT IN" in text for packet in packets for text in packet) // 2  # two statements each
+
+    with backend.consumer([QUEUE]) as consumer:
+        # When jobs are reserved, then the first call searches, and the next one does not
+        assert [searches(), searches()] == [1, 0]
+        # And without a pause, each call searches
+        monkeypatch.setattr(limits, "SEARCH_PAUSE", 0.0)
+        consumer._no_search_until.clear()
+        assert [searches(), searches()] == [1, 1]
+
+
 def test_a_due_job_behind_a_backlog_hides_no_earlier_job_of_its_key(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
