@@ -13,7 +13,7 @@ from multiq.errors import EnqueueUncertain
 from multiq.formatting import duration
 
 from .options import Json, QueueName, common_options, due_options
-from .output import need_stdin, note, print_json
+from .output import need_stdin, print_json, show_enqueued
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -90,11 +90,7 @@ def enqueue(
             new = handle.was_new
             print_json({"queue": handle.queue, "id": handle.id, "task": task_name, "due_in": due_in, "new": new})
             return
-        click.echo(handle.id)
-        if not handle.was_new:
-            note(f"no job was added: this job of queue {handle.queue} has the same unique key")
-            return
-        note(f"enqueued in queue {handle.queue}, due {'in ' + duration(due_in) if due_in else 'now'}")
+        show_enqueued(handle, f"in {duration(due_in)}" if due_in else "now")
 
 
 @contextlib.contextmanager

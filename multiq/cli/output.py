@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from multiq.job import JobHandle
+
 _PIPE_WIDTH = 4096  # columns: text for a file or for another program is neither cut nor wrapped
 
 
@@ -94,6 +96,15 @@ def note(message: str) -> None:
     """Print a remark on standard error, so that a pipe from standard output gets the result only."""
     with contextlib.suppress(OSError):  # on a full disk the remark is lost, but the result was printed
         click.secho(message, err=True, dim=True)
+
+
+def show_enqueued(handle: JobHandle, due: str = "now") -> None:
+    """Print the job's id, and a remark that tells whether the job was added."""
+    click.echo(handle.id)
+    if handle.was_new:
+        note(f"enqueued in queue {handle.queue}, due {due}")
+    else:
+        note(f"no job was added: this job of queue {handle.queue} has the same unique key")
 
 
 def console() -> Console:

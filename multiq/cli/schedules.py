@@ -12,7 +12,7 @@ from multiq.terminal_escapes import safe
 
 from .exits import FAILED, OK
 from .options import Duration, Json, common_options, connection_option, traceback_option, verbose_option
-from .output import Column, note, print_json, say, show, table
+from .output import Column, note, print_json, say, show, show_enqueued, table
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -175,12 +175,8 @@ def run(name: str, as_json: bool) -> None:
         handle = app.schedules.run(name)
     if as_json:
         print_json({"queue": handle.queue, "id": handle.id, "new": handle.was_new})
-        return
-    click.echo(handle.id)
-    if handle.was_new:
-        note(f"enqueued in queue {handle.queue}, due now")
     else:
-        note(f"no job was added: this job of queue {handle.queue} has the same unique key")
+        show_enqueued(handle)
 
 
 @schedules.command("pause", short_help="Make no more jobs of a schedule.")
