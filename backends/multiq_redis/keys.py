@@ -132,14 +132,20 @@ def blocked(base: str) -> str:
     return f"{base}:blocked"
 
 
-def slots(base: str) -> str:
-    """Sorted set with the gate and the id of each live lease of a job with gates, all with the score 0."""
-    return f"{base}:slots"
+def slot_counts(base: str) -> str:
+    """Hash: gate or group of leases -> number of live leases (lua/include/slot_entries.lua)."""
+    return f"{base}:slot_counts"
 
 
 def slot_ends(base: str) -> str:
-    """Sorted set of the members of ``slots``. The score is the lease's end, in microseconds since 1970."""
+    """Sorted set of leases and groups of leases (lua/include/slot_entries.lua). The score is the end of the lease, or
+    the first end in the group, in microseconds since 1970."""
     return f"{base}:slot_ends"
+
+
+def slot_ids(base: str) -> str:
+    """Hash: group of leases -> the ids of its jobs (lua/include/slot_entries.lua)."""
+    return f"{base}:slot_ids"
 
 
 def rates(base: str) -> str:
@@ -297,8 +303,9 @@ BY_NAME: dict[str, Callable[[str], str]] = {
         open_lines,
         fair_lines,
         blocked,
-        slots,
+        slot_counts,
         slot_ends,
+        slot_ids,
         rates,
         openings,
         notes,

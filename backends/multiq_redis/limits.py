@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -63,10 +63,16 @@ def _counted(pool: Pool, queue: str, which: bytes) -> tuple[list[bytes], dict[Ga
     """Returns the stored limits, and the number of leases or parked jobs of each gate."""
     stored: list[bytes] = []
     found: dict[Gate, int] = {}
+    ended: dict[Gate, int] = {}
     after = b""
     while True:
-        limits, after, counted = pool.call("limit_counts", queue, (which, after))
+        limits, after, counted, over = pool.call("limit_counts", queue, (which, after))
         stored += limits
-        found |= {unpack_gate(gate): count for gate, count in zip(counted[::2], counted[1::2], strict=True)}
+        ended |= _by_gate(over)
+        found |= {gate: max(0, count - ended.get(gate, 0)) for gate, count in _by_gate(counted).items()}
         if not after:
             return stored, found
+
+
+def _by_gate(counted: list[Any]) -> dict[Gate, int]:
+    return {unpack_gate(gate): count for gate, count in zip(counted[::2], counted[1::2], strict=True)}

@@ -4,7 +4,7 @@
 --       10 paused   11 hint   12 partitions   13 unreadable   14 outcomes   15 expiring   16 held   17 terms
 --       18 arrived   19 litter   20 notes   21 note_keys   22 note_expiry   23 outbox   24 unique_holds
 --       25 hold_expiry   26 limits   27 lines   28 parked   29 line_states   30 open_lines   31 fair_lines
---       32 blocked   33 slots   34 slot_ends   35 rates   36 openings
+--       32 blocked   33 slot_counts   34 slot_ends   35 rates   36 openings   37 slot_ids
 -- ARGV  1 the call's number   2 token for the new leases   3 the maximum number of new leases
 --       then for each verdict two arguments, as in exchange_after.lua: the job's id; the lease's token, a letter and details
 --       then the steps of the verdicts, three arguments each: see include/steps.lua and include/unique_steps.lua
@@ -30,12 +30,13 @@ local function run()
 local key = {
     jobs = KEYS[2], bodies = KEYS[3], ready = KEYS[5], delayed = KEYS[6], reserved = KEYS[7], hint = KEYS[11],
     limits = KEYS[26], lines = KEYS[27], parked = KEYS[28], line_states = KEYS[29], open_lines = KEYS[30],
-    fair_lines = KEYS[31], blocked = KEYS[32], slots = KEYS[33], slot_ends = KEYS[34], rates = KEYS[35], openings = KEYS[36],
+    fair_lines = KEYS[31], blocked = KEYS[32], slot_counts = KEYS[33], slot_ends = KEYS[34], slot_ids = KEYS[37], rates = KEYS[35], openings = KEYS[36],
 }
 local gated_left = tonumber(ARGUMENTS[#ARGUMENTS - 1]) or math.huge
 local parks_first = ARGUMENTS[#ARGUMENTS - 2] == '1'
--- when a verdict ends a job's lease, the job's gates go to `freed`, and its members of the set `slots` to `ended_slots`
-local freed, ended_slots = {}, {}
+-- Leases that verdicts have ended (include/slot_entries.lua): their entries, if they are not in groups; the group in which each
+-- may be -> the number of such leases; and gate -> minus the number of its leases
+local ended_slots, ended_groups, freed = {}, {}, {}
 local is_any_parked -- whether jobs are parked, or were parked before this call; nil: not known
 local is_any_gone = false
 local has_ended = false -- whether the lease of a counted slot has ended
@@ -48,14 +49,18 @@ local function settle_verdicts()
 --- include settle
     on_accepted = function(id, record, letter)
         if not has_gates(record) then return end
-        local gates = gates_of(record)
+        local gates, lease_token = gates_of(record), token_of(record)
         for i = 1, #gates do
-            local member = gates[i] .. id
+            local gate = gates[i]
             if letter == 't' or letter == 'T' then
-                redis.call('ZADD', key.slot_ends, 'XX', string.format('%.0f', now + ttr_of(record)), member)
+                local ends_at = string.format('%.0f', now + ttr_of(record))
+                redis.call('ZADD', key.slot_ends, 'XX', ends_at, gate .. id)
+                redis.call('ZADD', key.slot_ends, 'XX', 'LT', ends_at, gate .. lease_token) -- earlier if a clock was set back
             else
-                ended_slots[#ended_slots + 1] = member
-                freed[gates[i]] = true
+                local group = gate .. lease_token
+                ended_slots[#ended_slots + 1] = gate .. id
+                ended_groups[group] = (ended_groups[group] or 0) + 1
+                freed[gate] = (freed[gate] or 0) - 1
             end
         end
     end
@@ -97,7 +102,8 @@ local function settle()
         for _, name in ipairs({ 'line_states', 'parked' }) do redis.call('HGET', key[name], '') end
         is_any_parked = redis.call('EXISTS', key.parked) == 1
     end
-    redis.call('ZSCORE', key.slots, '')
+    redis.call('HGET', key.slot_counts, '')
+    redis.call('HGET', key.slot_ids, '')
     redis.call('ZSCORE', key.openings, '')
     has_ended = redis.call('ZCOUNT', key.slot_ends, '-inf', now) > 0
     if #ARGV == 3 then return '' end -- a reserve reads the other keys before it writes
@@ -109,6 +115,7 @@ local function settle()
 end
 
 --- include reserve
+--- include slot_counts
 --- include slots
 local hand_out_plain = hand_out
 local is_handed_out = false
@@ -119,8 +126,12 @@ hand_out = function(reply, most)
     is_handed_out, most = true, most or limit
     local needs_lines = has_ended and most > 0
     if #ended_slots > 0 then
-        redis.call('ZREM', key.slots, unpack(ended_slots))
-        redis.call('ZREM', key.slot_ends, unpack(ended_slots))
+--- include free_settled
+        if not free_settled() then
+--- include slot_entries
+--- include count_again
+            count_again()
+        end
         for gate in pairs(is_any_parked and freed or {}) do
             local from, to = '[' .. gate, '(' .. gate .. AFTER
             needs_lines = needs_lines or redis.call('ZLEXCOUNT', key.lines, from, to) > 0
@@ -143,6 +154,10 @@ hand_out = function(reply, most)
     end
     if needs_lines then
 --- include parked
+--- include slot_entries
+--- include count_again
+--- include live_leases
+--- include divide
 --- include lines
 --- include parked_marker
 --- include hand_out_gated
@@ -157,7 +172,14 @@ hand_out = function(reply, most)
         look_again()
         set_marker()
     end
-    write_leases()
+    local groups = write_leases()
+    if groups then
+--- include slot_entries
+--- include join_groups
+--- include count_again
+        join_groups(groups)
+        count_again()
+    end
     return taken
 end
 

@@ -1,20 +1,20 @@
 --- flags: no-writes
 -- For each of some jobs, return the closed gate at which the job is parked.
--- KEYS  1 parked   2 limits   3 slots   4 rates   5 jobs   6 slot_ends
+-- KEYS  1 parked   2 limits   3 slot_counts   4 rates   5 jobs   6 slot_ends   7 slot_ids   8 reserved
 -- ARGV  the jobs' ids
 -- =>    for each job: the packed gate, or nothing
 --- include record
 --- include clock
 --- include keyed
-local key = { parked = KEYS[1], limits = KEYS[2], slots = KEYS[3], rates = KEYS[4] }
+local key = {
+    parked = KEYS[1], limits = KEYS[2], slot_counts = KEYS[3], rates = KEYS[4], jobs = KEYS[5], slot_ids = KEYS[7],
+    reserved = KEYS[8],
+}
 --- include open_gates
-local MOST_ENDED = 10000 -- ended leases, in some milliseconds
--- The next reserve deletes the entries of leases that have ended.
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', now, 'LIMIT', 0, MOST_ENDED)) do
-    local size = 2 + unpacked('>I2', member)
-    local gate = sub(member, 1, size + 2 + unpacked('>I2', member, size + 1))
-    used[gate] = leases_at(gate) - 1
-end
+--- include slot_entries
+--- include live_leases
+--- include ended_leases
+for gate, number in pairs(ended_leases(KEYS[6])) do used[gate] = leases_at(gate) - number end
 local reply = {}
 for i = 1, #ARGV do
     local line = redis.call('HGET', key.parked, ARGV[i])

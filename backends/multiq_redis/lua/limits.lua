@@ -1,7 +1,7 @@
 --- flags: none
 -- Store and remove the quotas of limits. Let the next reserves look at the lines that wait for these limits.
 -- KEYS  1 jobs   2 ready   3 delayed   4 reserved   5 hint   6 limits   7 lines   8 parked   9 line_states
---       10 open_lines   11 fair_lines   12 blocked   13 slots   14 slot_ends   15 rates   16 openings
+--       10 open_lines   11 fair_lines   12 blocked   13 slot_counts   14 slot_ends   15 rates   16 openings
 -- ARGV  1 p: pin the limits; -: do not pin them, and do not change limits that are pinned
 --       then for each limit: its name, and its quota (include/open_gates.lua), or nothing to remove it
 -- =>    ok
@@ -12,7 +12,7 @@
 local key = {
     jobs = KEYS[1], ready = KEYS[2], delayed = KEYS[3], reserved = KEYS[4], hint = KEYS[5], limits = KEYS[6],
     lines = KEYS[7], parked = KEYS[8], line_states = KEYS[9], open_lines = KEYS[10], fair_lines = KEYS[11],
-    blocked = KEYS[12], slots = KEYS[13], slot_ends = KEYS[14], rates = KEYS[15], openings = KEYS[16],
+    blocked = KEYS[12], slot_counts = KEYS[13], slot_ends = KEYS[14], rates = KEYS[15], openings = KEYS[16],
 }
 --- include parked
 --- include open_gates

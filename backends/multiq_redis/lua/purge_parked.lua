@@ -1,7 +1,7 @@
 --- flags: allow-oom
 -- Delete a slice of the parked jobs. Also delete what limits have left of jobs that are gone.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 lines   6 parked   7 sequence   8 hint   9 ready   10 delayed
---       11 line_states   12 open_lines   13 fair_lines   14 blocked   15 slots   16 slot_ends   17 openings
+--       11 line_states   12 open_lines   13 fair_lines   14 blocked   15 slot_counts   16 slot_ends   17 openings   18 slot_ids
 -- ARGV  1 the call's number   2 the maximum number of jobs
 -- =>    the number of jobs
 --- include record
@@ -12,9 +12,12 @@
 local key = {
     jobs = KEYS[2], lines = KEYS[5], parked = KEYS[6], ready = KEYS[9], delayed = KEYS[10],
     line_states = KEYS[11], open_lines = KEYS[12], fair_lines = KEYS[13], blocked = KEYS[14],
-    slots = KEYS[15], slot_ends = KEYS[16], openings = KEYS[17],
+    slot_counts = KEYS[15], slot_ends = KEYS[16], slot_ids = KEYS[18], openings = KEYS[17],
 }
 --- include parked
+--- include slot_entries
+--- include slot_counts
+--- include count_again
 --- include forget_lines
 local seen = earlier_answer()
 if seen then return seen end

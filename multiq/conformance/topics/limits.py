@@ -166,6 +166,33 @@ class LimitsTests(_LimitsTopic):
         self.harness.past(self.in_(self.short_ttr))
         assert len(self.reserve()) == 1
 
+    @promise("19.2", "4.2", "5.4")
+    def test_leases_of_one_call_free_their_slots_one_by_one(self) -> None:
+        # Given four jobs that one call has reserved: one is settled, and two are touched before their leases end
+        self.limit("api", slots=4)
+        ids = self.gated_all(*[b"x"] * 8, ttr=self.short_ttr)
+        leases = self.reserve(4)
+        assert self.ids(leases) == ids[:4]
+        began = self.harness.now()
+        self.settle(Ack(leases[0]))
+        self.harness.advance(self.short_ttr * 0.7)
+        self.settle(Touch(leases[1]), Touch(leases[2]))
+        assert self.states()["api"].running == 3
+        # When the original end of the leases has passed, then only the touched leases use slots
+        self.harness.past(began + self.short_ttr)
+        assert self.states()["api"].running == 2
+        again = self.reserve(4)
+        assert len(again) == 2
+        assert self.states()["api"].running == 4
+        # And the verdict on a touched lease frees its slot once
+        self.settle(Ack(leases[1]))
+        assert self.states()["api"].running == 3
+        assert len(self.reserve(4)) == 1
+        # And all slots are free when all leases have ended
+        self.harness.past(self.in_(self.short_ttr))
+        assert self.states()["api"].running == 0
+        assert len(self.reserve(8)) == 4
+
     @promise("19.2", "4.2")
     def test_the_end_of_a_lease_frees_the_slot_once(self) -> None:
         # Given a limit with one slot, a job whose lease has ended, and other jobs that wait for the slot

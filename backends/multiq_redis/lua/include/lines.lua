@@ -7,6 +7,7 @@
 local NO_TURN = string.rep('\0', 8) -- for a line of a limit that is not fair
 local REOPENED = 20 -- blocked lines that are checked together
 local MOST_OPENED = 150 -- lines that one script opens, in some milliseconds
+local MOST_ENDED = 500 -- leases that one script checks, in some milliseconds
 
 local reopen = {} -- gates with more blocked lines
 local opened_count = 0
@@ -190,27 +191,34 @@ local function has_gate(record, gate)
     return false
 end
 
--- Deletes the entries of leases that have ended. Returns true if there may be more of them.
+-- Frees the slots of leases that have ended. Returns true if there may be more of them.
 local function free_ended()
-    local ended = redis.call('ZRANGEBYSCORE', key.slot_ends, '-inf', now, 'LIMIT', 0, 500)
+    local ended, examined = redis.call('ZRANGEBYSCORE', key.slot_ends, '-inf', now, 'LIMIT', 0, MOST_ENDED), 0
     for i = 1, #ended do
-        if opened_count >= MOST_OPENED then return true end
-        local member = ended[i]
-        local size = 2 + unpacked('>I2', member)
-        size = size + 2 + unpacked('>I2', member, size + 1)
-        local gate, id = sub(member, 1, size), sub(member, size + 1)
-        local record = redis.call('HGET', key.jobs, id)
-        local ends_at = record and has_gate(record, gate) and redis.call('ZSCORE', key.reserved, place_of(id, record))
-        if ends_at and tonumber(ends_at) > now then -- an older worker has touched it
-            redis.call('ZADD', key.slot_ends, ends_at, member)
+        if opened_count >= MOST_OPENED or examined >= MOST_ENDED then return true end
+        local gate, rest = parts_of(ended[i])
+        local number = 1
+        if #rest == TOKEN_SIZE then
+            examined = examined + #ids_of(ended[i])
+            number = divide(ended[i], gate, rest)
         else
-            redis.call('ZREM', key.slot_ends, member)
-            redis.call('ZREM', key.slots, member)
+            local record = redis.call('HGET', key.jobs, rest)
+            local ends_at = record and has_gate(record, gate) and redis.call('ZSCORE', key.reserved, place_of(rest, record))
+            examined = examined + 1
+            if ends_at and tonumber(ends_at) > now then -- an older worker has touched it
+                redis.call('ZADD', key.slot_ends, ends_at, ended[i])
+                number = 0
+            else
+                local is_right = redis.call('ZREM', key.slot_ends, ended[i]) == 1
+                if not change_numbers({ [gate] = -1 }) or not is_right then count_again() end
+            end
+        end
+        if number > 0 then
             used[gate] = nil
             if is_any_parked then look_at(gate) end
         end
     end
-    return #ended == 500
+    return #ended == MOST_ENDED
 end
 
 local function open_in_time()

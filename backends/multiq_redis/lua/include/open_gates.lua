@@ -2,8 +2,7 @@
 -- is the beginning of another one.
 -- limits: hash, name -> packed: slots (4 bytes, 0xFFFFFFFF: any number), us between two jobs (8 bytes, 0: no rate), burst
 --   (4 bytes), 1 byte: f fair or -, 1 byte: p pinned or -, and what the driver stored with it
--- slots: set of gate and id of each live lease, all with the score 0
--- slot_ends: set with the same members as slots; the score is the end of the lease
+-- slot_counts, slot_ends, slot_ids: the live leases of each gate (include/slot_entries.lua)
 -- rates: set of gates; the score is the time at which a job would be due at the steady rate (GCRA's theoretical arrival
 --   time)
 -- openings: set of gates; the score is the time from which on the next reserve checks whether the gate is open
@@ -40,6 +39,13 @@ local function is_fair(gate)
     return quota and quota.fair
 end
 
+local function is_in(gates, gate)
+    for i = 1, #gates do
+        if gates[i] == gate then return true end
+    end
+    return false
+end
+
 -- Returns the same table for all jobs with the same gates. *at*: the position of the gates, if the caller knows it.
 local function gates_of(record, at)
     at = at or gates_at(record)
@@ -54,7 +60,8 @@ local function gates_of(record, at)
         if at + 1 > #record then break end
         at = at + 2 + unpacked('>I2', record, at)
         if at - 1 > #record then break end -- another program has cut the record
-        gates[#gates + 1] = sub(record, first, at - 1)
+        local gate = sub(record, first, at - 1)
+        if not is_in(gates, gate) then gates[#gates + 1] = gate end
     end
     return gates
 end
@@ -62,7 +69,7 @@ end
 local function leases_at(gate)
     local count = used[gate]
     if not count then
-        count = redis.call('ZLEXCOUNT', key.slots, '[' .. gate, '(' .. gate .. AFTER)
+        count = tonumber(redis.call('HGET', key.slot_counts, gate) or 0) or 0
         used[gate] = count
     end
     return count
