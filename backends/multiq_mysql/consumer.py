@@ -172,9 +172,9 @@ class MysqlConsumer(Consumer):
         """Queue -> the time from which a call no longer parks its ready jobs of fair limits first, for a while."""
         self._first_turns: dict[str, int] = {}
         """Queue -> the turn of a claim with which the next call begins, because the last call has ended too early."""
-        self._knows_all_keys: set[str] = set()
-        """The queues whose last search for other keys of fair limits has found all keys. The next call begins with a
-        search."""
+        self._searching_since: dict[str, float] = {}
+        """Queue -> the time of the first of the calls in a row whose search for other keys of fair limits has found all
+        keys. The next call begins with a search."""
         self._no_search_until: dict[str, float] = {}
         """Queue -> the time from which a call may search again. The last search has not found all keys."""
         self._to_open: list[Fence] = []
@@ -549,9 +549,11 @@ class MysqlConsumer(Consumer):
         turns = self._pool.poller.claim_turns(queue)
         looked = turns.begun
         give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
-        searches, seeks_keys = 0, queue in self._knows_all_keys
-        # While a backlog is searched, each transaction parks many jobs, so that there are soon fewer jobs to search.
-        first = max(self._first_turns.pop(queue, 0), limits.DEEPEST if seeks_keys else 0)
+        searches, since = 0, self._searching_since.get(queue)
+        seeks_keys = since is not None
+        first = max(
+            self._first_turns.pop(queue, 0), 0 if since is None else limits.first_turn(self._call_began - since)
+        )
         for turn in itertools.count(first):
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
             claim = _GatedClaim(
@@ -623,9 +625,9 @@ class MysqlConsumer(Consumer):
         self, queue: str, claim: _GatedClaim, began: float, found: Sequence[Lease], *, has_leases: bool
     ) -> None:
         if claim.knows_all_keys:
-            self._knows_all_keys.add(queue)
+            self._searching_since.setdefault(queue, began)
         elif claim.seeks_keys:
-            self._knows_all_keys.discard(queue)
+            self._searching_since.pop(queue, None)
         if claim.search_failed:
             self._no_search_until[queue] = time.monotonic() + limits.SEARCH_PAUSE
         if not has_leases:

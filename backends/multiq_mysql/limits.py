@@ -61,8 +61,10 @@ DEEPEST = 3  # the turn from which each claim reads _MOST_READ jobs
 # A search for other keys reads this number of ready jobs first, then twice as many each time, and at most so many.
 _SOUGHT_FIRST, _MOST_SOUGHT = 250, 4_000
 SEARCH_TIME = 0.2  # seconds that such a search may take: less than PARKING_TIME. An idle server reads 50,000 small jobs
+_QUICK_TIME = 1.5  # seconds
 SEARCH_PAUSE = 5.0  # seconds without a search, after a search that has not reached the last ready job
-_LAST_SEQ = 2**63 - 1
+# rows for each ready job: if there are more, an index is read. It takes 2.5 times as long for each row
+_SPARSEST = 2
 _MOST_KNOWN = 20  # different texts of gates that such a search leaves out
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
 # seconds after which a consumer no longer parks the ready jobs of fair limits before it hands out one of them: less
@@ -337,23 +339,25 @@ class Claim:
             ends = session.execute(
                 *(render("others_end", state=state, examined=examined, **own) for state in (AGAIN, READY))
             )
-            end = min((reply.rows[0][0] for reply in ends if reply.rows), default=_LAST_SEQ)
+            counted = [reply.rows[0] for reply in ends]
+            rest = [highest for count, highest in counted if count == examined]
+            end = min(rest) if rest else max((highest for _, highest in counted if highest), default=seq)
+            # If other jobs have many of the rows in between, an index is read.
+            is_dense = end - seq <= _SPARSEST * sum(count for count, _ in counted)
+            verbs = [("others_by_seq", READY)] if is_dense else [("others", AGAIN), ("others", READY)]
             replies = session.execute(
-                *(
-                    render("others", state=state, known=known, end=end, limit=_LOOKED_AT, **own)
-                    for state in (AGAIN, READY)
-                )
+                *(render(verb, state=state, known=known, end=end, limit=_LOOKED_AT, **own) for verb, state in verbs)
             )
-            cut = min((reply.rows[-1][0] for reply in replies if len(reply.rows) == _LOOKED_AT), default=_LAST_SEQ)
+            cut = min((reply.rows[-1][0] for reply in replies if len(reply.rows) == _LOOKED_AT), default=end)
             for reply in replies:
                 found.update(
                     (job, Candidate(last.priority, job, gates_in(text), None)) for job, text in reply.rows if job <= cut
                 )
             now = time.monotonic()
-            self.knows_all_keys = end == cut == _LAST_SEQ
+            self.knows_all_keys = not rest and cut == end
             # The next part takes about twice as long as this one.
             is_late = now - began + 2 * (now - began_part) > SEARCH_TIME
-            if self.knows_all_keys or cut < _LAST_SEQ or len(found) >= _LOOKED_AT or is_late:
+            if self.knows_all_keys or cut < end or len(found) >= _LOOKED_AT or is_late:
                 return found
             seq, examined = end, min(2 * examined, _MOST_SOUGHT)
 
@@ -754,6 +758,16 @@ class Claim:
 
     def _render(self, verb: str, gate: Gate, **values: Any) -> str:
         return _render(verb, self._queue, gate, **values)
+
+
+def first_turn(searching: float) -> int:
+    """Return the first turn of a call that begins with a search. *searching*: the seconds since the first of the calls
+    in a row that have searched.
+
+    At first, such calls park few jobs, because jobs of other keys wait for them. Later calls park many, so that there
+    are soon fewer jobs to search: each search takes longer the more jobs are not parked yet.
+    """
+    return 1 if searching < _QUICK_TIME else DEEPEST
 
 
 # --- verdicts --------------------------------------------------------------------------------------------

@@ -412,7 +412,7 @@ def test_a_search_that_does_not_reach_the_last_job_is_not_repeated_at_once(
         add(backend, 1_000, Gate("tenant", "busy"))
         packets.clear()
         assert len(consumer.reserve(1, 0)) == 1
-        return sum("NOT IN" in text for packet in packets for text in packet) // 2  # two statements each
+        return sum(any("NOT IN" in text for text in packet) for packet in packets)
 
     with backend.consumer([QUEUE]) as consumer:
         # When jobs are reserved, then the first call searches, and the next one does not

@@ -69,7 +69,7 @@ INDEXES = {
     "ended": PRIMARY, "existing_gates": PRIMARY, "gate": PRIMARY, "gates_to_look_at": LOOK, "in_lines": LINES_JOB,
     "leased": PRIMARY, "leased_gates": PRIMARY, "leave_line": PRIMARY, "leave_lines": LINES_JOB, "line": PRIMARY,
     "lines_to_look_at": LOOK, "open_gate": PRIMARY, "open_gates": PRIMARY, "park": PRIMARY,
-    "others": PLACE, "others_end": PLACE, "reserve_others": PRIMARY,
+    "others": PLACE, "others_by_seq": PRIMARY, "others_end": PLACE, "reserve_others": PRIMARY,
     "parked": PRIMARY, "past_gates": LOOK, "quotas": PRIMARY, "rate": PRIMARY, "running": PRIMARY,
     "set_gate": PRIMARY, "unblock": "multiq_gates_closed", "unplaced": PLACE, "waiting": PRIMARY,
 }  # fmt: skip
@@ -88,8 +88,8 @@ LIMITING = {
 GROUPED = {"leased_gates", "unplaced"}
 #: the statements that first read a page of an index in a subquery
 PAGED = {
-    "drop_arrivals", "drop_expired", "drop_expired_notes", "drop_keys", "history", "lines_to_look_at", "past_gates",
-    "stale_keys",
+    "drop_arrivals", "drop_expired", "drop_expired_notes", "drop_keys", "history", "lines_to_look_at", "others_end",
+    "past_gates", "stale_keys",
 }  # fmt: skip
 SIZES = [
     10, 1_000, pytest.param(30_000, marks=pytest.mark.long), pytest.param(1_000_000, marks=pytest.mark.exhaustive),
