@@ -24,7 +24,7 @@ from .errors import (
     OptionInvalid,
     ResultTimeout,
 )
-from .failure import Failure, decode_failure
+from .failure_record import Failure, decode_failure
 from .formatting import shown
 from .memo import check_progress, check_step, decode_memo
 from .outcome import decode_outcome

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from . import events as ev
-from .failure import app_traceback
+from .failure_record import app_traceback
 from .formatting import abridge, many
 from .job import running
 from .outage_log import Outage

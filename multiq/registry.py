@@ -432,7 +432,7 @@ def _class_of(function: Callable[..., Any]) -> type[Task[..., Any]]:
 
     if are_plain(others):
         return Task
-    from .typed import TypedTask
+    from .argument_encoding import TypedTask
 
     return TypedTask
 

@@ -15,7 +15,7 @@ from multiq.driverkit.call_retry import Attempts, Failure
 from multiq.errors import BackendError
 
 from .connection import pack
-from .errors import ELSEWHERE, FAILURES, classify_connection_error, classify_reply, code_of, explain, redirection
+from .errors import ELSEWHERE, FAILURES, classify_connection_error, classify_reply, code_of, explain
 from .topology import format_address
 
 if TYPE_CHECKING:
@@ -97,12 +97,9 @@ class CallRetry:
             self._sends_text = True
             return True
         if code in _REDIRECTIONS and self._servers.is_cluster and isinstance(self._address, tuple):
-            host, port = redirection(exc)
-            there = self._servers.remapped((host, port)) if host else (self._address[0], port)
+            there = self._servers.redirected(exc, self._call.partition, self._address)
             if code == "ASK":
                 self._ask_redirect = there
-            else:
-                self._servers.moved(self._call.partition, there)
             self._redirections += 1
             return self._redirections <= _AT_ONCE  # two nodes may redirect to each other
         return False

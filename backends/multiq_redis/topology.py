@@ -19,7 +19,7 @@ from multiq.driverkit.fork import forks
 from multiq.errors import BackendUnavailable
 
 from .connection import pack
-from .errors import FAILURES, explain
+from .errors import FAILURES, code_of, explain, redirection
 from .opening import open_connection
 
 if TYPE_CHECKING:
@@ -78,6 +78,14 @@ class Servers(ABC):
 
     def moved(self, partition: str, address: Address) -> None:  # noqa: B027 - only in a cluster
         """Record that the partition is now at *address*, as a MOVED error says."""
+
+    def redirected(self, exc: hiredis.ReplyError, partition: str, sender: tuple[str, int]) -> Address:
+        """The node that a MOVED or ASK error of the node *sender* names. After MOVED, the partition stays there."""
+        host, port = redirection(exc)
+        there = self.remapped((host, port)) if host else (sender[0], port)
+        if code_of(exc) == "MOVED":
+            self.moved(partition, there)
+        return there
 
     def remapped(self, address: Address) -> Address:
         """The address to connect to, for a node that reports *address* as its own."""

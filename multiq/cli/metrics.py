@@ -13,7 +13,7 @@ from .options import Duration, QueueName, connection_option, traceback_option, v
 
 if TYPE_CHECKING:
     from multiq.app import App
-    from multiq.worker.monitoring.http import Address
+    from multiq.worker.monitoring.http_server import Address
     from multiq.worker.monitoring.prometheus import QueueCollector
 
 _SHORTEST = 0.1  # seconds
@@ -51,7 +51,7 @@ def metrics(queues: tuple[str, ...], http: str | None, timeout: float, max_queue
     Without --http, the exit code is 1 if the backend did not answer in time. Needs the extra multiq[metrics].
     """
     from multiq.errors import OptionInvalid
-    from multiq.worker.monitoring.http import check_libraries, parse_address
+    from multiq.worker.monitoring.http_server import check_libraries, parse_address
 
     from .apps import open_app
 
@@ -79,7 +79,7 @@ def _collector(app: App, queues: tuple[str, ...], most: int, patience: float) ->
 
 def _serve(collector: QueueCollector, address: Address, timeout: float) -> None:
     from multiq.logging import setup_logging
-    from multiq.worker.monitoring.http import Pages, Server, listen
+    from multiq.worker.monitoring.http_server import Pages, Server, listen
 
     from .end_signals import EndSignals
     from .framework_app import current_settings

@@ -23,7 +23,7 @@ from .output import Column, note, print_json, show, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from multiq.soak.checking import Verdict
+    from multiq.soak.counterexamples import Verdict
     from multiq.soak.report import Outcome
     from multiq.soak.staging import Harm
 

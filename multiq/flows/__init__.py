@@ -10,10 +10,11 @@ from __future__ import annotations
 from .composites import Batch, Chain, Group, batch, chain, group
 from .flow import Flow
 from .graph import Node
-from .handle import FlowHandle, Flows, SweptFlow
+from .handle import FlowHandle, Flows
 from .progress import FlowProgress
 from .record import FlowInfo
 from .signature import Signature
+from .sweep import SweptFlow
 
 __all__ = [
     "Batch", "Chain", "Flow", "FlowHandle", "FlowInfo", "FlowProgress", "Flows", "Group", "Node", "Signature",

@@ -8,7 +8,7 @@ import datetime as dt
 import random
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
@@ -22,15 +22,16 @@ from multiq.validation import check_delay, check_timeout
 
 from . import record as records
 from .job_plans import plan_growth, plan_guard
-from .progress import FlowProgress, peek, progress_of
+from .progress import FlowProgress, progress_of
 from .record import HOME, FlowInfo, job_id
 from .signature import Signature
+from .sweep import SweptFlow, sweep
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from multiq.app import App
-    from multiq.backend import JobRecord, Step
+    from multiq.backend import Step
 
     from .record import FlowRecord
 
@@ -39,20 +40,6 @@ R = TypeVar("R")
 
 _PREFIX = records.key_of("")
 _CHANGES_MAX = 1000  # attempts to change a record that other programs change at the same time
-
-
-class SweptFlow(NamedTuple):
-    """A flow whose producer has died, and the action of ``Flows.sweep``."""
-
-    id: str
-    name: str
-    action: Literal["finished", "dropped", "left"]
-    """The action of ``sweep``.
-
-    - ``finished``: all jobs of the flow were enqueued, so the flow can continue.
-    - ``dropped``: the flow was cancelled, because some of its jobs are missing.
-    - ``left``: some jobs of the flow run, or can still run.
-    """
 
 
 class FlowHandle:
@@ -270,36 +257,7 @@ class FlowHandle:
 
     def sweep(self, *, dry_run: bool) -> Literal["finished", "dropped", "left"]:
         """Finish or drop this flow, whose producer has died: see ``Flows.sweep``."""
-        record, backend = self._record(), self._app.backend
-        last = self._peek(self._last(record))
-        if last is None or last.state is State.HELD:
-            if self._can_go_on():
-                return "left"
-            # The jobs were not all read at the same moment, and the last steps of a dead worker may still wait.
-            queues = dict.fromkeys(queue for queue, _, _ in record.jobs(self.id))
-            if backend.relay([*queues, HOME]) or self._can_go_on() or self._record().state != "enqueuing":
-                return "left"
-            before, last = last, self._peek(self._last(record))
-            if (before is None) != (last is None):
-                return "left"
-            if last is None or not record.is_batch or last.awaits != 1:  # 1: it waits only for the seal
-                if not dry_run:
-                    self.cancel(reason="its producer died before it had enqueued all jobs")
-                return "dropped"
-        if not dry_run:
-            if record.is_batch:
-                job = self._last(record)
-                backend.carry_out([Arrive(job.queue, job.id, records.SEAL)])
-            self.open()
-        return "finished"
-
-    def _can_go_on(self) -> bool:
-        """Whether a job of the flow runs, or will run."""
-        states = map(self._peek, self.jobs())
-        return any(job is not None and job.state is not State.HELD for job in states)
-
-    def _peek(self, job: JobHandle) -> JobRecord | None:
-        return peek(self._app.backend, job.queue, job.id)
+        return sweep(self, self._app.backend, dry_run=dry_run)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FlowHandle) and self.id == other.id

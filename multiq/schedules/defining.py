@@ -12,9 +12,9 @@ from multiq.errors import ScheduleInvalid
 from multiq.formatting import shown
 from multiq.validation import check_name, check_timeout
 
+from .next_due import check_cron, check_every, check_times, find_zone, timetable
 from .record import MOST_MISSED, Definition, Origin
 from .scheduler import job_of
-from .timetable import check_cron, check_every, check_times, find_zone, timetable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -27,7 +27,7 @@ from multiq.errors import PayloadInvalid
 from multiq.formatting import shown
 
 from .jitter import digest, with_jitter
-from .timetable import SECOND, TIME_OF_DAY, Milliseconds, Timetable, moment, timetable, zones_version
+from .next_due import SECOND, TIME_OF_DAY, Milliseconds, Timetable, moment, timetable, zones_version
 
 if TYPE_CHECKING:
     from multiq.backend import Enqueue, Note, Step

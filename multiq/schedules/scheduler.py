@@ -43,11 +43,11 @@ from multiq.job import HEADER_DELAY, describe
 
 from . import record as records
 from .adding import alone
-from .planning import DECIDE, NEVER, plan
+from .next_due import SECOND, zones_version
+from .occurrences import DECIDE, NEVER, plan
 from .record import AHEAD_MOST, BORN, HOME, MAX_JOBS, Record, occurrence_id, timestamp
 from .removing import remove_copies
 from .stored import carry_on, changes_of, homes, is_there, notes_of, store_all
-from .timetable import SECOND, zones_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,9 +57,9 @@ if TYPE_CHECKING:
     from multiq.backend import Backend, Note, Step, Terms
     from multiq.envelope import Envelope
 
-    from .planning import Plan
+    from .next_due import Milliseconds
+    from .occurrences import Plan
     from .record import Definition
-    from .timetable import Milliseconds
 
 _log = logging.getLogger("multiq.schedules")
 

@@ -15,7 +15,7 @@ import psutil
 
 from multiq.conformance.proxy import Pass
 
-from .checking import check
+from .counterexamples import check
 from .crew import Crew
 from .history import Recorder, read
 from .invariants import Setting
@@ -25,7 +25,7 @@ from .nemesis import Nemesis, has_ended
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from .checking import Verdict
+    from .counterexamples import Verdict
     from .load import Load
     from .site import Site
 

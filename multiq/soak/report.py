@@ -14,7 +14,7 @@ from .stories import SECOND, Stories
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .checking import Verdict
+    from .counterexamples import Verdict
     from .history import Event
 
 #: The title of each line of the first table, and the invariant whose violations the line counts.

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from multiq.argument_encoding import TypedTask
 from multiq.envelope import END_TASK
 from multiq.errors import ArgumentsInvalid
 from multiq.formatting import shown
 from multiq.json_types import Mismatch, to_builtins
 from multiq.task import Task
-from multiq.typed import TypedTask
 from multiq.validation import check_name, check_timeout
 
 from .enqueued import enqueued_jobs

@@ -23,7 +23,7 @@ from multiq.validation import check_count, check_timeout
 from .execution.daemon_threads import run_in_thread
 from .monitoring.health import Health
 from .monitoring.health_file import HealthFile, check_path
-from .monitoring.http import Pages, Server, check_libraries, listen, parse_address
+from .monitoring.http_server import Pages, Server, check_libraries, listen, parse_address
 from .monitoring.metrics import Metrics
 from .processes import fork
 from .processes.exits import EXIT_CUT_SHORT, EXIT_OK
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from multiq.app import App
 
-    from .processes.process_slot import Assignment
+    from .processes.child_record import Assignment
 
 
 _SPARE_SLOTS = 8

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from multiq.worker.monitoring.http import Pages, Server, listen, parse_address, parse_request
+from multiq.worker.monitoring.http_server import Pages, Server, listen, parse_address, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ class WellReport:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """Starts the endpoint in this process; returns its port."""
     servers = []
-    monkeypatch.setattr("multiq.worker.monitoring.http.msgspec.json.encode", lambda _: b"{}")
+    monkeypatch.setattr("multiq.worker.monitoring.http_server.msgspec.json.encode", lambda _: b"{}")
 
     def start(metrics: Callable[[], bytes] = lambda: b"figures 1\n", *names: str) -> int:
         listener = listen(parse_address(":0"))
@@ -107,7 +107,7 @@ def test_probes_are_answered_beside_a_hundred_clients_that_drip(serve: Callable[
 
 @pytest.mark.parametrize("sent", [b"", b"GET /healthz HTTP/1.1\r\nX: "])
 def test_a_connection_has_a_time_limit(serve: Callable[..., int], sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTION_SECONDS", 0.5)
+    monkeypatch.setattr("multiq.worker.monitoring.http_server._CONNECTION_SECONDS", 0.5)
     port = serve()
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(sent)
@@ -130,7 +130,7 @@ def test_a_connection_has_a_time_limit(serve: Callable[..., int], sent: bytes, m
 def test_a_client_that_reads_nothing_is_disconnected(
     serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTION_SECONDS", 0.5)
+    monkeypatch.setattr("multiq.worker.monitoring.http_server._CONNECTION_SECONDS", 0.5)
     port = serve(lambda: b"x" * 20_000_000)
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -298,7 +298,7 @@ def test_a_burst_of_connections_is_let_in_at_once() -> None:
 def test_a_connection_that_is_closed_for_a_new_one_is_answered_if_its_request_has_arrived(
     serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTIONS", 4)
+    monkeypatch.setattr("multiq.worker.monitoring.http_server._CONNECTIONS", 4)
     listener = listen(parse_address(":0"))
     with contextlib.ExitStack() as clients:
         address = listener.getsockname()

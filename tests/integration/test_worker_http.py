@@ -22,8 +22,8 @@ from worker_app import app, clutch, endless, fail, nap, quick, suicide
 
 import multiq
 from multiq.errors import ExtraNotInstalled
-from multiq.worker.monitoring import http as worker_http
-from multiq.worker.monitoring.http import listen, parse_address
+from multiq.worker.monitoring import http_server as worker_http
+from multiq.worker.monitoring.http_server import listen, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,7 +30,7 @@ from soak.run_soak import SITES, TIMEOUT, keep  # noqa: E402
 
 from multiq.backend.registry import open_backend  # noqa: E402
 from multiq.soak.campaign import setting_for  # noqa: E402
-from multiq.soak.checking import check  # noqa: E402
+from multiq.soak.counterexamples import check  # noqa: E402
 from multiq.soak.crew import Crew  # noqa: E402
 from multiq.soak.history import Recorder, read  # noqa: E402
 from multiq.soak.load import Load  # noqa: E402
@@ -38,7 +38,7 @@ from multiq.soak.report import Spread, table  # noqa: E402
 from multiq.soak.stories import SECOND, Stories  # noqa: E402
 
 if TYPE_CHECKING:
-    from multiq.soak.checking import Verdict
+    from multiq.soak.counterexamples import Verdict
     from multiq.soak.site import Site
 
 NAMES = ("redis", "beanstalk", "mysql")

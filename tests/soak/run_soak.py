@@ -36,7 +36,7 @@ from soak.raw_stores import held  # noqa: E402
 from multiq.backend.registry import open_backend  # noqa: E402
 from multiq.soak.campaign import Plan, setting_for  # noqa: E402
 from multiq.soak.campaign import soak as run  # noqa: E402
-from multiq.soak.checking import check  # noqa: E402
+from multiq.soak.counterexamples import check  # noqa: E402
 from multiq.soak.history import write  # noqa: E402
 from multiq.soak.load import Load  # noqa: E402
 from multiq.soak.nemesis import OF_LINKS, OF_WORKERS  # noqa: E402
@@ -47,7 +47,7 @@ from multiq_redis.scripts import script  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from multiq.soak.checking import Verdict
+    from multiq.soak.counterexamples import Verdict
 
 HISTORIES = HERE / "histories"
 _WHOLE = 3600.0  # seconds of a full run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multiq.soak.campaign import setting_for
-from multiq.soak.checking import check
+from multiq.soak.counterexamples import check
 from multiq.soak.history import replay
 from multiq.soak.load import Load
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from multiq.soak.checking import check
+from multiq.soak.counterexamples import check
 from multiq.soak.history import Event, HistoryDamaged, Recorder, about, cut, read, replay, write
 from multiq.soak.invariants import INVARIANTS, Setting
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 from multiq.backend import State
 from multiq.envelope import decode_envelope, encode_json
 from multiq.errors import JobNotFound, PayloadInvalid
-from multiq.failure import LATEST, decode_failure
+from multiq.failure_record import LATEST, decode_failure
 from multiq.memo import readable_memo
 from multiq.outcome import decode_outcome
 

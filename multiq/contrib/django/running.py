@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiq.async_calls import PerOwner, Threads
 from multiq.events import WorkerStopped
-from multiq.failure import app_traceback, class_path, traceback_of
+from multiq.failure_record import app_traceback, class_path, traceback_of
 from multiq.job import current_job
 from multiq.middleware import Middleware
 

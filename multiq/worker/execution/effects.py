@@ -12,7 +12,7 @@ import msgspec
 
 from multiq.backend import DELAY_MAX, Ack, After, Bury, GiveBack, Release
 from multiq.errors import PayloadInvalid
-from multiq.failure import class_path
+from multiq.failure_record import class_path
 from multiq.memo import decode_memo, readable_memo
 from multiq.outcome import AttemptError, encode_outcome, encode_value
 

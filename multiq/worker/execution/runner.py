@@ -33,7 +33,7 @@ from multiq.events import (
     JobStarted,
     JobTimedOut,
 )
-from multiq.failure import encode_failure
+from multiq.failure_record import encode_failure
 from multiq.job import JobContext, describe, running
 from multiq.logging import log_slow, slow_after
 from multiq.middleware import Ending

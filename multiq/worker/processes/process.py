@@ -52,12 +52,12 @@ from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
 from .abort import ForcedSettlement
-from .code_limits import CodeLimits
 from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK, EXIT_SUPERFLUOUS
 from .inflight import NEVER
 from .lifecycle_events import LifecycleEvents
 from .relaying import Relaying
 from .shared_state import SharedState
+from .stored_limits import StoredLimits
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class WorkerProcess:
         self._unsettled: Held | None = None  # the oldest job that had ended, but was not settled, at the last heartbeat
         self._paused = False
         self._relaying = Relaying(app, settings.queues)
-        self._code_limits = CodeLimits(app)
+        self._stored_limits = StoredLimits(app)
         self._asks_down: Callable[[], bool] | None = None
         self._was_down_at: float | None = None  # time of the last ``is_down`` call, if it returned True
         self._was_paused = False
@@ -362,7 +362,7 @@ class WorkerProcess:
         if self._inflight is None:  # there is no sidecar
             self._relaying.relay_if_due()
             self._relaying.tidy_if_due()
-            self._code_limits.store_if_due()
+            self._stored_limits.store_if_due()
         if self._executor.waiting and self._executor.is_held_up:
             self._give_back_waiting()
         self._emit_pause_change()

@@ -26,12 +26,12 @@ from multiq.control.presence import Responder
 from multiq.errors import MultiqError
 from multiq.worker.execution.daemon_threads import run_in_thread
 
-from .code_limits import CodeLimits
 from .inflight import FREE
 from .orphaned_children import OrphanedChildren
 from .recovery import Recovery
 from .relaying import Relaying
 from .scheduling import Scheduling
+from .stored_limits import StoredLimits
 from .stuck_processes import StuckProcesses
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from multiq.control.flags import ControlState
     from multiq.worker.monitoring.health import Health
     from multiq.worker.monitoring.health_file import HealthFile
-    from multiq.worker.monitoring.http import Server
+    from multiq.worker.monitoring.http_server import Server
 
     from .scaling import Scaling
     from .shared_state import SharedState
@@ -100,7 +100,7 @@ class Sidecar:
         self._orphaned_children = OrphanedChildren(shared_state)
         self._control = Control(app.backend)
         self._relaying = Relaying(app, queues)
-        self._code_limits = CodeLimits(app)
+        self._stored_limits = StoredLimits(app)
         self._scheduling = Scheduling(app) if schedules else None
         self._scaling = scaling
         self._obeys_down = not force
@@ -142,7 +142,7 @@ class Sidecar:
                 if self._scheduling is not None:
                     self._scheduling.look_if_due()
                 self._relaying.tidy_if_due()
-                self._code_limits.store_if_due()
+                self._stored_limits.store_if_due()
 
     def kill(self) -> None:
         """Kill the children when the supervisor has ended. Signal handlers may call this method."""

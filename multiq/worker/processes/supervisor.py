@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from multiq.formatting import many
 
 from . import fork
+from .child_record import Assignment, ProcessSlot
 from .exits import (
     EXIT_CRASHED,
     EXIT_CUT_SHORT,
@@ -36,7 +37,6 @@ from .exits import (
     describe_exit,
 )
 from .inflight import DEAD, NEVER, WAITING
-from .process_slot import Assignment, ProcessSlot
 from .reload import BLOCKED_SIGNALS, PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
 from .reload_check import ReloadCheck
 from .respawn_backoff import YOUNG, respawn_backoff

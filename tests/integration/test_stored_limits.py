@@ -12,8 +12,8 @@ from stores import PAIRED, PAIRS, STORES
 import multiq
 from multiq.backend import Drop
 from multiq.errors import BackendUnavailable
-from multiq.worker.processes import code_limits
-from multiq.worker.processes.code_limits import CodeLimits
+from multiq.worker.processes import stored_limits
+from multiq.worker.processes.stored_limits import StoredLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def fail(*_: object) -> None:
 
 @pytest.fixture
 def _looks_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_limits, "_LOOK_EVERY", 0.0)
+    monkeypatch.setattr(stored_limits, "_LOOK_EVERY", 0.0)
 
 
 @pytest.mark.usefixtures("_looks_always")
@@ -58,7 +58,7 @@ def test_limits_are_stored_again_only_if_the_store_has_lost_its_data(store: str,
     with ({**STORES, **PAIRS})[store](tmp_path) as url:
         # Given a worker that has stored the limits of its code
         app = program(url)
-        limits = CodeLimits(app)
+        limits = StoredLimits(app)
         limits.store_if_due()
         stored = {("mail", "api"): 2, ("@app", "all"): 3}
         assert numbers(app) == stored
@@ -82,12 +82,12 @@ def test_limits_are_stored_again_only_if_the_store_has_lost_its_data(store: str,
 @pytest.mark.usefixtures("_looks_always")
 def test_a_worker_looks_again_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = program(f"sqlite:///{tmp_path}/jobs.db")
-    limits = CodeLimits(app)
+    limits = StoredLimits(app)
     limits.store_if_due()
     lose(app)
     # When the backend fails at the look for lost limits
     with monkeypatch.context() as patched:
-        patched.setattr(code_limits, "_AGAIN", 0.0)
+        patched.setattr(stored_limits, "_AGAIN", 0.0)
         patched.setattr(type(app.backend), "note", fail)
         limits.store_if_due()
     # Then the next look stores them
@@ -109,7 +109,7 @@ def test_a_limit_that_cannot_be_stored_keeps_no_other_limit_from_being_stored(
     @app.task(name="four", queue="mail", limits=multiq.Limit("later", slots=5))
     def four() -> None: ...
 
-    limits = CodeLimits(app)
+    limits = StoredLimits(app)
     limits.store_if_due()
     stored = {("mail", "api"): 2, ("@app", "all"): 3, ("mail", "beside"): 4, ("mail", "later"): 5}
     assert numbers(app) == stored

@@ -12,7 +12,7 @@ import multiq
 from multiq import BuryJob, State
 from multiq.backend import Bury, Consumer
 from multiq.backend.memory import MemoryBackend, MemoryConsumer
-from multiq.failure import ROOM, Failure, decode_failure, encode_failure
+from multiq.failure_record import ROOM, Failure, decode_failure, encode_failure
 from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 

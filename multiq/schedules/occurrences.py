@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from .misfire import missed_of
-from .timetable import SECOND
+from .next_due import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .next_due import Milliseconds, Timetable
     from .record import Record
-    from .timetable import Milliseconds, Timetable
 
 DECIDE = 2 * SECOND  # seconds before an occurrence: the time of the check whether the previous job is done (overlap)
 RETRY = 2 * SECOND  # seconds between two checks whether the previous occurrence is done (overlap="follow")

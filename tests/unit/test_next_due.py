@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiq.errors import ScheduleInvalid
-from multiq.schedules.timetable import (
+from multiq.schedules.next_due import (
     Timetable,
     check_cron,
     check_every,

@@ -26,7 +26,7 @@ _LOOK_EVERY = 20.0  # seconds between two looks for the marks: one round trip fo
 _MARK = "limits"
 
 
-class CodeLimits:
+class StoredLimits:
     """Stores the limits. Without limits in the app's code, this makes no call and imports nothing."""
 
     def __init__(self, app: App) -> None:
