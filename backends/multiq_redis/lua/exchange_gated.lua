@@ -130,7 +130,13 @@ hand_out = function(reply, most)
         if not free_settled() then
 --- include slot_entries
 --- include count_again
+--- include live_leases
+--- include divide
+            for group in pairs(ended_groups) do
+                if redis.call('HGET', key.slot_counts, group) then divide(group, parts_of(group)) end
+            end
             count_again()
+            needs_lines = true
         end
         for gate in pairs(is_any_parked and freed or {}) do
             local from, to = '[' .. gate, '(' .. gate .. AFTER
@@ -165,8 +171,10 @@ hand_out = function(reply, most)
             for gate in pairs(freed) do look_at(gate) end
         end
         if most > #taken and reply[1] ~= '2' then
-            if has_ended and free_ended() or is_any_parked and open_in_time() then reply[1] = '1' end
-            local more = hand_out_of_lines(reply, most - #taken)
+            local has_more = has_ended and free_ended()
+            if has_more or is_any_parked and open_in_time() then reply[1] = '1' end
+            -- A job whose ended lease still has an entry must not get another one.
+            local more = has_more and {} or hand_out_of_lines(reply, most - #taken)
             for i = 1, #more do taken[#taken + 1] = more[i] end
         end
         look_again()

@@ -10,7 +10,7 @@
 --- include empty
 --- include keyed
 local key = {
-    jobs = KEYS[2], lines = KEYS[5], parked = KEYS[6], ready = KEYS[9], delayed = KEYS[10],
+    jobs = KEYS[2], hint = KEYS[8], lines = KEYS[5], parked = KEYS[6], ready = KEYS[9], delayed = KEYS[10],
     line_states = KEYS[11], open_lines = KEYS[12], fair_lines = KEYS[13], blocked = KEYS[14],
     slot_counts = KEYS[15], slot_ends = KEYS[16], slot_ids = KEYS[18], openings = KEYS[17],
 }

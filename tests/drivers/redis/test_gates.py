@@ -683,6 +683,61 @@ def test_number_that_another_program_changed_is_counted_again(
     assert len(leases_in(server)) == 3
 
 
+def test_many_jobs_whose_leases_have_ended_are_counted_once(
+    server: RedisServer, backend: Backend, consumer: Consumer
+) -> None:
+    # Given a job that waits at a closed gate, and more leases of a dead consumer than one script frees, all ended
+    backend.limits(QUEUE, {"tenant": Quota(slots=3), "closed": Quota(slots=0)})
+    gates = [Gate("tenant", str(key)) for key in range(220)]
+    backend.enqueue(QUEUE, [job(gate, ttr=2) for gate in gates])
+    dead = backend.consumer([QUEUE])  # when a consumer is closed, it gives its jobs back
+    while dead.reserve(50, 0):
+        pass
+    add(backend, 1, Gate("closed"))
+    assert consumer.reserve(1, 0) == []
+    backend.enqueue(QUEUE, [job(gate, ttr=60) for _ in range(2) for gate in gates])
+    time.sleep(2)
+    # When another consumer takes all jobs that can start, then these are all jobs, and each is counted once
+    taken = [lease for _ in range(20) for lease in consumer.reserve(500, 0)]
+    assert len(taken) == 3 * len(gates)
+    assert len(leases_in(server)) == 3 * len(gates)
+    states = {state.name: state for state in backend.limits(QUEUE)}
+    assert states["tenant"].running == 3 * len(gates)
+    dead.close()
+
+
+def test_leases_that_an_older_worker_released_are_counted_once(
+    server: RedisServer, backend: Backend, consumer: Consumer
+) -> None:
+    # Given two jobs that an older worker has released, which knows no limits, and further jobs of their limit
+    backend.limits(QUEUE, {"api": Quota(slots=4)})
+    add(backend, 2, ttr=60)
+    old = OldWorker(server)
+    for lease in (*consumer.reserve(1, 0), *consumer.reserve(1, 0)):
+        old.settle((pack_id(lease.id), bytes.fromhex(lease.token[:24])), b"r0::")
+    # When a new worker takes both in one call, then two other jobs can start beside them
+    add(backend, 6)
+    leases = consumer.reserve(2, 0)
+    assert len(consumer.reserve(4, 0)) == 2
+    assert len(leases_in(server)) == 4
+    # And each verdict frees a slot
+    assert consumer.settle([Ack(lease) for lease in leases]) == [None, None]
+    assert len(consumer.reserve(4, 0)) == 2
+
+
+def test_a_call_settles_many_jobs_with_many_gates(server: RedisServer, backend: Backend, consumer: Consumer) -> None:
+    # Given 500 pairs of jobs, each reserved by a call of its own, with four gates that no other pair has
+    names = ("a", "b", "c", "d")
+    backend.limits(QUEUE, {name: Quota(slots=2) for name in names})
+    for key in range(500):
+        add(backend, 2, *(Gate(name, str(key)) for name in names))
+    leases = [consumer.reserve(2, 0) for _ in range(500)]
+    # When one call settles a job of each pair, then the other jobs are counted
+    assert consumer.settle([Ack(first) for first, _ in leases]) == [None] * 500
+    assert [state.running for state in backend.limits(QUEUE)] == [500] * 4
+    assert len(leases_in(server)) == 2_000
+
+
 @pytest.mark.parametrize("counts", [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_leases_of_a_call_that_was_repeated_too_late_are_counted(
     server: RedisServer, backend: Backend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int]

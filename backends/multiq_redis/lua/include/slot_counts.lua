@@ -7,13 +7,15 @@ local function change_numbers(changes)
     local is_right, fields = true, {}
     for name, change in pairs(changes) do
         local number = (tonumber(redis.call('HGET', key.slot_counts, name) or '0') or -MOST_LEASES) + change
-        if number > 0 and number < MOST_LEASES then
+        if number > 0 and number < MOST_LEASES and number % 1 == 0 then
             fields[#fields + 1], fields[#fields + 2] = name, number
         else
             is_right = is_right and number == 0
             redis.call('HDEL', key.slot_counts, name)
         end
     end
-    if #fields > 0 then redis.call('HSET', key.slot_counts, unpack(fields)) end
+    for first = 1, #fields, 4000 do -- Lua's stack cannot hold many more
+        redis.call('HSET', key.slot_counts, unpack(fields, first, math.min(first + 3999, #fields)))
+    end
     return is_right
 end
