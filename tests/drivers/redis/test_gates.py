@@ -706,21 +706,26 @@ def test_many_jobs_whose_leases_have_ended_are_counted_once(
     dead.close()
 
 
-def test_leases_that_an_older_worker_released_are_counted_once(
-    server: RedisServer, backend: Backend, consumer: Consumer
+@pytest.mark.parametrize("details", [b"r0::", b"g"])
+def test_lease_that_an_older_worker_ended_uses_its_slot_until_its_time_is_over(
+    server: RedisServer, backend: Backend, consumer: Consumer, details: bytes
 ) -> None:
-    # Given two jobs that an older worker has released, which knows no limits, and further jobs of their limit
+    # Given two jobs that an older worker has returned, which knows no limits, and further jobs of their limit
     backend.limits(QUEUE, {"api": Quota(slots=4)})
-    add(backend, 2, ttr=60)
+    add(backend, 2, ttr=1)
     old = OldWorker(server)
     for lease in (*consumer.reserve(1, 0), *consumer.reserve(1, 0)):
-        old.settle((pack_id(lease.id), bytes.fromhex(lease.token[:24])), b"r0::")
-    # When a new worker takes both in one call, then two other jobs can start beside them
+        old.settle((pack_id(lease.id), bytes.fromhex(lease.token[:24])), details)
     add(backend, 6)
+    # When a new worker takes both in one call, and touches them until their first leases would have ended
     leases = consumer.reserve(2, 0)
+    assert len(leases) == 2
+    for _ in range(3):
+        time.sleep(0.4)
+        assert consumer.settle([Touch(lease) for lease in leases]) == [None, None]
+    # Then each of them uses one slot
     assert len(consumer.reserve(4, 0)) == 2
     assert len(leases_in(server)) == 4
-    # And each verdict frees a slot
     assert consumer.settle([Ack(lease) for lease in leases]) == [None, None]
     assert len(consumer.reserve(4, 0)) == 2
 

@@ -1,6 +1,7 @@
 -- Computes all numbers from the entries and the jobs' records, because another program has changed something, because an older
--- worker has settled a lease, or because a call was repeated after the server had forgotten it. This is rare: it takes a
--- millisecond for 2,000 leases. If the number of a gate falls, the next reserve looks at the lines that wait for it.
+-- worker has settled a lease, or because a call was repeated after the server had forgotten it. This is rare. It takes 3 ms for
+-- 2,000 leases, and 14 ms if each has a gate of its own. If the number of a gate falls, the next reserve looks at the lines that
+-- wait for it.
 local function count_again()
     local numbers, fields, fallen = {}, {}, {}
     local entries = redis.call('ZRANGE', key.slot_ends, 0, -1)

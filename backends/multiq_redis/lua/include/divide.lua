@@ -1,4 +1,5 @@
--- Frees the slots of a group whose first lease may have ended, and makes its live leases entries of their own.
+-- Frees the slots of a group whose first lease may have ended, and makes its live leases entries of their own. Returns the
+-- number of the freed slots, and whether the numbers were right.
 local function divide(group, gate, token)
     local number = number_of(redis.call('HGET', key.slot_counts, group))
     local live, ended = live_leases(group, token)
@@ -10,6 +11,5 @@ local function divide(group, gate, token)
     redis.call('HDEL', key.slot_ids, group)
     is_right = redis.call('ZREM', key.slot_ends, group) == 1 and is_right
     if #live > 0 then is_right = 2 * redis.call('ZADD', key.slot_ends, unpack(entries)) == #entries and is_right end
-    if not is_right then count_again() end
-    return ended
+    return ended, is_right
 end

@@ -14,7 +14,7 @@ end
 local function forget_ended()
     if redis.call('EXISTS', key.parked) == 1 then return end
     local ended = redis.call('ZRANGEBYSCORE', key.slot_ends, '-inf', now, 'LIMIT', 0, 500)
-    local examined, entries, groups, changes = 0, {}, {}, {}
+    local examined, entries, groups, changes, is_right = 0, {}, {}, {}, true
     for i = 1, #ended do
         local gate, rest = parts_of(ended[i])
         local ids, number, is_gone = { rest }, 1, true
@@ -30,11 +30,12 @@ local function forget_ended()
             if #rest == TOKEN_SIZE then
                 groups[#groups + 1] = ended[i]
                 changes[ended[i]] = -number
+                is_right = is_right and number > 0
             end
         end
     end
     if #entries == 0 then return end
-    local is_right = change_numbers(changes)
+    is_right = change_numbers(changes) and is_right
     if #groups > 0 then redis.call('HDEL', key.slot_ids, unpack(groups)) end
     is_right = redis.call('ZREM', key.slot_ends, unpack(entries)) == #entries and is_right
     if not is_right then count_again() end

@@ -14,9 +14,10 @@ local function free_settled()
         end
     end
     if removed ~= alone then return false end
+    local is_right = change_numbers(changes)
     if #gone > 0 then
-        redis.call('ZREM', key.slot_ends, unpack(gone))
         redis.call('HDEL', key.slot_ids, unpack(gone))
+        is_right = redis.call('ZREM', key.slot_ends, unpack(gone)) == #gone and is_right
     end
-    return change_numbers(changes)
+    return is_right
 end

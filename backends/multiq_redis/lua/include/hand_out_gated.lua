@@ -128,7 +128,7 @@ local function hand_out_of_lines(reply, limit)
         taken[count] = id
         fields[2 * count - 1], fields[2 * count] = id, record
         leases[2 * count - 1], leases[2 * count] = ends_at[ttr], place
-        if gates then enter(gates, id, ends_at[ttr], record) end
+        if gates then enter(gates, id, ends_at[ttr]) end
         reply[size + 1], reply[size + 2] = id, record
         size = size + 2
         if body then

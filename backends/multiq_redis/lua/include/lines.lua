@@ -197,26 +197,31 @@ local function free_ended()
     for i = 1, #ended do
         if opened_count >= MOST_OPENED or examined >= MOST_ENDED then return true end
         local gate, rest = parts_of(ended[i])
-        local number = 1
+        local number, is_right = 1, true
         if #rest == TOKEN_SIZE then
             examined = examined + #ids_of(ended[i])
-            number = divide(ended[i], gate, rest)
+            number, is_right = divide(ended[i], gate, rest)
         else
             local record = redis.call('HGET', key.jobs, rest)
             local ends_at = record and has_gate(record, gate) and redis.call('ZSCORE', key.reserved, place_of(rest, record))
             examined = examined + 1
-            if ends_at and tonumber(ends_at) > now then -- an older worker has touched it
-                redis.call('ZADD', key.slot_ends, ends_at, ended[i])
+            if ends_at and tonumber(ends_at) > now and not redis.call('HGET', key.slot_counts, gate .. token_of(record)) then
+                redis.call('ZADD', key.slot_ends, ends_at, ended[i]) -- an older worker has touched it
                 number = 0
-            else
-                local is_right = redis.call('ZREM', key.slot_ends, ended[i]) == 1
-                if not change_numbers({ [gate] = -1 }) or not is_right then count_again() end
+            else -- the lease has ended, or an older worker has settled it, and the job's present lease is in a group
+                is_right = redis.call('ZREM', key.slot_ends, ended[i]) == 1
+                is_right = change_numbers({ [gate] = -1 }) and is_right
             end
+        end
+        if not is_right then
+            count_again() -- once in a call: it may take long
+            used = {}
         end
         if number > 0 then
             used[gate] = nil
             if is_any_parked then look_at(gate) end
         end
+        if not is_right then return true end
     end
     return #ended == MOST_ENDED
 end

@@ -32,8 +32,7 @@ local function show(reply, size, id, record)
 end
 
 -- Set by scripts that look at gates. The first function takes a record and the position of its gates. It returns the gates
--- if all of them are open, and otherwise nil. The second function takes the gates, the job's id, the end of the lease
--- and the new record. It counts the lease at the gates.
+-- if all of them are open, and otherwise nil. The second function counts a job at its gates.
 local open_gates, enter
 
 -- Stops before the bodies from the bodies hash exceed MOST_BYTES, but hands out at least one job. Bodies inside records are
@@ -76,7 +75,7 @@ local function hand_out(reply)
             record = sub(record, 1, 28) .. pack('>I4', unpacked('>I4', record, 29) + 1) .. sub(record, 33, 41) .. token
                 .. sub(record, 54)
             if not ends_at[ttr] then ends_at[ttr] = string.format('%.0f', now + unpacked('>I8', ttr)) end
-            if gates then enter(gates, id, ends_at[ttr], record) end
+            if gates then enter(gates, id, ends_at[ttr]) end
             count = count + 1
             taken[count] = id
             fields[2 * count - 1], fields[2 * count] = id, record

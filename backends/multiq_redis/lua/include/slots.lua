@@ -1,7 +1,5 @@
 -- Counts leases at the gates of their jobs (include/open_gates.lua, include/slot_entries.lua).
 local RATES_DROPPED = 2 -- past times that each job with a rate deletes: more than one, so that their number falls
-local FIRST_ATTEMPT = '\0\0\0\1\0\0\0\0' -- attempts and crashes in a record
-local earlier = {} -- the entries that leases of an earlier attempt may still have
 local new_leases, first_ends, changed_rates = {}, {}, {} -- gate -> the ids of the jobs; gate -> the first end; gates
 local first_end, last_end = math.huge, nil -- of the leases that this call counts: the earliest end; the end of the last one, as text
 
@@ -39,11 +37,8 @@ end
 local has_rate = {} -- the gates of counted jobs -> whether one of these gates has a rate
 
 -- *ends_at*: the lease's end, as text.
-enter = function(gates, id, ends_at, record)
+enter = function(gates, id, ends_at)
     if #gates == 0 then return end
-    if sub(record, 29, 36) ~= FIRST_ATTEMPT then
-        for i = 1, #gates do earlier[#earlier + 1] = gates[i] .. id end
-    end
     gated_left = gated_left - 1
     if ends_at ~= last_end then first_end, last_end = math.min(first_end, tonumber(ends_at)), ends_at end
     local reads_quotas, rated = has_rate[gates] ~= false, false
@@ -83,9 +78,7 @@ local function write_leases()
             groups[#groups + 1], groups[#groups + 2] = entry, cmsgpack.pack(ids)
         end
     end
-    -- Only if an older worker has settled a lease, its entry is still there.
-    local is_right = #earlier == 0 or redis.call('ZREM', key.slot_ends, unpack(earlier)) == 0
-    is_right = 2 * redis.call('ZADD', key.slot_ends, unpack(ends)) == #ends and is_right
+    local is_right = 2 * redis.call('ZADD', key.slot_ends, unpack(ends)) == #ends
     if is_right and #groups > 0 then redis.call('HSET', key.slot_ids, unpack(groups)) end
     is_right = change_numbers(changes) and is_right
     for gate in pairs(changed_rates) do
