@@ -809,6 +809,77 @@ def test_limits_on_a_cluster(redis_cluster: RedisCluster) -> None:
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * 4
 
 
+class History:
+    """What consumers have been handed out and have settled, with the times. It reads nothing of the store."""
+
+    def __init__(self, backend: Backend, slots: int, ttr: float) -> None:
+        self.backend, self.slots, self.ttr = backend, slots, ttr
+        self.waiting = Counter[Gate]()
+        """The jobs of each gate that are not done."""
+        self.gate_of: dict[str, Gate] = {}
+        self.running: dict[str, tuple[float, Lease]] = {}
+        """Id -> a time until which the lease surely lasts, and the lease."""
+
+    def enqueue(self, gates: list[Gate]) -> None:
+        for first in range(0, len(gates), 500):
+            jobs = [job(gate, ttr=self.ttr) for gate in gates[first : first + 500]]
+            self.gate_of.update(zip(self.backend.enqueue(QUEUE, jobs), gates[first : first + 500], strict=True))
+        self.waiting.update(gates)
+
+    def reserve(self, consumer: Consumer, most: int) -> None:
+        """Reserve jobs, and check that no gate has more live leases than slots."""
+        began = time.monotonic()
+        taken = consumer.reserve(most, 0)
+        now = time.monotonic()
+        self.running.update((lease.id, (began + self.ttr, lease)) for lease in taken)
+        live = Counter(self.gate_of[one] for one, (end, _) in self.running.items() if end > now)
+        assert max(live.values(), default=0) <= self.slots
+
+    def settle(self, consumer: Consumer, verdict: type[Ack | Touch | Release], leases: list[Lease]) -> None:
+        began = time.monotonic()
+        answers = consumer.settle([verdict(lease) for lease in leases])
+        for lease in (one for one, refused in zip(leases, answers, strict=True) if refused is None):
+            if verdict is Touch:
+                self.running[lease.id] = began + self.ttr, lease
+                continue
+            del self.running[lease.id]
+            if verdict is Ack:
+                self.waiting[self.gate_of.pop(lease.id)] -= 1
+
+    def check_all_that_can_run(self, consumer: Consumer) -> None:
+        """Check that jobs are handed out until no gate has both a job and a free slot."""
+        for _ in range(20):
+            self.reserve(consumer, 500)
+        running = Counter(self.gate_of[one] for one in self.running)
+        assert running == +Counter({gate: min(self.slots, count) for gate, count in self.waiting.items()})
+
+
+@pytest.mark.parametrize("seed", [2, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, *range(3, 9)))])
+def test_history_of_many_leases_that_end_together_is_possible(backend: Backend, seed: int) -> None:
+    # Given a job that waits at a closed gate
+    choices, gates = random.Random(seed), [Gate("tenant", str(number)) for number in range(220)]
+    backend.limits(QUEUE, {"tenant": Quota(slots=3), "closed": Quota(slots=0)})
+    add(backend, 1, Gate("closed"))
+    history = History(backend, slots=3, ttr=1.0)
+    with backend.consumer([QUEUE]) as dead, backend.consumer([QUEUE]) as alive:
+        for _ in range(3):
+            # And jobs of which some are reserved in one call, and some alone, and some are touched or settled
+            history.enqueue(choices.choices(gates, k=choices.choice([100, 700])))
+            for _ in range(choices.randrange(40)):
+                history.reserve(choices.choice([dead, alive]), choices.choice([1, 1, 2, 50, 500]))
+            for verdict in (Ack, Touch, Release, Touch):
+                leases = [lease for _, lease in history.running.values()]
+                some = choices.sample(leases, min(len(leases), choices.choice([1, 30, 300])))
+                history.settle(alive, verdict, some)
+            # When more leases end together than one script frees, then as many jobs can start as there are slots
+            time.sleep(history.ttr + 0.1)
+            history.running.clear()
+            history.check_all_that_can_run(alive)
+            # And so it is after half of them are settled
+            history.settle(alive, Ack, [lease for _, lease in history.running.values()][::2])
+            history.check_all_that_can_run(alive)
+
+
 # --- workers of an older multiq --------------------------------------------------------------------------
 
 
