@@ -30,7 +30,8 @@ local function run()
 local key = {
     jobs = KEYS[2], bodies = KEYS[3], ready = KEYS[5], delayed = KEYS[6], reserved = KEYS[7], hint = KEYS[11],
     limits = KEYS[26], lines = KEYS[27], parked = KEYS[28], line_states = KEYS[29], open_lines = KEYS[30],
-    fair_lines = KEYS[31], blocked = KEYS[32], slot_counts = KEYS[33], slot_ends = KEYS[34], slot_ids = KEYS[37], rates = KEYS[35], openings = KEYS[36],
+    fair_lines = KEYS[31], blocked = KEYS[32], slot_counts = KEYS[33], slot_ends = KEYS[34], rates = KEYS[35],
+    openings = KEYS[36], slot_ids = KEYS[37],
 }
 local gated_left = tonumber(ARGUMENTS[#ARGUMENTS - 1]) or math.huge
 local parks_first = ARGUMENTS[#ARGUMENTS - 2] == '1'

@@ -24,14 +24,13 @@ if seen then return seen end
 local found = redis.call('ZRANGE', KEYS[5], '-', '+', 'BYLEX', 'LIMIT', 0, ARGV[2])
 for i = 1, #found do
     local member = found[i]
-    local size = 2 + unpacked('>I2', member)
-    size = size + 2 + unpacked('>I2', member, size + 1)
-    local id = sub(member, size + 13)
+    local line, rest = parts_of(member)
+    local id = sub(rest, 13)
     local record = redis.call('HGET', KEYS[2], id)
     redis.call('ZREM', KEYS[5], member)
     redis.call('HDEL', KEYS[6], id)
     -- otherwise an older multiq has deleted or moved the job
-    if record and line_member(sub(member, 1, size), id, record) == member then
+    if record and line_member(line, id, record) == member then
         forget_unique(id, record, KEYS[3])
         redis.call('HDEL', KEYS[2], id)
         redis.call('HDEL', KEYS[3], id, id .. '\1', id .. '\2')
