@@ -6,7 +6,7 @@ guarantee             how                                                       
 no half-done call     a call is a single statement, or ``BEGIN IMMEDIATE`` ... ``COMMIT``,    one fsync per commit
                       which any exception rolls back
 no "database is       a call retries until it has the lock, up to the URL's timeout, with     ``BackendTimeout`` at
-locked"               pauses from a fraction of a millisecond on (file.py)                    the deadline
+locked"               pauses from a fraction of a millisecond on (write_lock.py)              the deadline
 safe forks            every connection is closed before a fork and opens again after it       about 1 ms to reopen
                       (forks.py)
 a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
@@ -27,10 +27,10 @@ from multiq.errors import BackendTimeout, PayloadTooLarge
 
 from . import write_ahead_log
 from .errors import explain, is_busy
-from .file import file_identity, retry_while_locked, size_of_file
 from .forks import fork_guard
 from .opening import open_file
 from .statements import statement
+from .write_lock import lock_timeout, retry_while_locked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +128,7 @@ class Connection:
 
         def transact(sqlite: sqlite3.Connection) -> _T:
             try:
-                retry_while_locked(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._pool.timeout, self._pool.path)
+                _when_unlocked(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._pool.timeout, self._pool.path)
                 result = work(Transaction(sqlite))
                 sqlite.execute("COMMIT")
             except BaseException:
@@ -147,7 +147,7 @@ class Connection:
         """
 
         def write(sqlite: sqlite3.Connection) -> None:
-            retry_while_locked(lambda: statement(Transaction(sqlite)), self._pool.timeout, self._pool.path)
+            _when_unlocked(lambda: statement(Transaction(sqlite)), self._pool.timeout, self._pool.path)
             self._limit_log(sqlite)
 
         self._use(write, is_repeatable=False)
@@ -179,14 +179,15 @@ class Connection:
                 sqlite = self._open(patience)
                 if not is_repeatable:
                     return work(sqlite)
-                return retry_while_locked(lambda: work(sqlite), patience, self._pool.path)
+                return _when_unlocked(lambda: work(sqlite), patience, self._pool.path)
             except sqlite3.Error as exc:
-                if not is_busy(exc):
-                    self._drop()  # the next call opens a new one
-                raise explain(exc, self._pool.path, patience) from exc
+                if is_busy(exc):
+                    raise lock_timeout(exc, self._pool.path, patience) from exc
+                self._drop()  # the next call opens a new one
+                raise explain(exc, self._pool.path) from exc
 
     def _open(self, timeout: float) -> sqlite3.Connection:
-        if self._sqlite is not None and (self._file is None or self._file != file_identity(self._pool.path)):
+        if self._sqlite is not None and self._is_replaced():
             self._drop()  # Without this, writes would go to a file that is no longer at this path.
         if self._sqlite is None:
             fork_guard.refuse(self._pool.path)
@@ -197,6 +198,14 @@ class Connection:
             self.opened += 1
         return self._sqlite
 
+    def _is_replaced(self) -> bool:
+        """Whether the path leads to another file than the open one, or to none."""
+        try:
+            status = os.stat(self._pool.path)  # noqa: PTH116 - before each call, and half the cost of Path.stat
+        except OSError:
+            return True
+        return self._file != (status.st_dev, status.st_ino)
+
     def _limit_log(self, sqlite: sqlite3.Connection) -> None:
         """Restart the log if it is long.
 
@@ -205,7 +214,7 @@ class Connection:
         """
         if time.monotonic() < self._pool.next_log_check_at:
             return
-        is_long = size_of_file(self.log) > write_ahead_log.LONG
+        is_long = _size_of(self.log) > write_ahead_log.LONG
         pause = write_ahead_log.restart(sqlite) if is_long else write_ahead_log.CHECK_PAUSE
         self._pool.next_log_check_at = time.monotonic() + pause
 
@@ -249,3 +258,21 @@ class Connection:
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
         return inherited, self._file
+
+
+def _when_unlocked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
+    """Run *attempt* and return its result. While the file at *path* is locked, ``retry_while_locked`` repeats it."""
+    try:
+        return attempt()
+    except sqlite3.OperationalError as exc:
+        if not is_busy(exc):
+            raise
+    return retry_while_locked(attempt, timeout, path)
+
+
+def _size_of(path: str) -> int:
+    """Return the size of a file in bytes. 0 if it does not exist."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat
+    except OSError:
+        return 0

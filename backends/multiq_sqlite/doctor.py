@@ -14,9 +14,10 @@ from multiq.backend import Finding
 from multiq.errors import BackendCorrupt
 
 from . import schema
-from .errors import explain
-from .file import KEPT_BACK
+from .disk_space import KEPT_BACK
+from .errors import explain, is_busy
 from .opening import require_library
+from .write_lock import lock_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,7 +187,8 @@ def _inside(path: Path) -> Iterator[Finding]:
     except BackendCorrupt as exc:
         yield Finding("bad", "tables", str(exc))
     except sqlite3.Error as exc:
-        yield Finding("bad", "file", str(explain(exc, str(path), 1)))
+        error = lock_timeout(exc, str(path), 1) if is_busy(exc) else explain(exc, str(path))
+        yield Finding("bad", "file", str(error))
     else:
         yield _journal(mode)
         yield _tables(version)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from typing import TYPE_CHECKING
 
 from multiq.driverkit.call_retry import Failure
-from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
-
-from .lock_owner import write_lock_owner
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable
 
 if TYPE_CHECKING:
     from multiq.errors import MultiqError
@@ -57,14 +54,10 @@ def classify(exc: sqlite3.Error) -> Failure:
     return Failure.CONFLICT if is_busy(exc) else Failure.FINAL
 
 
-def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
-    """Return multiq's exception for SQLite's error *exc* about the file at *path*."""
+def explain(exc: sqlite3.Error, path: str) -> MultiqError:
+    """Return multiq's exception for SQLite's error *exc* about the file at *path*. The file is not locked: see
+    write_lock.py."""
     code = primary_code(exc)
-    if code in _BUSY:
-        return BackendTimeout(
-            f"{path} was locked by {_owner_text(path)} for {timeout:g} s ({exc}): look for a program that keeps a "
-            "write transaction open, or wait longer with ?timeout= in the URL"
-        )
     if code in _ERRORS:
         error, sentence = _ERRORS[code]
         return error(f"{path} {sentence} ({exc})")
@@ -76,16 +69,6 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
             "restore it, or drop everything named multiq_* to start empty"
         )
     return BackendError(f"SQLite failed on {path}: {exc}")
-
-
-def _owner_text(path: str) -> str:
-    pid = write_lock_owner(path)
-    if pid == os.getpid():
-        return (
-            "a transaction of this very process (to enqueue inside a transaction of your own, pass its connection: "
-            "enqueue(..., connection=connection))"
-        )
-    return "another connection, of another process or this one," if pid is None else f"the process {pid}"
 
 
 def primary_code(exc: sqlite3.Error) -> int:

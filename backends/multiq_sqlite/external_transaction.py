@@ -203,7 +203,7 @@ class ExternalTransaction:
                 f"connection= must be able to write {self._pool.path}, got a read-only one ({exc}): it must be opened "
                 "without mode=ro and immutable=1, and with PRAGMA query_only off"
             )
-        return explain(exc, self._pool.path, self._pool.timeout)
+        return explain(exc, self._pool.path)
 
 
 class _AsyncioConnection:

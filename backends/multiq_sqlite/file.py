@@ -1,44 +1,16 @@
-"""The file: its path, its identity, how it is created, its lock, and the free space on its disk.
-
-When a disk is nearly full, new jobs are refused while there is still enough space to work off the existing jobs. Even
-an ack needs space, because it is written to the log. Before the log can restart, all of it must be moved into the file.
-The file then grows by the new pages. If a disk is full to the last byte, the file cannot grow and the log cannot
-restart. In this state, no job can be acked, released or deleted.
-"""
+"""The file: its path, its identity, and how it is created."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import stat
 import threading
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias
 
-from multiq.driverkit.call_retry import Attempts, Pauses
-from multiq.errors import BackendFull, BackendUnavailable, UrlInvalid
-
-from .errors import classify
-from .lock_owner import refuse_own_lock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_T = TypeVar("_T")
+from multiq.errors import BackendUnavailable, UrlInvalid
 
 FileIdentity: TypeAlias = "tuple[int, int] | None"
-
-# bytes. The log has this size while many processes work. On a small disk, an eighth of the disk is kept free.
-KEPT_BACK = 16_000_000
-
-_GROWTH = 3  # One byte of new jobs takes at most this many bytes: in the log, in the file, and in half-empty pages.
-_CHECK_PAUSE = 0.05  # seconds between two checks. A check takes 10 us.
-_CHECK_EVERY = 250_000  # bytes of new jobs between two checks
-# seconds between two attempts to get the lock. A commit holds the lock for about 0.0002 s.
-_LOCK_PAUSES = Pauses(0.0002, 0.003)
-# seconds until the lock's owner is read first, and seconds between later reads
-_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0
 
 create_lock = threading.Lock()
 """Held while a file is created."""
@@ -104,69 +76,6 @@ def missing(what: str) -> BackendUnavailable:
     )
 
 
-def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
-    """Run *attempt* and return its result. Repeats it for up to *timeout* seconds while the file at *path* is locked.
-
-    SQLite's own busy handler pauses up to 100 ms at a time. This function retries a few hundred times a second, after
-    pauses of random length.
-
-    Raises ``LockedByCaller`` if the calling program itself has the lock, because waiting cannot help then.
-    """
-    attempts: Attempts | None = None
-    look_at = 0.0
-    while True:
-        try:
-            return attempt()  # The common case needs no clock.
-        except sqlite3.OperationalError as exc:
-            if attempts is None:
-                now = time.monotonic()
-                attempts, look_at = Attempts(now + timeout, conflict_pauses=_LOCK_PAUSES), now + _CHECK_OWNER_AFTER
-            if not attempts.again(classify(exc)):
-                raise
-        if (now := time.monotonic()) >= look_at:
-            refuse_own_lock(path)
-            look_at = now + _CHECK_OWNER_EVERY
-
-
-def size_of_file(path: str) -> int:
-    """Return the size of a file in bytes. 0 if it does not exist."""
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat
-    except OSError:
-        return 0
-
-
-class DiskSpace:
-    """Checks the free space on the disk of one file. Enqueues that follow quickly share one check."""
-
-    def __init__(self) -> None:
-        self._next_check_at = 0.0
-        self._unchecked = 0
-
-    def is_due(self, size: int) -> bool:
-        """Whether the disk must be checked before *size* bytes are added."""
-        self._unchecked += size
-        return self._unchecked >= _CHECK_EVERY or time.monotonic() >= self._next_check_at
-
-    def refuse_if_full(self, sqlite: sqlite3.Connection, path: str, log: str, size: int) -> None:
-        """Check the disk. Raises ``BackendFull`` if *size* more bytes would leave too little space."""
-        try:
-            disk = os.statvfs(path)
-            log_size = os.stat(log).st_size  # noqa: PTH116 - half the cost of Path.stat
-        except (OSError, AttributeError):  # The file does not exist yet, or this is Windows.
-            return
-        free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-        kept, needed = min(KEPT_BACK, total // 8) + log_size, _GROWTH * size
-        missing = kept + needed - free
-        if total and missing > 0 and _unused(sqlite) < missing:
-            raise BackendFull(
-                f"{path} has no room to grow: its disk has {free / 1e6:,.1f} MB free, the new jobs may need "
-                f"{needed / 1e6:,.1f} MB, and {kept / 1e6:,.1f} MB are kept back so that jobs can be worked off; "
-                "make room, or wait until jobs are done; nothing was stored"
-            )
-        self._next_check_at, self._unchecked = time.monotonic() + _CHECK_PAUSE, 0
-
-
 def _is_there(path: str) -> bool:
     try:
         mode = Path(path).stat().st_mode
@@ -177,10 +86,3 @@ def _is_there(path: str) -> bool:
     if stat.S_ISDIR(mode):
         raise UrlInvalid(f"{path} is a folder: name a file in it, as in {path}/jobs.db")
     return True
-
-
-def _unused(sqlite: sqlite3.Connection) -> int:
-    """Return the bytes of free pages in the file. The file never shrinks, and uses its free pages before it grows."""
-    (pages,) = sqlite.execute("PRAGMA freelist_count").fetchone()
-    (size,) = sqlite.execute("PRAGMA page_size").fetchone()
-    return int(pages * size)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from multiq.errors import BackendNotInstalled, BackendUnavailable
 
 from . import schema, write_ahead_log
-from .file import create_file, file_identity, missing, require_file, retry_while_locked
+from .file import create_file, file_identity, missing, require_file
 from .statements import script
+from .write_lock import retry_while_locked
 
 if TYPE_CHECKING:
     from .file import FileIdentity

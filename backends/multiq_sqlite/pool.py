@@ -11,7 +11,8 @@ from multiq.driverkit.fork import PerProcess, forks
 from multiq.driverkit.polling import Notifier
 
 from .connection import Connection
-from .file import DiskSpace, check_path
+from .disk_space import DiskSpace
+from .file import check_path
 from .forks import fork_guard
 
 if TYPE_CHECKING:

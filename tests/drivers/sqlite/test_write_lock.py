@@ -1,4 +1,4 @@
-"""The lock's owner: calls on the pool's connections while a transaction of the caller has the file locked."""
+"""The write lock: calls on the pool's connections while a transaction of the caller has the file locked."""
 
 from __future__ import annotations
 
