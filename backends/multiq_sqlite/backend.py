@@ -54,6 +54,7 @@ from .doctor import examine
 from .dsn import OPTIONS, path_of
 from .errors import MalformedRecord
 from .external_transaction import ExternalTransaction
+from .holds import release
 from .limits import change_limits, go_on, held_by, may_have_gates, place, states
 from .malformed import bury_and_repeat
 from .notes import AFTER_ALL, NoteRow, have_versions
@@ -77,7 +78,7 @@ from .records import (
     promote,
     size_of,
 )
-from .steps import carry_out, largest_of, release
+from .steps import carry_out, largest_of
 from .unique import insert_all, is_anothers, own_key, take_again
 
 if TYPE_CHECKING:
