@@ -14,12 +14,47 @@ import select
 import sys
 from typing import TYPE_CHECKING
 
+from multiq.driverkit.fork import forks
+
 if TYPE_CHECKING:
     from ctypes import CDLL
     from typing import Self
 
+    from .connection import Connection
+
 _IN_MODIFY, _IN_ATTRIB = 0x2, 0x4  # The file was written to. Its attributes changed, or it was deleted.
 _CHUNK = 65_536  # bytes of events read at a time
+
+
+class Hints:
+    """The hints about commits to the file of one connection. They are relied on until a commit causes no hint."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._are_reliable = True
+        self._watch: FileWatch | None = None
+        self._watch_key = (0, 0)
+
+    def watch(self) -> FileWatch | None:
+        """Return the watch on the connection's log. None if there are no hints, or they are not relied on.
+
+        This makes a new watch after a fork, and after the connection has opened again.
+        """
+        key = (forks.generation, self._connection.opened)
+        if self._watch_key != key:
+            self.close()
+            self._watch_key = key
+            self._watch = FileWatch.of(self._connection.log) if self._are_reliable else None
+        return self._watch if self._are_reliable else None
+
+    def check_after_commit(self) -> None:
+        """Stop relying on hints if the commit that a poll has just found has caused no hint."""
+        self._are_reliable = self._watch is not None and self._watch.wait(0)
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
 
 class FileWatch:

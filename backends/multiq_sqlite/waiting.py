@@ -11,10 +11,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeAlias
 
-from multiq.driverkit.fork import forks
 from multiq.driverkit.polling import PollPause
 
-from .file_watch import FileWatch
+from .file_watch import Hints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +37,7 @@ class Waiter:
         self._pool = pool
         self._connection = connection
         self._pause = PollPause(first=_FIRST_PAUSE, longest=_LONGEST_PAUSE, growth=_PAUSE_GROWTH)
-        self._relies_on_hints = True
-        self._watch: FileWatch | None = None
-        self._file_watch_key = (0, 0)
+        self._hints = Hints(connection)
 
     def change_mark(self) -> ChangeMark:
         """Return a value that changes whenever the queues may have changed."""
@@ -56,9 +53,7 @@ class Waiter:
             self._wait_for_hint(seen, left)
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
+        self._hints.close()
 
     def _poll(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> bool:
         """Poll until something changes, time is up, or the quiet period begins.
@@ -71,7 +66,7 @@ class Waiter:
         listener.acquire()
         with notifier.listening(listener):
             while notifier.notifications == notifications:
-                if self._pause.idle >= _QUIET_AFTER and self._file_watch() is not None:
+                if self._pause.idle >= _QUIET_AFTER and self._hints.watch() is not None:
                     return True
                 pause = min(max(shortest_pause, self._pause.next()), left())
                 if pause <= 0 or listener.acquire(timeout=pause) or self._connection.data_version() != version:
@@ -80,7 +75,7 @@ class Waiter:
 
     def _wait_for_hint(self, seen: ChangeMark, left: Callable[[], float]) -> None:
         """Wait for a hint, and poll ten times a second in case hints are missing."""
-        watch = self._file_watch()
+        watch = self._hints.watch()
         if watch is None:
             return
         watch.wait(0)  # discard earlier events
@@ -90,18 +85,6 @@ class Waiter:
                 hinted = watch.wait(pause)
         changed = self._connection.data_version() != seen[1]
         if changed and not hinted:
-            self._relies_on_hints = watch.wait(0)  # If there is still no event, the commit caused no hint.
+            self._hints.check_after_commit()
         if changed or hinted:
             self.speed_up()
-
-    def _file_watch(self) -> FileWatch | None:
-        """Return the watch on the connection's log. None if there are no hints, or the waiter does not rely on them.
-
-        This makes a new watch after a fork, and after the connection has opened again.
-        """
-        key = (forks.generation, self._connection.opened)
-        if self._file_watch_key != key:
-            self.close()
-            self._file_watch_key = key
-            self._watch = FileWatch.of(self._connection.log) if self._relies_on_hints else None
-        return self._watch if self._relies_on_hints else None

@@ -77,7 +77,7 @@ def test_job_of_another_process_wakes_a_consumer(
             # the consumer gets the job long before its wait ends; a benchmark measures how soon
             assert time.monotonic() - float(lease.body) < 30
             consumer.settle([Ack(lease)])
-        return consumer._waiter._relies_on_hints
+        return consumer._waiter._hints._are_reliable
 
     # if the system has hints, each job came with a hint; on a busy machine one or two hints may be late
     assert any(no_job_came_without_a_hint() for _ in range(3))
@@ -96,7 +96,7 @@ def test_consumer_stops_relying_on_missing_hints(
         threading.Timer(idle, other_process).start()
         (lease,) = consumer.reserve(1, 30)
         consumer.settle([Ack(lease)])
-    assert not consumer._waiter._relies_on_hints
+    assert not consumer._waiter._hints._are_reliable
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has them")
