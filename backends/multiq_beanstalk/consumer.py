@@ -15,10 +15,9 @@ from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, BackendTimeout
 
-from .clock import now
 from .errors import CONNECTION_ERRORS, explain, reply_error
 from .exchange import DONE, STRANDED, Exchange, OutOfReach, PendingVerdict, command
-from .leases import HeldLeases
+from .leases import HeldLeases, now
 from .multiplex import Multiplexer
 from .records import NOTHING_READY, RESERVE, Reserved
 from .server_info import parse_tube_stats
@@ -499,7 +498,7 @@ class BeanstalkConsumer(Consumer):
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
-            moment, asked_at = time.monotonic(), now()  # two clocks; see clock.py
+            moment, asked_at = time.monotonic(), now()  # two clocks; see leases.now
             if not at:
                 self.asked_at = moment - min(asked_at - found[0].asked_at, _PROMPT)
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])

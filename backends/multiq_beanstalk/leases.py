@@ -12,9 +12,11 @@ beanstalkd; seen with 1.12). So a thread, the lease timer, sends no-ops on the c
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +24,6 @@ from typing import TYPE_CHECKING
 from multiq.backend import Lease
 from multiq.driverkit.fork import forks
 
-from .clock import now
 from .server_info import parse_job_stats
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
     from .records import Reserved
     from .server_info import JobStats
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+#: Seconds by a clock that continues while the machine is suspended. The server's clock does the same. A system without
+#: such a clock uses the monotonic clock.
+now = functools.partial(time.clock_gettime, _CLOCK)
 
 #: the times at which no-ops are sent: seconds after the end of a lease, by the client's clock
 NOOP_DELAYS = (0.01, 0.1, 0.4, 0.9)

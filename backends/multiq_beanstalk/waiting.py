@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from multiq.driverkit.call_retry import Attempts
 from multiq.driverkit.wakeup import Wakeup
 
-from .clock import now
 from .errors import CONNECTION_ERRORS, classify, explain, reply_error
+from .leases import now
 from .records import NOTHING_READY, Reserved
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from multiq.backend.registry import open_backend
 from multiq.conformance.forks import ended_well, fork
 from multiq.errors import LeaseLost
 from multiq.ids import new_id
-from multiq_beanstalk.clock import now
-from multiq_beanstalk.leases import NOOP_DELAYS, HeldLeases, LeaseTimer
+from multiq_beanstalk.leases import NOOP_DELAYS, HeldLeases, LeaseTimer, now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
