@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from multiq.backend import JobRecord
 
-    from .connection import Reply
     from .pool import Pool, Session
+    from .replies import Reply
     from .server_info import JobStats, TubeStats
 
 _MAX_ATTEMPTS = 10  # attempts to read a job that changes between the read's commands

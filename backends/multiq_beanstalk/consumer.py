@@ -13,25 +13,26 @@ from typing import TYPE_CHECKING
 from multiq.backend import Ack, Consumer, Touch
 from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
-from multiq.errors import BackendError, BackendTimeout
+from multiq.errors import BackendError, BackendTimeout, LeaseLost
 
 from .errors import CONNECTION_ERRORS, explain, reply_error
-from .exchange import DONE, STRANDED, Exchange, OutOfReach, PendingVerdict, command
 from .leases import HeldLeases, now
 from .multiplex import Multiplexer
 from .records import NOTHING_READY, RESERVE, Reserved
 from .server_info import parse_tube_stats
+from .verdict_commands import DONE, STRANDED, OutOfReach, command
 from .waiting import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from multiq.backend import Lease, Verdict
-    from multiq.errors import LeaseLost
 
-    from .connection import Connection, Reply
+    from .connection import Connection
+    from .leases import PendingVerdict
     from .multiplex import Steps
     from .pool import Pool
+    from .replies import Reply
 
 _log = logging.getLogger("multiq.beanstalk")
 
@@ -108,7 +109,7 @@ class BeanstalkConsumer(Consumer):
         held_leases = self._held_leases
         try:
             self._acquire(held_leases)
-            return self._exchange_locked(Exchange(verdicts, limit), deadline)
+            return self._exchange_locked(_Exchange(verdicts, limit), deadline)
         finally:
             held_leases.release()
 
@@ -125,9 +126,9 @@ class BeanstalkConsumer(Consumer):
                 "stopped, overloaded or cut off; ?timeout= in the URL gives it more time"
             )
 
-    def _exchange_locked(self, exchange: Exchange, deadline: float) -> tuple[list[LeaseLost | None], list[Lease]]:
+    def _exchange_locked(self, exchange: _Exchange, deadline: float) -> tuple[list[LeaseLost | None], list[Lease]]:
         verdicts, limit = exchange.verdicts, exchange.limit
-        pending = self._by_connection(exchange) if verdicts else {}
+        pending = self._held_leases.by_connection(verdicts, exchange.answers) if verdicts else {}
         if len(pending) > 1 or (limit > 0 and pending and self._main not in pending):
             self._exchange_multiplexed(exchange, pending, deadline)
         elif pending:
@@ -142,7 +143,7 @@ class BeanstalkConsumer(Consumer):
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
     def _exchange_multiplexed(
-        self, exchange: Exchange, pending: dict[Connection, list[PendingVerdict]], deadline: float
+        self, exchange: _Exchange, pending: dict[Connection, list[PendingVerdict]], deadline: float
     ) -> None:
         """Settle on several connections at the same time, and reserve on the main connection.
 
@@ -165,7 +166,7 @@ class BeanstalkConsumer(Consumer):
             multiplexer.abort()
             raise
 
-    def _steps(self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict]) -> Steps:
+    def _steps(self, exchange: _Exchange, connection: Connection, pending: list[PendingVerdict]) -> Steps:
         """The work of ``_touch_expiring`` and ``_send_verdicts``, as steps on one of several connections."""
         try:
             yield from self._touch_steps(exchange, pending)
@@ -181,29 +182,13 @@ class BeanstalkConsumer(Consumer):
         except CONNECTION_ERRORS as exc:
             self._record_error(exchange, exc)
 
-    def _by_connection(self, exchange: Exchange) -> dict[Connection, list[PendingVerdict]]:
-        """Group the verdicts by connection. This method itself answers a verdict on a lost lease with ``LeaseLost``."""
-        pending: dict[Connection, list[PendingVerdict]] = {}
-        settled: set[str] = set()
-        moment = now()
-        for at, verdict in enumerate(exchange.verdicts):
-            lease = verdict.lease
-            held = self._held_leases.live(lease, moment)
-            if held is None or lease.token in settled:
-                exchange.refuse(at)
-                continue
-            if not isinstance(verdict, Touch):
-                settled.add(lease.token)
-            pending.setdefault(held.connection, []).append(PendingVerdict(at, verdict, held))
-        return pending
-
-    def _refuse_lost(self, exchange: Exchange, pending: Iterable[PendingVerdict]) -> None:
+    def _refuse_lost(self, exchange: _Exchange, pending: Iterable[PendingVerdict]) -> None:
         for at, verdict, held in pending:
             self._held_leases.end(verdict.lease.token, held)
             exchange.refuse(at)
 
     def _touch_expiring(
-        self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict], deadline: float
+        self, exchange: _Exchange, connection: Connection, pending: list[PendingVerdict], deadline: float
     ) -> None:
         """Touch leases that are about to end, and drop verdicts on lost leases from *pending*."""
         if not connection.is_alive():
@@ -224,7 +209,7 @@ class BeanstalkConsumer(Consumer):
         except StopIteration:
             pass
 
-    def _touch_steps(self, exchange: Exchange, pending: list[PendingVerdict]) -> Steps:
+    def _touch_steps(self, exchange: _Exchange, pending: list[PendingVerdict]) -> Steps:
         """Touch leases that might end before their acks arrive. Drop verdicts on lost leases from *pending*.
 
         After the end of a lease, the server refuses a touch, but not a delete. A round of touches takes time. During
@@ -259,7 +244,7 @@ class BeanstalkConsumer(Consumer):
         ]
 
     def _exchange_on(
-        self, exchange: Exchange, connection: Connection | None, pending: list[PendingVerdict], deadline: float
+        self, exchange: _Exchange, connection: Connection | None, pending: list[PendingVerdict], deadline: float
     ) -> None:
         """Settle on *connection*, or settle and reserve on the main connection if *connection* is None.
 
@@ -278,13 +263,13 @@ class BeanstalkConsumer(Consumer):
         except BackendError as exc:
             exchange.error = exc
 
-    def _record_error(self, exchange: Exchange, exc: Exception) -> None:
+    def _record_error(self, exchange: _Exchange, exc: Exception) -> None:
         exchange.error = explain(exc, self._pool.address, self._pool.timeout)
         exchange.error.__cause__ = exc
 
     def _send_verdicts(  # noqa: PLR0917 - one signature for three kinds of packets
         self,
-        exchange: Exchange,
+        exchange: _Exchange,
         connection: Connection,
         pending: Sequence[PendingVerdict],
         packet: bytes,
@@ -318,7 +303,7 @@ class BeanstalkConsumer(Consumer):
 
     def _apply_partial_replies(
         self,
-        exchange: Exchange,
+        exchange: _Exchange,
         connection: Connection,
         pending: Sequence[PendingVerdict],
         replies: Sequence[Reply],
@@ -335,7 +320,7 @@ class BeanstalkConsumer(Consumer):
 
     def _apply_replies(
         self,
-        exchange: Exchange,
+        exchange: _Exchange,
         connection: Connection,
         pending: Sequence[PendingVerdict],
         replies: Sequence[Reply],
@@ -350,7 +335,7 @@ class BeanstalkConsumer(Consumer):
 
     def _apply_reply(  # noqa: PLR0917 - as above
         self,
-        exchange: Exchange,
+        exchange: _Exchange,
         connection: Connection,
         pending: PendingVerdict,
         line: bytes,
@@ -359,13 +344,9 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         at, verdict, held = pending
         if line == DONE[type(verdict)]:
-            is_refused = False
             if isinstance(verdict, Touch):
                 held.extend(sent_at)
-                is_refused = connection.is_closed
-            elif isinstance(verdict, Ack):  # the server may have deleted the job under another consumer's lease
-                is_refused = received_at >= held.ends_at
-            if is_refused:
+            if held.is_late(verdict, received_at):
                 exchange.refuse(at)
             else:
                 exchange.answers[at] = None
@@ -388,7 +369,7 @@ class BeanstalkConsumer(Consumer):
 
     # --- reserving ---
 
-    def _reserve(self, exchange: Exchange, pending: Sequence[PendingVerdict], deadline: float) -> None:
+    def _reserve(self, exchange: _Exchange, pending: Sequence[PendingVerdict], deadline: float) -> None:
         """Settle, and reserve ready jobs from one tube after the other, until there are enough jobs.
 
         Stops at half of the timeout if jobs have arrived, because these jobs must not wait for a slow network.
@@ -402,7 +383,7 @@ class BeanstalkConsumer(Consumer):
             raise
 
     def _reserve_on(
-        self, connection: Connection, exchange: Exchange, pending: Sequence[PendingVerdict], deadline: float
+        self, connection: Connection, exchange: _Exchange, pending: Sequence[PendingVerdict], deadline: float
     ) -> None:
         enough_at = deadline - self._pool.timeout / 2
         others = self._tubes[1:] if len(self._tubes) >= _PROBE_FROM else ()
@@ -433,7 +414,7 @@ class BeanstalkConsumer(Consumer):
 
     def _reserve_from(  # noqa: PLR0917 - as _send_verdicts
         self,
-        exchange: Exchange,
+        exchange: _Exchange,
         connection: Connection,
         pending: Sequence[PendingVerdict],
         tube: str,
@@ -471,7 +452,7 @@ class BeanstalkConsumer(Consumer):
                 raise reply_error(line, self._pool.address)
 
     def _collect_reserved(
-        self, exchange: Exchange, connection: Connection, replies: Sequence[Reply], asked_at: float
+        self, exchange: _Exchange, connection: Connection, replies: Sequence[Reply], asked_at: float
     ) -> int:
         """Add to *exchange* the jobs that are in the replies to reserves. Returns the number of these jobs."""
         before = len(exchange.found)
@@ -534,6 +515,28 @@ class BeanstalkConsumer(Consumer):
             raise
         finally:
             held_leases.release()
+
+
+class _Exchange:
+    """One call's verdicts, the answers to the verdicts, and the reserved jobs."""
+
+    def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
+        self.verdicts = verdicts
+        self.limit = limit
+        self.answers: dict[int, LeaseLost | None] = {}
+        self.found: list[Reserved] = []
+        self.leases: list[Lease] = []
+        self.error: Exception | None = None
+
+    @property
+    def wanted(self) -> int:
+        """The number of jobs that are still to be reserved."""
+        return self.limit - len(self.found)
+
+    def refuse(self, at: int, kind: type[LeaseLost] = LeaseLost) -> None:
+        """Answer the verdict at this index with ``LeaseLost``."""
+        lease = self.verdicts[at].lease
+        self.answers[at] = kind(lease.queue, lease.id)
 
 
 def _probes(tubes: Iterable[str]) -> bytes:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
 
 from .errors import CONNECTION_ERRORS, explain, is_refusal, reply_error
-from .records import put
+from .records import lease_seconds, whole_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,6 +48,13 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
         raise
     finally:
         pool.release(connection)
+
+
+def put(job: NewJob) -> bytes:
+    """Return the command that adds a job to the tube in use."""
+    body = job.body
+    delay = whole_seconds(job.delay) if job.delay else 0
+    return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, lease_seconds(job.ttr), len(body), body)
 
 
 def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, deadline: float) -> list[str]:

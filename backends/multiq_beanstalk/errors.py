@@ -10,7 +10,7 @@ from multiq.driverkit.call_retry import Failure
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-from .connection import ProtocolError
+from .replies import ProtocolError
 
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address

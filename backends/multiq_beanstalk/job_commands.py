@@ -17,8 +17,8 @@ from .records import id_of
 from .server_info import parse_job_stats
 
 if TYPE_CHECKING:
-    from .connection import Reply
     from .pool import Session
+    from .replies import Reply
     from .server_info import JobStats
 
 

@@ -1,4 +1,4 @@
-"""The leases that a consumer holds, and the timer for the ends of these leases.
+"""The leases that a consumer holds: refuses late verdicts with ``LeaseLost``, and sends no-ops when leases end.
 
 The server lets a client delete a job whose lease has ended, even if another consumer has the job now. So the driver
 sends no verdict on a lease that has ended by the client's clock. For the client, a lease begins at the moment before
@@ -19,18 +19,22 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from multiq.backend import Lease
+from multiq.backend import Ack, Lease, Touch
 from multiq.driverkit.fork import forks
+from multiq.errors import LeaseLost
 
 from .server_info import parse_job_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from .connection import Connection, Reply
+    from multiq.backend import Verdict
+
+    from .connection import Connection
     from .records import Reserved
+    from .replies import Reply
     from .server_info import JobStats
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -58,6 +62,24 @@ class HeldLease:
     def extend(self, touched_at: float) -> None:
         """Extend the lease by a touch that was sent at *touched_at*."""
         self.ends_at = touched_at + self.stats.ttr
+
+    def is_late(self, verdict: Verdict, received_at: float) -> bool:
+        """Whether a verdict is refused although the server has carried it out. Its reply arrived at *received_at*.
+
+        After the end of the lease, the server refuses all verdicts except an ack. It may have deleted the job under
+        another consumer's lease.
+        """
+        if isinstance(verdict, Touch):
+            return self.connection.is_closed
+        return isinstance(verdict, Ack) and received_at >= self.ends_at
+
+
+class PendingVerdict(NamedTuple):
+    """A verdict that is still to be sent."""
+
+    at: int
+    verdict: Verdict
+    held: HeldLease
 
 
 class HeldLeases:
@@ -87,19 +109,24 @@ class HeldLeases:
         except RuntimeError:
             pass
 
-    def live(self, lease: Lease, moment: float) -> HeldLease | None:
-        """Return the held lease. None: the lease has ended, or the lease belongs to another consumer.
-
-        When the time of a lease is over, the lease stays in the list, because the lease timer has to send no-ops for
-        it.
-        """
-        held = self._held.get(lease.token)
-        if held is None or held.ends_at <= moment:
-            return None
-        if held.connection.is_closed:
-            self.end(lease.token, held)
-            return None
-        return held
+    def by_connection(
+        self, verdicts: Sequence[Verdict], answers: dict[int, LeaseLost | None]
+    ) -> dict[Connection, list[PendingVerdict]]:
+        """Group the verdicts by connection. Answers a verdict on a lost lease with ``LeaseLost``, and does not return
+        it."""
+        pending: dict[Connection, list[PendingVerdict]] = {}
+        settled: set[str] = set()
+        moment = now()
+        for at, verdict in enumerate(verdicts):
+            lease = verdict.lease
+            held = self._live(lease, moment)
+            if held is None or lease.token in settled:
+                answers[at] = LeaseLost(lease.queue, lease.id)
+                continue
+            if not isinstance(verdict, Touch):
+                settled.add(lease.token)
+            pending.setdefault(held.connection, []).append(PendingVerdict(at, verdict, held))
+        return pending
 
     def end(self, token: str, held: HeldLease) -> None:
         """Forget a lease that was settled or lost."""
@@ -174,6 +201,20 @@ class HeldLeases:
                 # on, a wait may use the connection.
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)
+
+    def _live(self, lease: Lease, moment: float) -> HeldLease | None:
+        """Return the held lease. None: the lease has ended, or the lease belongs to another consumer.
+
+        When the time of a lease is over, the lease stays in the list, because the lease timer has to send no-ops for
+        it.
+        """
+        held = self._held.get(lease.token)
+        if held is None or held.ends_at <= moment:
+            return None
+        if held.connection.is_closed:
+            self.end(lease.token, held)
+            return None
+        return held
 
 
 class LeaseTimer:

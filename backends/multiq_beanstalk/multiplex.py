@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING, TypeAlias
 
 from .errors import CONNECTION_ERRORS
+from .replies import NO_ANSWER
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from .connection import Connection, Reply
+    from .connection import Connection
+    from .replies import Reply
 
     Steps: TypeAlias = Generator[tuple[bytes, int], list[Reply], None]
     """A generator that runs the exchange on one connection.
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     fails, one of ``CONNECTION_ERRORS`` is raised in the generator. The exception's ``partly_read`` has the replies that
     arrived before the failure.
     """
-
-_NO_ANSWER = "the server did not answer in time"
 
 
 class _Channel:
@@ -71,7 +71,7 @@ class Multiplexer:
     def give_up(self) -> None:
         """End the steps that still wait for a reply, with a ``TimeoutError``."""
         for number, channel in tuple(self._channels.items()):
-            self._fail(number, channel, TimeoutError(_NO_ANSWER))
+            self._fail(number, channel, TimeoutError(NO_ANSWER))
 
     def abort(self) -> None:
         """Close the connections that wait for a reply. Nothing is raised in their steps."""

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from multiq.driverkit.net import Address
 
-    from .connection import Connection, Reply
+    from .connection import Connection
+    from .replies import Reply
     from .server_info import ServerInfo
 
 _CHECK_AFTER = 0.02  # seconds: after a longer idle time, a connection is checked before its next use

@@ -1,4 +1,4 @@
-"""Converts jobs to the server's commands and units, and the server's replies to ``JobRecord``."""
+"""Converts times and ids to the server's units, and the server's stats of a job to ``JobRecord``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from multiq.errors import NameInvalid
 from multiq.validation import check_name
 
 if TYPE_CHECKING:
-    from multiq.backend import NewJob
-
     from .server_info import JobStats
 
 MIN_TTR = 3  # seconds; during the last second of a lease, a reserve on the same connection gets DEADLINE_SOON
@@ -43,13 +41,6 @@ def whole_seconds(seconds: float) -> int:
 def lease_seconds(ttr: float) -> int:
     """Return the ttr in whole seconds, at least ``MIN_TTR``."""
     return max(MIN_TTR, whole_seconds(ttr))
-
-
-def put(job: NewJob) -> bytes:
-    """Return the command that adds a job to the tube in use."""
-    body = job.body
-    delay = whole_seconds(job.delay) if job.delay else 0
-    return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, lease_seconds(job.ttr), len(body), body)
 
 
 def id_of(job_id: str) -> bytes | None:

@@ -6,7 +6,7 @@ import functools
 import re
 from typing import NamedTuple
 
-from .connection import ProtocolError
+from .replies import ProtocolError
 
 
 class ServerInfo(NamedTuple):

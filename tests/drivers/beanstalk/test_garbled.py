@@ -153,7 +153,7 @@ def test_put_with_an_unexpected_reply_is_uncertain(
 )
 @pytest.mark.parametrize("call", ["stats", "enqueue"])
 def test_reply_size_is_bounded(monkeypatch: pytest.MonkeyPatch, sent_back: bytes, call: str) -> None:
-    monkeypatch.setattr("multiq_beanstalk.connection._LARGEST_REPLIES", 1_000_000)
+    monkeypatch.setattr("multiq_beanstalk.replies._LARGEST_REPLIES", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))
     sent = 0
 

@@ -1,8 +1,8 @@
-"""The state of one exchange, and the commands of verdicts."""
+"""The commands of verdicts, and the server's replies to these commands."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, Release, Touch
 from multiq.errors import LeaseLost
@@ -10,12 +10,7 @@ from multiq.errors import LeaseLost
 from .records import whole_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from multiq.backend import Lease, Verdict
-
-    from .leases import HeldLease
-    from .records import Reserved
+    from multiq.backend import Verdict
 
 #: verdict -> the server's reply if the verdict was carried out
 DONE: dict[type[Verdict], bytes] = {
@@ -39,36 +34,6 @@ class OutOfReach(LeaseLost):
         "job {job_id} of queue {queue!r} is out of reach until the server restarts: the server had no room in its log "
         "for this verdict; make room on its disk, then restart it, and the job is run again"
     )
-
-
-class PendingVerdict(NamedTuple):
-    """A verdict that is still to be sent."""
-
-    at: int
-    verdict: Verdict
-    held: HeldLease
-
-
-class Exchange:
-    """One call's verdicts, the answers to the verdicts, and the reserved jobs."""
-
-    def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
-        self.verdicts = verdicts
-        self.limit = limit
-        self.answers: dict[int, LeaseLost | None] = {}
-        self.found: list[Reserved] = []
-        self.leases: list[Lease] = []
-        self.error: Exception | None = None
-
-    @property
-    def wanted(self) -> int:
-        """The number of jobs that are still to be reserved."""
-        return self.limit - len(self.found)
-
-    def refuse(self, at: int, kind: type[LeaseLost] = LeaseLost) -> None:
-        """Answer the verdict at this index with ``LeaseLost``."""
-        lease = self.verdicts[at].lease
-        self.answers[at] = kind(lease.queue, lease.id)
 
 
 def command(verdict: Verdict) -> bytes:
