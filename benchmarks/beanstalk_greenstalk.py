@@ -31,7 +31,7 @@ from multiq.backend.registry import open_backend
 from multiq.errors import MultiqError
 from multiq.ids import new_id
 from multiq_beanstalk.connection import Connection
-from multiq_beanstalk.server_info import parse_job_stats
+from multiq_beanstalk.stats import parse_job_stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

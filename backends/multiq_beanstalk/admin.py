@@ -21,7 +21,7 @@ from .job_commands import (
     why_not_deleted,
 )
 from .records import is_queue, record
-from .server_info import NO_TUBE, names, parse_tube_stats
+from .stats import NO_TUBE, names, parse_tube_stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .pool import Pool, Session
     from .replies import Reply
-    from .server_info import JobStats, TubeStats
+    from .stats import JobStats, TubeStats
 
 _MAX_ATTEMPTS = 10  # attempts to read a job that changes between the read's commands
 _TUBES_AT_ONCE = 500  # tubes whose stats are requested in one packet

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
     from .replies import Reply
-    from .server_info import ServerInfo
+    from .stats import ServerInfo
 
 _DEFAULT = "default"
 _NOOP = b"list-tube-used\r\n"  # a command without effect, whose reply is one line

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .connection import Connection
     from .pool import Pool
-    from .server_info import ServerInfo
+    from .stats import ServerInfo
 
 _MOST_JOBS = 1000  # jobs in one packet
 _MOST_BYTES = 4_000_000  # a packet ends with the job that brings its bodies to this number of bytes

@@ -14,12 +14,12 @@ from multiq.errors import BackendFull, JobNotFound, JobReserved
 
 from .errors import reply_error
 from .records import id_of
-from .server_info import parse_job_stats
+from .stats import parse_job_stats
 
 if TYPE_CHECKING:
     from .pool import Session
     from .replies import Reply
-    from .server_info import JobStats
+    from .stats import JobStats
 
 
 def job_number(queue: str, job_id: str) -> bytes:

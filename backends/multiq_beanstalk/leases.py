@@ -25,7 +25,7 @@ from multiq.backend import Ack, Lease, Touch
 from multiq.driverkit.fork import forks
 from multiq.errors import LeaseLost
 
-from .server_info import parse_job_stats
+from .stats import parse_job_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .records import Reserved
     from .replies import Reply
-    from .server_info import JobStats
+    from .stats import JobStats
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 

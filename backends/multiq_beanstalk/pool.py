@@ -13,7 +13,7 @@ from multiq.errors import BackendError, MultiqError
 
 from .connection import open_connection
 from .errors import CONNECTION_ERRORS, classify, explain, reply_error, server_name
-from .server_info import parse_server_info
+from .stats import parse_server_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .connection import Connection
     from .replies import Reply
-    from .server_info import ServerInfo
+    from .stats import ServerInfo
 
 _CHECK_AFTER = 0.02  # seconds: after a longer idle time, a connection is checked before its next use
 _MAX_IDLE = 8  # idle connections that stay open for later calls

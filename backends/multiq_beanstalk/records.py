@@ -11,7 +11,7 @@ from multiq.errors import NameInvalid
 from multiq.validation import check_name
 
 if TYPE_CHECKING:
-    from .server_info import JobStats
+    from .stats import JobStats
 
 MIN_TTR = 3  # seconds; during the last second of a lease, a reserve on the same connection gets DEADLINE_SOON
 _MOST_SECONDS = 2**32 - 1

@@ -16,7 +16,7 @@ from .job_commands import delete_job, job_number, read_unreserved, why_not_delet
 
 if TYPE_CHECKING:
     from .pool import Pool, Session
-    from .server_info import JobStats
+    from .stats import JobStats
 
 
 def reschedule(pool: Pool, queue: str, job_id: str, delay: float) -> str:
