@@ -110,7 +110,7 @@ def test_idle_consumer_gets_hints_through_a_symbolic_link(path: Path, is_link: b
     with SqliteBackend(str(link_to(path) if is_link else path)) as backend:
         consumer = backend.consumer(["q"])
         consumer.reserve(1, 0.5)
-        assert consumer._waiter._watch is not None
+        assert consumer._waiter._hints._watch is not None
         consumer.close()
 
 
