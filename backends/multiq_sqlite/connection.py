@@ -35,7 +35,7 @@ from .write_lock import lock_timeout, retry_while_locked
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .file import FileIdentity
+    from .opening import FileIdentity
     from .pool import Pool
 
 _T = TypeVar("_T")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from multiq.driverkit.fork import forks
 from multiq.errors import BackendUnavailable
 
-from .file import create_lock, file_identity
+from .opening import create_lock, file_identity
 
 if TYPE_CHECKING:
     import sqlite3
 
     from .connection import Connection
-    from .file import FileIdentity
+    from .opening import FileIdentity
 
 _FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to end
 

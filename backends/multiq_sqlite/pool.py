@@ -12,8 +12,8 @@ from multiq.driverkit.polling import Notifier
 
 from .connection import Connection
 from .disk_space import DiskSpace
-from .file import check_path
 from .forks import fork_guard
+from .opening import check_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
