@@ -74,8 +74,8 @@ from .redis_py import servers_of_client
 from .relay import Relay
 from .replies import guarded
 from .server_info import ServerInfo
+from .servers import format_address
 from .steps import StepEncoder, adds_nothing, carry_out_call, home_of, queues_with_new_jobs, size_of
-from .topology import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from multiq.settings.url import BackendUrl
 
     from .connection import Word
-    from .topology import Servers
+    from .servers import Servers
 
 _SLICE = 500  # jobs that one script kicks or purges, in a few milliseconds
 _SCANNED_AT_ONCE = 1000  # keys

@@ -22,7 +22,7 @@ from .doctor import pairs, read_settings, survives
 from .dsn import servers_of
 from .errors import FAILURES, explain
 from .opening import open_connection
-from .topology import format_address
+from .servers import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

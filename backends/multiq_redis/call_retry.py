@@ -1,8 +1,8 @@
 """Retries a call whose first attempt failed.
 
 All attempts send the same call with the same number. So the call has only one effect, even if several attempts arrive.
-``multiq.driverkit.call_retry`` decides when the next attempt is made. This module adds redirections, and sends a
-script's text to a server that does not know the script's digest.
+``multiq.driverkit.call_retry`` decides when the next attempt is made. This module sends a script's text to a server
+that does not know the script's digest. ``cluster.py`` follows the redirections of a cluster.
 """
 
 from __future__ import annotations
@@ -14,19 +14,15 @@ import hiredis
 from multiq.driverkit.call_retry import Attempts, Failure
 from multiq.errors import BackendError
 
-from .connection import pack
-from .errors import ELSEWHERE, FAILURES, classify_connection_error, classify_reply, code_of, explain
-from .topology import format_address
+from .cluster import Redirections, ask_with_asking
+from .errors import ELSEWHERE, FAILURES, REDIRECTIONS, classify_connection_error, classify_reply, code_of, explain
+from .servers import format_address
 
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
     from .client import Call, Client
     from .connection import Connection
-
-_REDIRECTIONS = frozenset({"MOVED", "ASK"})
-_AT_ONCE = 3  # redirections that are followed without a pause
-_ASKING = pack(("ASKING",))
 
 
 class CallRetry:
@@ -44,8 +40,7 @@ class CallRetry:
         self._connection = connection
         self._attempts = Attempts(deadline, has_failover=client.servers.has_others)
         self._sends_text = False  # whether to send the script's text instead of its digest
-        self._redirections = 0
-        self._ask_redirect: Address | None = None  # the new node of a slot that is being moved; for one attempt
+        self._redirections = Redirections(client.servers, call.partition)
 
     def run(self) -> Any:
         """Repeat the call until there is a reply. Raises the errors of ``handle``."""
@@ -75,40 +70,25 @@ class CallRetry:
 
     def _attempt(self) -> Any:
         self._connection = None
-        ask_redirect, self._ask_redirect = self._ask_redirect, None
-        self._address = ask_redirect or self._servers.address(self._call.partition, self._deadline)
+        ask_node = self._redirections.take_ask_node()
+        self._address = ask_node or self._servers.address(self._call.partition, self._deadline)
         self._connection = connection = self._client.connection_to(self._address, self._deadline)
         packed = self._client.packed(self._call, connection, with_text=self._sends_text)
         deadline = self._servers.attempt_deadline(self._deadline)
-        if not ask_redirect:
-            return connection.ask(packed, deadline)
-        connection.send(_ASKING + packed, deadline, replies=2)
-        try:
-            connection.read(deadline)
-        except hiredis.ReplyError:
-            connection.close()  # the reply to the call has not been read
-            raise
-        return connection.read(deadline)
+        return ask_with_asking(connection, packed, deadline) if ask_node else connection.ask(packed, deadline)
 
     def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
         """Whether to repeat the call without a pause, with the script's text or at another node."""
-        code = code_of(exc)
-        if code == "NOSCRIPT" and not self._sends_text:
+        if code_of(exc) == "NOSCRIPT" and not self._sends_text:
             self._sends_text = True
             return True
-        if code in _REDIRECTIONS and self._servers.is_cluster and isinstance(self._address, tuple):
-            there = self._servers.redirected(exc, self._call.partition, self._address)
-            if code == "ASK":
-                self._ask_redirect = there
-            self._redirections += 1
-            return self._redirections <= _AT_ONCE  # two nodes may redirect to each other
-        return False
+        return self._redirections.follow(exc, self._address)
 
     def _refusal(self, exc: hiredis.ReplyError) -> Failure:
         code = code_of(exc)
         if code in ELSEWHERE or (code == "NOREPLICAS" and self._servers.has_others):  # there may be a new primary
             self._client.abandon(self._address)
-        if code in _REDIRECTIONS and self._servers.is_cluster:
+        if code in REDIRECTIONS and self._servers.is_cluster:
             return Failure.REJECTED
         return classify_reply(exc, has_failover=self._servers.has_others)
 

@@ -31,7 +31,7 @@ from .errors import FAILURES, classify_connection_error, explain
 from .opening import redis_py
 from .pipeline import call_pipelined
 from .scripts import STATES_SET, script
-from .topology import format_address
+from .servers import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from .connection import Connection, Word
     from .scripts import Script
-    from .topology import Servers
+    from .servers import Servers
 
 _SLOT_SIZE = 7  # random bytes that identify a client; a token consists of them and of 5 bytes for the number
 _FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text

@@ -18,7 +18,7 @@ from multiq.backend import Finding
 from .connection import OLDEST, pack
 from .errors import FAILURES, explain
 from .opening import redis_py
-from .topology import format_address
+from .servers import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
     from .connection import Connection, Word
-    from .topology import Servers
+    from .servers import Servers
 
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs

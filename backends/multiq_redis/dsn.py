@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from multiq.driverkit.tls import tls_context
 from multiq.errors import UrlInvalid
 
+from .cluster import ClusterServers
 from .connection_settings import ConnectionSettings
-from .topology import ClusterServers, OneServer, SentinelServers
+from .sentinel import SentinelServers
+from .servers import OneServer
 
 if TYPE_CHECKING:
     from multiq.settings.url import BackendUrl
 
-    from .topology import Servers
+    from .servers import Servers
 
 _PORT = 6379
 _SENTINEL_PORT = 26379

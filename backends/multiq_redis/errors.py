@@ -17,6 +17,9 @@ PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN",
 #: another server may accept the call, for instance because this primary has become a replica
 ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})
 
+#: the node of a cluster names another node (cluster.py)
+REDIRECTIONS = frozenset({"MOVED", "ASK"})
+
 #: the server accepts reads, but refuses writes
 REFUSES_WRITES = frozenset({"MISCONF", "READONLY", "NOREPLICAS", "OOM"})
 
@@ -112,12 +115,6 @@ def classify_connection_error(error: Exception, *, is_connected: bool) -> Failur
     if not is_connected:
         return Failure.UNREACHABLE
     return Failure.STALE if getattr(error, "unsent", False) else Failure.REPLY_LOST
-
-
-def redirection(error: hiredis.ReplyError) -> tuple[str, int]:
-    """The host and the port in a MOVED or ASK error. An empty host means the host that sent the error."""
-    host, _, port = str(error).split()[2].rpartition(":")
-    return host, int(port)
 
 
 def explain(exc: Exception, server: str, timeout: float) -> BackendError:

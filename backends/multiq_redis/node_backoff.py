@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multiq.driverkit.net import Address
     from multiq.errors import BackendError
 
-    from .topology import Servers
+    from .servers import Servers
 
 _log = logging.getLogger("multiq.redis")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .connection import Word
-    from .topology import Servers
+    from .servers import Servers
 
 _FEW_IDLE = 8  # idle clients that the pool always keeps
 _IDLE_FOR = 30.0  # seconds for which the pool keeps idle clients beyond _FEW_IDLE

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 from multiq.driverkit.tls import openssl_lock
 from multiq.errors import OptionInvalid
 
+from .cluster import ClusterServers
 from .connection_settings import ConnectionSettings
 from .opening import redis_py
-from .topology import ClusterServers, OneServer, SentinelServers
+from .sentinel import SentinelServers
+from .servers import OneServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.driverkit.net import Address
 
-    from .topology import Servers
+    from .servers import Servers
 
 _PORT = 6379
 _OCSP = ("ssl_validate_ocsp", "ssl_validate_ocsp_stapled")

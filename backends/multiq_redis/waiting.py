@@ -30,7 +30,7 @@ from multiq.errors import BackendError, BackendTimeout
 
 from . import keys
 from .connection import pack
-from .errors import ELSEWHERE, FAILURES, PASSING, code_of, explain
+from .errors import ELSEWHERE, FAILURES, PASSING, REDIRECTIONS, code_of, explain
 from .scripts import script
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _MARKER_WITHIN = 0.5  # seconds that storing a marker may take
 _WAKEUP_LASTS = 60  # seconds until an unused marker in a waiter's own key expires
 _NAME_SIZE = 7  # random bytes
 _LOCAL_WAIT = 0.1  # seconds of a local wait if a wait at the server is not possible
-_HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}  # UNBLOCKED comes from another program or a failover
+_HARMLESS = PASSING | ELSEWHERE | REDIRECTIONS | {"UNBLOCKED"}  # UNBLOCKED comes from another program or a failover
 
 
 class _WaitPoint(NamedTuple):

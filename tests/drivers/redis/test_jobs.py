@@ -11,8 +11,8 @@ from multiq.backend.registry import open_backend
 from multiq.errors import UrlInvalid
 from multiq.ids import new_id, new_ids
 from multiq_redis import keys
+from multiq_redis.cluster import slot_of
 from multiq_redis.records import microseconds, new_jobs, pack_id, pack_ids, unpack_id
-from multiq_redis.topology import slot_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

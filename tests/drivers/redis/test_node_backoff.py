@@ -13,7 +13,7 @@ from multiq.backend import NewJob
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
 from multiq.ids import new_id
-from multiq_redis.topology import slot_of
+from multiq_redis.cluster import slot_of
 
 
 def knows_all(node: RedisServer) -> bool:
