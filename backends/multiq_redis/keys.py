@@ -188,7 +188,7 @@ def seen(base: str) -> str:
 
 def unreadable(base: str) -> str:
     """Hash: id -> the reason why the job could not be read, a newline, and the stored bytes
-    (lua/include/validate.lua)."""
+    (lua/include/unreadable.lua)."""
     return f"{base}:unreadable"
 
 

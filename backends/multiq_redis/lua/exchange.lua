@@ -16,7 +16,7 @@
 --- include once
 --- include clock
 --- include notify
---- include validate
+--- include unreadable
 --- include promote
 --- include empty
 --- include pause

@@ -13,7 +13,7 @@
 --- include once
 --- include clock
 --- include notify
---- include validate
+--- include unreadable
 --- include promote
 --- include empty
 --- include pause

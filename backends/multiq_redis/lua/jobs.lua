@@ -9,7 +9,7 @@
 --       decoded, its record, body and reason are empty.
 --- include record
 --- include clock
---- include validate
+--- include unreadable
 -- Finds the rank of the first place after the given place by bisection, because many scores are equal, and the given job may
 -- be gone.
 local function rank_after(score, sequence)

@@ -5,7 +5,7 @@
 -- =>    the number of jobs; with a minus sign if a job with a unique key is next: see kick_unique.lua
 --- include record
 --- include once
---- include validate
+--- include unreadable
 --- include keyed
 --- include notify
 local seen = earlier_answer()

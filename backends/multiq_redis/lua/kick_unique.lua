@@ -7,7 +7,7 @@
 --- include record
 --- include once
 --- include clock
---- include validate
+--- include unreadable
 --- include notify
 --- include keyed
 local key = { jobs = KEYS[2], buried = KEYS[4], bodies = KEYS[6], unique_holds = KEYS[9] }

@@ -4,6 +4,6 @@
 -- =>    1 if more jobs may be due, else 0
 --- include record
 --- include clock
---- include validate
+--- include unreadable
 --- include promote
 return promote(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]) and '1' or '0'
