@@ -26,7 +26,6 @@ docs/redis.md has the keys, the commands that an ACL must allow, and what each s
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -50,8 +49,6 @@ from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS
 from multiq.errors import (
     BackendError,
-    BackendTimeout,
-    BackendUnavailable,
     JobHeld,
     JobNotFound,
     JobReserved,
@@ -66,7 +63,7 @@ from .consumer import RedisConsumer
 from .doctor import examine
 from .dsn import read_tls_version, servers_of
 from .enqueue import enqueue_batch, uncertain
-from .listing import list_jobs, promote_all
+from .listing import list_jobs, list_queues, partitioned_queues, promote_all
 from .partitions import Partitions, parse_count
 from .pool import Pool
 from .records import MICROSECOND, has_gates, microseconds, new_job, pack_id, parse_peek
@@ -74,11 +71,10 @@ from .redis_py import servers_of_client
 from .relay import Relay
 from .replies import guarded
 from .server_info import ServerInfo
-from .servers import format_address
 from .steps import StepEncoder, adds_nothing, carry_out_call, home_of, queues_with_new_jobs, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord, NewJob, Page
     from multiq.backend.effects import After, Note, NotePage, Outcome, OutcomeKind, OutcomePage, Step, Version
@@ -89,8 +85,6 @@ if TYPE_CHECKING:
     from .servers import Servers
 
 _SLICE = 500  # jobs that one script kicks or purges, in a few milliseconds
-_SCANNED_AT_ONCE = 1000  # keys
-_SCANS_FOR = 300.0  # seconds: enough for hundreds of millions of keys; a broken server may never end the scan
 _SURELY_FITS = 1_000_000  # bytes; nearly all servers accept a value of this size
 _MOST_BODY = 512 * 1024 * 1024  # bytes: Redis' default limit of one string; server_info.py subtracts the record
 
@@ -333,8 +327,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         self._move("kick_job", queue, job_id)
 
     def queues(self) -> list[str]:
-        found = {keys.queue_of(key.decode("utf-8", "replace"), self._prefix) for key in self._scan()}
-        return sorted(queue for queue in found if queue is not None)
+        return list_queues(self._pool)
 
     def stats(self, queue: str) -> QueueStats:
         replies = self._pool.call_each("stats", self._partitions.all_of(queue))
@@ -420,8 +413,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
     def doctor(self) -> list[Finding]:
         findings = examine(self._servers)
         with contextlib.suppress(BackendError):  # the findings above have already reported the error
-            names = (keys.partitioned_queue_of(key.decode("utf-8", "replace"), self._prefix) for key in self._scan())
-            findings += self._partitions.findings({queue for queue in names if queue is not None})
+            findings += self._partitions.findings(partitioned_queues(self._pool))
         return findings
 
     def close(self) -> None:
@@ -447,28 +439,6 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         limit = self.capabilities.max_body
         if limit is not None and largest > limit:
             raise PayloadTooLarge(largest, limit, "store it elsewhere, and pass its address")
-
-    def _scan(self) -> Iterator[bytes]:
-        """Yields all keys of all queues. SCAN finds them. The store keeps no index of queues, because an index could
-        become wrong."""
-        give_up_at = time.monotonic() + _SCANS_FOR
-        with self._pool.borrowed() as client:
-            for address in client.all_addresses():
-                cursor, before = b"0", b""
-                while cursor != before:
-                    before = cursor
-                    words = ("SCAN", cursor, "MATCH", keys.pattern(self._prefix), "COUNT", _SCANNED_AT_ONCE)
-                    cursor, found = client.command(address, *words)
-                    yield from found
-                    if cursor == b"0":
-                        break
-                    if time.monotonic() > give_up_at:
-                        raise BackendTimeout(
-                            f"{format_address(address)} has more keys than can be scanned in {_SCANS_FOR:g} s: keep "
-                            "queues in a database with fewer other keys"
-                        )
-                else:
-                    raise BackendUnavailable(f"{format_address(address)} answers SCAN with the same cursor twice")
 
     def _delete_some(
         self, partition: str, packed: Sequence[bytes], kept: bytes, answers: dict[bytes, int]

@@ -1,4 +1,5 @@
-"""Lists jobs page by page through a queue's partitions. Listing also works if the server refuses writes."""
+"""Lists queues, and lists jobs page by page through a queue's partitions. Listing also works if the server refuses
+writes."""
 
 from __future__ import annotations
 
@@ -10,12 +11,13 @@ import hiredis
 
 from multiq.backend import Page, State
 from multiq.driverkit.paging import foreign_cursor
-from multiq.errors import BackendUnavailable
+from multiq.errors import BackendTimeout, BackendUnavailable
 
 from . import keys
 from .errors import REFUSES_WRITES, code_of
 from .partitions import MOST
 from .records import parse_listing, parse_parked
+from .servers import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 _SLICE = 500  # jobs that one script lists, in a few milliseconds
+_SCANNED_AT_ONCE = 1000  # keys
+_SCANS_FOR = 300.0  # seconds: enough for hundreds of millions of keys; a broken server may never end the scan
 _PARKED = "parked:"  # the beginning of cursors in the parked jobs; the member of the page's last job follows, in hex
 _MOST_PARTS = 3 * MOST
 _WHICH = {State.BURIED: "", State.HELD: "held"}  # ``which`` in these states; "later" in all others
@@ -65,6 +69,18 @@ class _Cursor(NamedTuple):
         return f"{self.part}:{place}" if self.part else place
 
 
+def list_queues(pool: Pool) -> list[str]:
+    """Return the names of all queues, sorted. Raises ``BackendError``."""
+    found = {keys.queue_of(key, pool.prefix) for key in _scan(pool)}
+    return sorted(queue for queue in found if queue is not None)
+
+
+def partitioned_queues(pool: Pool) -> set[str]:
+    """Return the names of the queues that have a stored number of partitions. Raises ``BackendError``."""
+    found = {keys.partitioned_queue_of(key, pool.prefix) for key in _scan(pool)}
+    return {queue for queue in found if queue is not None}
+
+
 def list_jobs(pool: Pool, partitions: Sequence[str], state: State, limit: int, after: str | None) -> Page:
     """Return one page of the jobs in these partitions. Raises ``OptionInvalid``, ``BackendError``."""
     if after is not None and after.startswith(_PARKED) and state is State.READY:
@@ -83,6 +99,30 @@ def list_jobs(pool: Pool, partitions: Sequence[str], state: State, limit: int, a
             jobs.append(job)
             at = place
     return _parked(pool, partitions[0], jobs, limit, _PARKED) if state is State.READY else Page(jobs, None)
+
+
+def _scan(pool: Pool) -> Iterator[str]:
+    """Yields all keys of all queues. SCAN finds them. The store keeps no index of queues, because an index could become
+    wrong."""
+    give_up_at = time.monotonic() + _SCANS_FOR
+    with pool.borrowed() as client:
+        for address in client.all_addresses():
+            cursor, before = b"0", b""
+            while cursor != before:
+                before = cursor
+                words = ("SCAN", cursor, "MATCH", keys.pattern(pool.prefix), "COUNT", _SCANNED_AT_ONCE)
+                cursor, found = client.command(address, *words)
+                for key in found:
+                    yield key.decode("utf-8", "replace")
+                if cursor == b"0":
+                    break
+                if time.monotonic() > give_up_at:
+                    raise BackendTimeout(
+                        f"{format_address(address)} has more keys than can be scanned in {_SCANS_FOR:g} s: keep queues "
+                        "in a database with fewer other keys"
+                    )
+            else:
+                raise BackendUnavailable(f"{format_address(address)} answers SCAN with the same cursor twice")
 
 
 def _parked(pool: Pool, queue: str, jobs: list[JobRecord], limit: int, after: str) -> Page:

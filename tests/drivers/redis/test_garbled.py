@@ -95,7 +95,7 @@ def _talk(client: socket.socket, answer: Callable[[list[bytes]], bytes]) -> None
 def test_endless_scan_is_given_up(
     liar: Callable[..., Backend], monkeypatch: pytest.MonkeyPatch, *, fresh: bool
 ) -> None:
-    monkeypatch.setattr("multiq_redis.backend._SCANS_FOR", 0.5)
+    monkeypatch.setattr("multiq_redis.listing._SCANS_FOR", 0.5)
     cursor = 1
 
     def answer(words: list[bytes]) -> bytes:
