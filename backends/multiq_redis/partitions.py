@@ -62,7 +62,8 @@ class Partitions:
 
     def all_of(self, queue: str) -> list[str]:
         """All partitions that the queue is known to have."""
-        return self._partitions(queue, 0, self._known.get(queue, self.count))
+        known = self._known.get(queue, self.count)
+        return [queue] if known == 1 else self._partitions(queue, 0, known)
 
     def has_several(self, queue: str) -> bool:
         """Whether a queue is known to have more than one partition."""
