@@ -5,28 +5,40 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from multiq.backend import Ack, Consumer, Touch
 from multiq.driverkit.fork import forks
-from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, LeaseLost
+from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, LeaseLost
 
 from . import keys
+from .exchange import (
+    MOST_WEIGHT,
+    NEVER,
+    PLAIN,
+    SLICE,
+    WITH_AFTER,
+    WITH_GATES,
+    WITH_STEPS,
+    WITH_UNIQUE,
+    Exchange,
+    PartitionCall,
+    repeat,
+    replies,
+)
 from .node_backoff import NodeBackoff
 from .partitions import MOST
-from .records import GATED, MICROSECOND, fence, leases, pack_ids, partition_of
+from .records import GATED, MICROSECOND, fence, is_gated, leases, pack_ids, partition_of
 from .replies import guarded
 from .settle import ACK, details, details_after, find_after, sizes
 from .steps import StepEncoder, queues_with_new_jobs
 from .waiting import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from multiq.backend import Lease, Step, Verdict
-    from multiq.backend.effects import After
 
-    from .client import Call
     from .connection import Word
     from .partitions import Partitions
     from .pool import Pool
@@ -37,131 +49,18 @@ _LOOK_LATER = 1.0  # seconds by which a poll may be postponed to the end of the 
 # Servers.look_every together, and the same as in lua/include/notify.lua.
 _HORIZON = 6.0
 _COARSE_FROM = 0.5  # seconds: a longer wait may end some tenths of a second late
-_SLICE = 500  # jobs or verdicts in one script, which takes the server a few milliseconds
-_SLICE_BYTES = 8_000_000  # bytes of outcomes, memos and details in one script
-
-_AFTER = "exchange_after"  # the script for calls that have an ``After``
-_STEPS = "exchange_steps"  # the script for calls with steps
-_UNIQUE = "exchange_unique"  # replaces _STEPS if a step enqueues a job with a unique key
-_GATED = "exchange_gated"  # replaces the other scripts in a queue with gated jobs
-_GATED_FOR = 10.0  # seconds for which _GATED is used after a reply has shown that such jobs may be handed out
-_RESTORE_EVERY = 10.0  # seconds between two uses of _GATED while jobs are parked; it restores a lost marker
-_AT_MAXMEMORY = "exchange_full"  # replaces _AFTER on a full server
-# steps in one script, which takes the server some milliseconds. A single verdict may have more steps
-_MOST_STEPS = 1500
-_MOST = (_SLICE_BYTES, _MOST_STEPS)
-
+_GATED_FOR = 10.0  # seconds for which WITH_GATES is used after a reply has shown that such jobs may be handed out
+_RESTORE_EVERY = 10.0  # seconds between two uses of WITH_GATES while jobs are parked; it restores a lost marker
+_PARKING_PAUSE = 1.0  # seconds in which ready jobs are not parked first, after an exchange has used up its time
+_MIN_TIMEOUT = 0.25  # seconds: a server of a cluster has at least this time for its answer
 _MOST_ANSWERS = 100_000  # stored answers, for callers that repeat verdicts
 
 _DONE = b"1"
-# seconds for which an exchange parks the ready jobs of fair limits before it hands out one of them: less than the half
-# second after which a waiting consumer has its job (3.10)
-_PARKING_TIME = 0.3
-_PARKING_PAUSE = 1.0  # seconds without such parking, after an exchange has used up its time
-_ONLY_PARKING_TIME = 0.5  # seconds after which an exchange ends although it has only parked jobs: a worker must touch
 _UNFINISHED = b"1"  # no job was handed out, although there may be jobs
-_HAS_GATES = b"3"  # there may be jobs that only the script _GATED hands out
+_HAS_GATES = b"3"  # there may be jobs that only the script WITH_GATES hands out
 _FULL = b"2"  # the jobs have as many bytes as one reserve may hand out
 
-_NEVER = float("inf")
-_MIN_TIMEOUT = 0.25  # seconds: a server of a cluster has at least this time for its answer
-
 _Key: TypeAlias = "tuple[type[Verdict], str, str, str, tuple[Step, ...]]"
-
-
-class _PartitionCall(NamedTuple):
-    """One call of ``lua/exchange.lua``, or of ``lua/exchange_after.lua``."""
-
-    call: Call
-    verdicts: Sequence[Verdict]
-    indexes: Sequence[int]
-    """The verdicts' indexes in the list of the exchange."""
-    share: int
-    """The number of jobs that the call asks for."""
-    parks_first: bool
-    """Whether the call parks ready jobs of fair limits before it hands out one of them."""
-
-
-class _Exchange:
-    # These are class attributes because most exchanges never set them.
-    deadline = _NEVER
-    """The monotonic time at which the exchange must end. It is set when a server has not answered."""
-    failure: BackendError | None = None
-    excluded: frozenset[str] = frozenset()
-    """Partitions that get no calls, because their server does not answer or their keys cannot be read."""
-    was_answered = False
-    is_cut_short = False
-    """Whether jobs may be due that no call has looked at, because the call would have taken too long."""
-    parks_until = _NEVER
-    """The time from which this exchange no longer parks ready jobs of fair limits before it hands out one of them."""
-    gives_up_at = _NEVER
-    """The time from which this exchange asks a queue only once, because it has only parked jobs until then."""
-    after: Mapping[int, After] = {}
-    """The ``After`` of each verdict that has one. The keys are the verdicts' indexes."""
-    weights: Mapping[int, tuple[int, int]] = {}
-    """The number of bytes and of steps of each ``After``. The keys are the verdicts' indexes. Empty if one script can
-    take all verdicts."""
-
-    def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
-        self.verdicts = list(verdicts)  # a call without a reply is read later, and the caller may change its list
-        self.limit = limit
-        """The number of jobs to return. It is lowered when the jobs so far have as many bytes as one reserve may
-        return."""
-        self.answers: dict[int, LeaseLost | None] = {}
-        self.leases: list[Lease] = []
-        self.queues = dict.fromkeys([verdict.lease.queue for verdict in verdicts])
-        """The verdicts' queues, in the order of the verdicts."""
-        self.tokens = [verdict.lease.token for verdict in verdicts]
-
-    @property
-    def wanted(self) -> int:
-        """The number of further jobs to ask for. It may be negative."""
-        return self.limit - len(self.leases)
-
-    @property
-    def gated_count(self) -> int:
-        """The number of reserved jobs with gates."""
-        return sum(map(_is_gated, self.leases))
-
-    @property
-    def has_nothing_to_return(self) -> bool:
-        """Whether a failure must be raised. This is so if a verdict has no answer, or if no server has answered."""
-        return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
-
-    def goes_on(self, call: _PartitionCall, found: Sequence[Lease], sent_at: float) -> bool:
-        """Whether a call that has not looked at all jobs is followed by another one in the same partition."""
-        if call.call.verb != _GATED:
-            return True
-        self.gives_up_at = min(self.gives_up_at, sent_at + _ONLY_PARKING_TIME)
-        if call.parks_first:
-            self.parks_until = min(self.parks_until, sent_at + _PARKING_TIME)
-        # The script may only park jobs, and there may be many of them. The jobs of this exchange must not wait.
-        return bool(found) or not self.leases
-
-    def fits(self, indexes: list[int]) -> bool:
-        """Whether one script may carry out these verdicts."""
-        return len(indexes) <= _SLICE and (not self.weights or not self.sliced(indexes)[1])
-
-    def sliced(self, indexes: list[int]) -> tuple[list[int], list[int]]:
-        """Split these verdicts into those that the next script carries out, and the rest."""
-        most, size, steps = _SLICE, 0, 0
-        for count, at in enumerate(indexes[:most]) if self.weights else ():
-            own_size, own_steps = self.weights.get(at, (0, 0))
-            size, steps = size + own_size, steps + own_steps
-            if (size > _SLICE_BYTES or steps > _MOST_STEPS) and count > 0:
-                most = count
-                break
-        return indexes[:most], indexes[most:]
-
-    def unanswered(self, queue: str) -> dict[str, list[int]]:
-        """The indexes of the verdicts without an answer. The keys are the queue's partitions."""
-        if not self.answers and queue in self.queues and len(self.queues) == 1 and "/" not in "".join(self.tokens):
-            return {queue: list(range(len(self.verdicts)))}  # the common case: all are in the first partition
-        indexes: dict[str, list[int]] = {}
-        for at, verdict in enumerate(self.verdicts):
-            if verdict.lease.queue == queue and at not in self.answers:
-                indexes.setdefault(partition_of(verdict.lease), []).append(at)
-        return indexes
 
 
 @guarded("reserve", "settle", "exchange")
@@ -185,7 +84,7 @@ class RedisConsumer(Consumer):
         self._gated_until: dict[str, float] = {}  # partition with gated jobs -> next try of the plain script
         self._parks_from: dict[str, float] = {}
         """Partition -> the time from which an exchange parks ready jobs of fair limits first again."""
-        self._parked_until: dict[str, float] = {}  # partition with parked jobs -> next try of the script _GATED
+        self._parked_until: dict[str, float] = {}  # partition with parked jobs -> next try of the script WITH_GATES
         self._to_relay: dict[str, list[bytes]] = {}  # partition -> the first groups of its outbox
         self._client = pool.dedicated()
         self._waiter = Waiter(pool, self._client, partitions, self.queues)
@@ -196,11 +95,11 @@ class RedisConsumer(Consumer):
         self._asked: set[str] = set()  # partitions that the last exchange asked for jobs
         self._has_new_partitions = False  # whether a reply named partitions that were unknown before
         self._interrupted = False
-        self._clocks = -_NEVER, 0  # the time of the last request for jobs, and the server's time in its reply
-        self._looked_at = -_NEVER  # the time at which a poll last found all queues empty; all times here are monotonic
+        self._clocks = -NEVER, 0  # the time of the last request for jobs, and the server's time in its reply
+        self._looked_at = -NEVER  # the time at which a poll last found all queues empty; all times here are monotonic
         self._change_at: dict[str, float] = {}  # partition -> the time at which the next delay, lease or pause ends
         self._is_notified = False  # whether this consumer took a notification from the server
-        self._uncertain: dict[str, _PartitionCall] = {}  # partition -> the call that may or may not have arrived
+        self._uncertain: dict[str, PartitionCall] = {}  # partition -> the call that may or may not have arrived
         self._known_answers: dict[_Key, LeaseLost | None] = {}  # answers that were not returned yet
         self._undelivered: list[Lease] = []  # jobs that a failed exchange reserved
         self._generation = forks.generation  # the process of the uncertain calls and undelivered jobs
@@ -230,7 +129,7 @@ class RedisConsumer(Consumer):
             try:
                 found = self._wait_for_jobs(limit, give_up_at) if limit > 0 else self._wait_without_jobs(give_up_at)
             except BaseException as exc:
-                self._looked_at = -_NEVER  # the wait may have consumed a marker
+                self._looked_at = -NEVER  # the wait may have consumed a marker
                 if not verdicts or not isinstance(exc, BackendError):
                     raise
         self._interrupted = False
@@ -261,7 +160,7 @@ class RedisConsumer(Consumer):
         exchange = self._new_exchange(verdicts, limit)
         if limit > 0:
             self.asked_at = started
-            self._looked_at = -_NEVER
+            self._looked_at = -NEVER
             self._asked.clear()
         try:
             if self._backoff.failures or self._uncertain or self._known_answers or self._undelivered:
@@ -283,7 +182,7 @@ class RedisConsumer(Consumer):
         self._has_new_partitions = False
         return list(map(exchange.answers.__getitem__, range(len(verdicts)))), exchange.leases
 
-    def _found_nothing(self, exchange: _Exchange, started: float) -> None:
+    def _found_nothing(self, exchange: Exchange, started: float) -> None:
         partitions = {partition for queue in self._order for partition in self._partitions.all_of(queue)}
         # Another call of this process may have learned of new partitions, too.
         is_part = exchange.is_cut_short or not partitions <= self._asked | exchange.excluded
@@ -291,29 +190,30 @@ class RedisConsumer(Consumer):
         if not is_part:
             self._looked_at = started
 
-    def _new_exchange(self, verdicts: Sequence[Verdict], limit: int) -> _Exchange:
+    def _new_exchange(self, verdicts: Sequence[Verdict], limit: int) -> Exchange:
         """Raises ``PayloadTooLarge``, before any verdict is sent."""
-        exchange = _Exchange(verdicts, limit)
+        exchange = Exchange(verdicts, limit)
         if verdicts and (after := find_after(verdicts)):
             all_sizes = {at: sizes(verdicts[at], one) for at, one in after.items()}
             self._check_size(max(map(max, all_sizes.values())))
             exchange.after = after
             weights = {at: (sum(own), len(after[at].steps)) for at, own in all_sizes.items()}
-            if any(sum(column) > most for column, most in zip(zip(*weights.values(), strict=True), _MOST, strict=True)):
+            columns = zip(*weights.values(), strict=True)
+            if any(sum(column) > most for column, most in zip(columns, MOST_WEIGHT, strict=True)):
                 exchange.weights = weights
             if self._partitions.count > 1:
                 for queue in {queue for one in after.values() for queue in queues_with_new_jobs(one.steps)}:
                     self._partitions.announce(queue)
         return exchange
 
-    def _route(self, exchange: _Exchange) -> Iterator[str]:
+    def _route(self, exchange: Exchange) -> Iterator[str]:
         """Yields this consumer's queues in order, then other queues that have verdicts to settle."""
         yield from self._order
         for queue in exchange.queues:
             if queue not in self.queues:
                 yield queue
 
-    def _exchange_with(self, queue: str, exchange: _Exchange, *, is_look: bool) -> None:
+    def _exchange_with(self, queue: str, exchange: Exchange, *, is_look: bool) -> None:
         """Settle and reserve in one queue, in as many round trips as the scripts need.
 
         If the queue has several partitions, the first partition of ``_in_turn`` is emptied first. After that, the other
@@ -333,7 +233,7 @@ class RedisConsumer(Consumer):
             if not asked and others and exchange.wanted > 0:
                 asked, others = self._with_jobs(queue, others, exchange), []
             if asked and time.monotonic() > give_up_at:  # there are too many jobs to promote or to park
-                if exchange.parks_until < _NEVER:
+                if exchange.parks_until < NEVER:
                     self._parks_from.update(dict.fromkeys(asked, time.monotonic() + _PARKING_PAUSE))
                 asked = []
                 exchange.is_cut_short = True
@@ -343,10 +243,10 @@ class RedisConsumer(Consumer):
                 return
             can_have_more = self._perform(calls, exchange)
             asked = [partition for partition in asked if can_have_more.get(partition, True)]
-            if asked and exchange.gives_up_at < _NEVER and not to_settle:
+            if asked and exchange.gives_up_at < NEVER and not to_settle:
                 self._settle_elsewhere(queue, exchange)
 
-    def _settle_elsewhere(self, queue: str, exchange: _Exchange) -> None:
+    def _settle_elsewhere(self, queue: str, exchange: Exchange) -> None:
         """Settle the verdicts for other queues than this one, because parking its jobs may take longer than a lease."""
         for other in exchange.queues:
             to_settle = exchange.unanswered(other) if other != queue else {}
@@ -371,7 +271,7 @@ class RedisConsumer(Consumer):
         self._notified_partition = ""
         return partitions[first:] + partitions[:first]
 
-    def _with_jobs(self, queue: str, partitions: Sequence[str], exchange: _Exchange) -> list[str]:
+    def _with_jobs(self, queue: str, partitions: Sequence[str], exchange: Exchange) -> list[str]:
         """Return the partitions that have jobs to hand out.
 
         In a cluster, ``lua/has_jobs.lua`` runs once for each partition. Outside a cluster, it runs once for all
@@ -381,8 +281,8 @@ class RedisConsumer(Consumer):
         together = [in_order] if not self._client.servers.is_cluster else [[partition] for partition in in_order]
         calls = [self._client.new_call("has_jobs", first)._replace(also=tuple(rest)) for first, *rest in together]
         found = set()
-        replies = self._client.perform_each(calls, self._deadline_for(in_order, exchange))
-        for group, reply in zip(together, replies, strict=True):
+        answers = self._client.perform_each(calls, self._deadline_for(in_order, exchange))
+        for group, reply in zip(together, answers, strict=True):
             if isinstance(reply, BackendError):
                 self._failed(group[0], reply, exchange)
                 continue
@@ -397,14 +297,14 @@ class RedisConsumer(Consumer):
         return [partition for partition in partitions if partition in found]
 
     def _next_calls(
-        self, to_settle: dict[str, list[int]], asked: Sequence[str], exchange: _Exchange
-    ) -> list[_PartitionCall]:
+        self, to_settle: dict[str, list[int]], asked: Sequence[str], exchange: Exchange
+    ) -> list[PartitionCall]:
         """Returns one call for each partition with verdicts to settle or jobs to ask for."""
         shares: dict[str, int] = {}
         wanted = in_all = exchange.wanted
         for partition in asked:
             if exchange.fits(to_settle.get(partition, [])):  # if they do not fit, the remaining verdicts are sent first
-                shares[partition] = min(wanted, -(-in_all // len(asked)), _SLICE)
+                shares[partition] = min(wanted, -(-in_all // len(asked)), SLICE)
                 wanted -= shares[partition]
         calls = []
         for partition in exchange.excluded & to_settle.keys():
@@ -420,7 +320,7 @@ class RedisConsumer(Consumer):
                 calls.append(self._new_call(partition, indexes, share, exchange))
         return calls
 
-    def _new_call(self, partition: str, indexes: Sequence[int], share: int, exchange: _Exchange) -> _PartitionCall:
+    def _new_call(self, partition: str, indexes: Sequence[int], share: int, exchange: Exchange) -> PartitionCall:
         verdicts, tokens = exchange.verdicts, exchange.tokens
         if len(indexes) < len(verdicts):
             verdicts, tokens = [verdicts[at] for at in indexes], [tokens[at] for at in indexes]
@@ -432,34 +332,34 @@ class RedisConsumer(Consumer):
             fence(token) + (ACK if type(verdict) is Ack else details(verdict))
             for token, verdict in zip(tokens, verdicts, strict=True)
         ]
-        verb, parks_first = "exchange", False
+        verb, parks_first = PLAIN, False
         encoder: StepEncoder | None = None
         for place, at in enumerate(indexes) if exchange.after else ():
             after = exchange.after.get(at)
             if after is None:
                 continue
             arguments[3 + 2 * place] = fence(tokens[place]) + details_after(verdicts[place], after)
-            verb = verb if verb == _STEPS else _AFTER
+            verb = verb if verb == WITH_STEPS else WITH_AFTER
             if after.steps:
-                verb = _STEPS
+                verb = WITH_STEPS
                 encoder = encoder or StepEncoder(self._partitions, partition)
                 encoder.add(place + 1, after.steps)
         if encoder is not None:
             if encoder.has_terms:
-                verb = _UNIQUE
+                verb = WITH_UNIQUE
             arguments += encoder.arguments()
         if self._has_gates(partition, tokens):
-            verb = _GATED
+            verb = WITH_GATES
             most = self.most_gated
             parks_first = share > 0 and self._parks_first(partition, exchange)
             arguments.append(int(parks_first))
             arguments.append(b"" if most is None else max(0, most - exchange.gated_count))
-        if verb in {_STEPS, _UNIQUE, _GATED}:
+        if verb in {WITH_STEPS, WITH_UNIQUE, WITH_GATES}:
             arguments.append(len(verdicts))
         call = self._client.new_call(verb, partition, arguments, number=number)
-        return _PartitionCall(call, verdicts, indexes, share, parks_first)
+        return PartitionCall(call, verdicts, indexes, share, parks_first)
 
-    def _parks_first(self, partition: str, exchange: _Exchange) -> bool:
+    def _parks_first(self, partition: str, exchange: Exchange) -> bool:
         """Whether the next call parks ready jobs of fair limits before it hands out one of them. If the exchange has
         jobs already, they must not wait."""
         now = time.monotonic()
@@ -468,21 +368,27 @@ class RedisConsumer(Consumer):
         return not exchange.leases and now >= self._parks_from.get(partition, 0.0)
 
     def _has_gates(self, partition: str, tokens: Sequence[str]) -> bool:
-        """Whether this call must use the script ``_GATED``. *tokens*: those of the verdicts' leases."""
+        """Whether this call must use the script ``WITH_GATES``. *tokens*: those of the verdicts' leases."""
         if self._gated_until and time.monotonic() < self._gated_until.get(partition, 0.0):
             return True
         # The plain script learns from the marker that a gate is open. An older worker may have removed the marker.
-        if self._parked_until and time.monotonic() >= self._parked_until.get(partition, _NEVER):
+        if self._parked_until and time.monotonic() >= self._parked_until.get(partition, NEVER):
             return True
         return GATED in "".join(tokens)  # a token has the character only at its end
 
-    def _perform(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> dict[str, bool]:
+    def _perform(self, calls: Sequence[PartitionCall], exchange: Exchange) -> dict[str, bool]:
         """Make one round trip. Returns for each partition whether the partition may have more jobs to hand out."""
         can_have_more = {}
         sent_at, had_leases = time.monotonic(), bool(exchange.leases)
         failures: list[tuple[str, BackendError]] = []
         uncertain = self._uncertain
-        for call, reply in zip(calls, self._replies(calls, exchange), strict=True):
+        scripts, deadline = [], None
+        for one in calls:
+            uncertain[one.call.partition] = one  # until the reply is read, even after an interruption
+            scripts.append(one.call)
+        if self._is_cluster:
+            deadline = self._deadline_for([script.partition for script in scripts], exchange)
+        for call, reply in zip(calls, replies(self._client, scripts, deadline), strict=True):
             partition = call.call.partition
             if isinstance(reply, BackendError):
                 can_have_more[partition] = False
@@ -507,24 +413,10 @@ class RedisConsumer(Consumer):
             self._failed(partition, failure, exchange)
         return can_have_more
 
-    def _replies(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> Iterator[Any]:
-        """Make one round trip. Yields for each call its reply, or its error."""
-        scripts, until = [], None
-        for one in calls:
-            self._uncertain[one.call.partition] = one  # until the reply is read, even after an interruption
-            scripts.append(one.call)
-        if self._is_cluster:
-            until = self._deadline_for([call.partition for call in scripts], exchange)
-        for script, reply in zip(scripts, self._client.perform_each(scripts, until), strict=True):
-            if isinstance(reply, BackendFull) and script.verb == _AFTER:
-                yield from self._client.perform_each([script._replace(verb=_AT_MAXMEMORY)], until)
-            else:
-                yield reply
-
-    def _read_reply(self, call: _PartitionCall, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
+    def _read_reply(self, call: PartitionCall, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
         """Parse a reply of ``lua/exchange.lua``. Returns the verdicts' answers, the jobs, and the first field."""
         is_parked = False
-        if call.call.verb in {_STEPS, _UNIQUE, _GATED}:
+        if call.call.verb in {WITH_STEPS, WITH_UNIQUE, WITH_GATES}:
             reply, groups, *parked = reply
             is_parked = parked == [b"1"]
             if groups:
@@ -538,17 +430,17 @@ class RedisConsumer(Consumer):
             self._learn_partitions(partition, stored_count)
         answers = _answers(letters, call.verdicts)
         found = leases(partition, handed_out, int(now))
-        if more == _HAS_GATES or (call.call.verb == _GATED and any(map(_is_gated, found))):
+        if more == _HAS_GATES or (call.call.verb == WITH_GATES and any(map(is_gated, found))):
             self._gated_until[partition] = time.monotonic() + _GATED_FOR
         if is_parked:
             self._parked_until[partition] = time.monotonic() + _RESTORE_EVERY
-        elif call.call.verb == _GATED:
+        elif call.call.verb == WITH_GATES:
             self._parked_until.pop(partition, None)
         return answers, found, _UNFINISHED if more == _HAS_GATES else more
 
     def _note_change(self, partition: str, now: bytes, change_at: bytes) -> None:
         # The time counts from the arrival of the reply. So a wait may end late by half a round trip, but never early.
-        wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
+        wait = (int(change_at) - int(now)) / MICROSECOND if change_at else NEVER
         self._change_at[partition] = time.monotonic() + wait
 
     def _learn_partitions(self, partition: str, stored_count: bytes) -> None:
@@ -574,12 +466,12 @@ class RedisConsumer(Consumer):
         try:
             return self._exchange((), limit)[1]
         except BackendError:  # the verdicts are settled; the next call raises the error
-            self._looked_at = -_NEVER
+            self._looked_at = -NEVER
             return []
 
     # --- after a failure ---
 
-    def _recover(self, exchange: _Exchange) -> None:
+    def _recover(self, exchange: Exchange) -> None:
         """Finish the work of earlier exchanges that failed."""
         if self._generation != forks.generation:  # the calls and jobs belong to the parent
             self._generation = forks.generation
@@ -591,14 +483,14 @@ class RedisConsumer(Consumer):
             self._deliver_undelivered(exchange)
         self._use_known_answers(exchange)
 
-    def _raise_if_empty(self, exchange: _Exchange, failure: BackendError) -> None:
+    def _raise_if_empty(self, exchange: Exchange, failure: BackendError) -> None:
         """Raise *failure*, unless there is a result to return instead."""
         if exchange.has_nothing_to_return:
             self._keep_results(exchange)
             failure.is_partial = exchange.was_answered or bool(exchange.leases)
             raise failure.with_traceback(None)  # the same error may have been raised before
 
-    def _resolve_uncertain(self, exchange: _Exchange) -> None:
+    def _resolve_uncertain(self, exchange: Exchange) -> None:
         """Repeat the calls whose replies were lost. The old numbers make the server repeat its replies.
 
         The server remembers only one call per client. So a partition gets no other call while its last call is
@@ -607,7 +499,7 @@ class RedisConsumer(Consumer):
         for partition, call in tuple(self._uncertain.items()):
             if partition not in exchange.excluded:
                 try:
-                    reply = self._repeat(call.call, self._deadline_for([partition], exchange))
+                    reply = repeat(self._client, call.call, self._deadline_for([partition], exchange))
                 except BackendError as exc:
                     if not isinstance(exc, BackendUnavailable):
                         del self._uncertain[partition]  # the call was refused
@@ -619,20 +511,7 @@ class RedisConsumer(Consumer):
                 del self._uncertain[partition]
                 self._succeeded(partition, exchange)
 
-    def _repeat(self, call: Call, deadline: float) -> Any:
-        """Repeat a call under its number.
-
-        A full server refuses ``_AFTER`` before the script checks the number. ``_AT_MAXMEMORY`` finds the answer of the
-        first attempt, if there was one.
-        """
-        try:
-            return self._client.perform(call, deadline)
-        except BackendFull:
-            if call.verb != _AFTER:
-                raise
-            return self._client.perform(call._replace(verb=_AT_MAXMEMORY), deadline)
-
-    def _deliver_undelivered(self, exchange: _Exchange) -> None:
+    def _deliver_undelivered(self, exchange: Exchange) -> None:
         """Hand out the jobs that earlier exchanges have reserved and not returned, because these exchanges failed. Each
         job is touched first, because its lease may have ended."""
         by_partition: dict[str, list[Lease]] = {}
@@ -642,14 +521,14 @@ class RedisConsumer(Consumer):
             by_partition.setdefault(partition_of(lease), []).append(lease)
         kept: list[Lease] = []
         for partition, undelivered in by_partition.items():
-            part, rest = undelivered[: min(exchange.wanted, _SLICE)], undelivered[min(exchange.wanted, _SLICE) :]
+            part, rest = undelivered[: min(exchange.wanted, SLICE)], undelivered[min(exchange.wanted, SLICE) :]
             kept += rest
             if not part:
                 continue
             if partition in exchange.excluded or partition in self._uncertain:
                 kept += part
                 continue
-            call = self._new_call(partition, range(len(part)), 0, _Exchange([Touch(lease) for lease in part], 0))
+            call = self._new_call(partition, range(len(part)), 0, Exchange([Touch(lease) for lease in part], 0))
             try:
                 reply = self._client.perform(call.call, self._deadline_for([partition], exchange))
             except BackendError as exc:
@@ -661,7 +540,7 @@ class RedisConsumer(Consumer):
             exchange.leases += [lease for lease, lost in zip(part, answers, strict=True) if lost is None]
         self._undelivered = kept
 
-    def _exclude_unreachable(self, exchange: _Exchange) -> None:
+    def _exclude_unreachable(self, exchange: Exchange) -> None:
         """Exclude the partitions whose servers have not answered lately. If this would exclude all partitions, exclude
         none."""
         if not self._backoff.failures:
@@ -680,12 +559,12 @@ class RedisConsumer(Consumer):
         for partition in excluded:
             self._change_at.pop(partition, None)
 
-    def _succeeded(self, partition: str, exchange: _Exchange) -> None:
+    def _succeeded(self, partition: str, exchange: Exchange) -> None:
         exchange.was_answered = True
         if self._backoff.failures:
             self._backoff.answered(partition)
 
-    def _failed(self, partition: str, failure: BackendError, exchange: _Exchange) -> None:
+    def _failed(self, partition: str, failure: BackendError, exchange: Exchange) -> None:
         """Exclude this partition for a while, or raise *failure*.
 
         A partition whose keys have another program's data is excluded. In a cluster, a partition whose server does not
@@ -708,7 +587,7 @@ class RedisConsumer(Consumer):
         partitions = (partition for queue in self.queues for partition in self._partitions.all_of(queue))
         exchange.excluded |= self._backoff.excluded(partitions)  # the partitions of the same server
 
-    def _deadline_for(self, partitions: Sequence[str], exchange: _Exchange) -> float:
+    def _deadline_for(self, partitions: Sequence[str], exchange: Exchange) -> float:
         """Returns the time at which to stop waiting for the servers of these partitions. The rest of the time is for
         other partitions."""
         now, timeout = time.monotonic(), self._client.servers.timeout
@@ -719,7 +598,7 @@ class RedisConsumer(Consumer):
             left = min(left, max(map(self._backoff.timeout_of, partitions)))
         return now + max(left / 2, _MIN_TIMEOUT)
 
-    def _use_known_answers(self, exchange: _Exchange) -> None:
+    def _use_known_answers(self, exchange: Exchange) -> None:
         used = set()
         for at, verdict in enumerate(exchange.verdicts):
             if (key := _key(verdict)) in self._known_answers:
@@ -727,7 +606,7 @@ class RedisConsumer(Consumer):
                 exchange.answers[at] = LeaseLost(lease.queue, lease.id) if is_refused else self._known_answers[key]
                 used.add(key)
 
-    def _keep_results(self, exchange: _Exchange) -> None:
+    def _keep_results(self, exchange: Exchange) -> None:
         """Store the results of a failed exchange for the next exchange."""
         known = ((exchange.verdicts[at], answer) for at, answer in exchange.answers.items())
         self._remember(known)
@@ -765,7 +644,7 @@ class RedisConsumer(Consumer):
             now = time.monotonic()
             if now >= give_up_at:
                 break
-            change_at = min(self._change_at.values(), default=_NEVER)
+            change_at = min(self._change_at.values(), default=NEVER)
             look_at = min(change_at, self._looked_at + look_every, self._backoff.next_end())
             wake_at = min(look_at if give_up_at - look_at > _LOOK_LATER else give_up_at, change_at, give_up_at)
             if self._backoff.failures:
@@ -802,18 +681,18 @@ class RedisConsumer(Consumer):
             notified = self._waiter.wait(seconds, exact=exact, excluded=excluded)
             self._is_notified = self._is_notified or notified
             return notified, None
-        call = self._new_call(partition, (), min(limit, _SLICE), _Exchange((), limit))
+        call = self._new_call(partition, (), min(limit, SLICE), Exchange((), limit))
         self._uncertain[partition] = call  # until its reply is read
         waiting_since = time.monotonic()
         notified = self._waiter.wait(seconds, exact=exact, follow_up=call.call)
         self._is_notified = self._is_notified or notified
         if self._waiter.follow_up_reply is None:
             return True, None
-        self._looked_at, woke_at = -_NEVER, time.monotonic()
+        self._looked_at, woke_at = -NEVER, time.monotonic()
         # This process may have been stopped before it woke up. The server's clock says when the jobs were reserved.
         asked_at, then = self._clocks
         reply = self._waiter.follow_up_reply
-        since = (int((reply[0] if call.call.verb == _GATED else reply)[1]) - then) / MICROSECOND
+        since = (int((reply[0] if call.call.verb == WITH_GATES else reply)[1]) - then) / MICROSECOND
         self.asked_at = min(woke_at, max(waiting_since, asked_at + since))
         _, found, more = self._read_reply(call, self._waiter.follow_up_reply)
         self._uncertain.clear()
@@ -830,7 +709,7 @@ class RedisConsumer(Consumer):
         marker."""
         if self._uncertain or self._undelivered or time.monotonic() >= self._backoff.next_end():
             return False
-        change_at = min(self._change_at.values(), default=_NEVER)
+        change_at = min(self._change_at.values(), default=NEVER)
         return time.monotonic() < min(self._looked_at + self._client.servers.look_every, change_at)
 
     def _pass_on_unvisited(self) -> None:
@@ -865,10 +744,6 @@ def _answers(letters: bytes, verdicts: Sequence[Verdict]) -> list[LeaseLost | No
         None if letter == _DONE[0] else LeaseLost(verdict.lease.queue, verdict.lease.id)
         for letter, verdict in zip(letters, verdicts, strict=True)
     ]
-
-
-def _is_gated(lease: Lease) -> bool:
-    return lease.token.endswith(GATED)
 
 
 def _key(verdict: Verdict) -> _Key:

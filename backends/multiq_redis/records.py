@@ -180,6 +180,11 @@ def partition_of(lease: Lease) -> str:
     return keys.partition(lease.queue, int(number)) if number.isdecimal() and len(number) <= 2 else lease.queue
 
 
+def is_gated(lease: Lease) -> bool:
+    """Whether the job of a lease has gates."""
+    return lease.token.endswith(GATED)
+
+
 def fence(token: str) -> bytes:
     """Returns the token that the job's record must have. *token* is that of the lease. For another driver's lease, no
     record has such a token."""

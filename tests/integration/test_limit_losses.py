@@ -266,8 +266,8 @@ def test_the_jobs_that_small_tenants_enqueue_together_wait_for_less_than_five_jo
     for module, name in (
         ("multiq_mysql.limits", "PARKING_TIME"),
         ("multiq_mysql.limits", "LOOKING_TIME"),
-        ("multiq_redis.consumer", "_PARKING_TIME"),
-        ("multiq_redis.consumer", "_ONLY_PARKING_TIME"),
+        ("multiq_redis.exchange", "_PARKING_TIME"),
+        ("multiq_redis.exchange", "_ONLY_PARKING_TIME"),
     ):
         monkeypatch.setattr(f"{module}.{name}", 60.0)
     # Given four slots, and a tenant with many jobs, which begins at the same time as two small tenants, or before them

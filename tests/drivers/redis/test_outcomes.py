@@ -14,6 +14,7 @@ from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.backend.effects import After
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendCorrupt, BackendFull, OptionInvalid, PayloadTooLarge
+from multiq_redis.exchange import repeat
 from multiq_redis.scripts import script
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def test_uncertain_ack_is_answered_truly_by_a_server_that_is_full_meanwhile(
         (call,) = sent
         # When the same call arrives again at the server, which is now full
         server.set("maxmemory", "1")
-        reply = consumer._repeat(call, time.monotonic() + 5)  # type: ignore[attr-defined]
+        reply = repeat(client, call, time.monotonic() + 5)
         # Then it gets the same answer as the first time, and the outcome is still stored
         assert reply[3] == b"1"
         assert backend.history(QUEUE).outcomes[0].body == b"result"

@@ -31,8 +31,8 @@ def consumer(backend: Backend) -> Iterator[RedisConsumer]:
 @pytest.fixture
 def long_parking(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine, too, all jobs are parked before one of them is handed out."""
-    monkeypatch.setattr("multiq_redis.consumer._PARKING_TIME", 60.0)
-    monkeypatch.setattr("multiq_redis.consumer._ONLY_PARKING_TIME", 60.0)
+    monkeypatch.setattr("multiq_redis.exchange._PARKING_TIME", 60.0)
+    monkeypatch.setattr("multiq_redis.exchange._ONLY_PARKING_TIME", 60.0)
 
 
 def add(backend: Backend, count: int, *gates: Gate, queue: str = QUEUE, body: bytes = b"x", **options: Any) -> None:
@@ -72,7 +72,7 @@ def test_a_slow_server_hands_out_a_job_of_a_fair_limit_before_all_are_parked(
     server: RedisServer, backend: Backend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a server that takes too long to park more jobs than one script parks
-    monkeypatch.setattr("multiq_redis.consumer._PARKING_TIME", 0.0)
+    monkeypatch.setattr("multiq_redis.exchange._PARKING_TIME", 0.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     add(backend, 1000, Gate("tenant", "a"))
     # Then a reserve has a job after the second script, and the next one does not park first again
@@ -87,7 +87,7 @@ def test_a_reserve_that_ends_early_is_followed_by_one_that_does_not_park_first(
     server: RedisServer, backend: Backend, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a server so slow that a reserve ends before it may hand out a job
-    monkeypatch.setattr("multiq_redis.consumer._ONLY_PARKING_TIME", 0.0)
+    monkeypatch.setattr("multiq_redis.exchange._ONLY_PARKING_TIME", 0.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     add(backend, 2000, Gate("tenant", "a"))
     assert consumer.reserve(1, 0) == []
@@ -99,7 +99,7 @@ def test_a_reserve_that_ends_early_is_followed_by_one_that_does_not_park_first(
 def test_a_reserve_behind_a_closed_gate_ends_when_a_worker_has_to_touch_its_leases(
     server: RedisServer, backend: Backend, consumer: RedisConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq_redis.consumer._ONLY_PARKING_TIME", 0.0)
+    monkeypatch.setattr("multiq_redis.exchange._ONLY_PARKING_TIME", 0.0)
     backend.limits(QUEUE, {"api": Quota(slots=0)})
     add(backend, 1000, Gate("api"))
     # Then a reserve parks some of the jobs, and says that it has not looked at all of them
