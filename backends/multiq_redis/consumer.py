@@ -12,6 +12,7 @@ from multiq.driverkit.fork import forks
 from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, LeaseLost
 
 from . import keys
+from .errors import guarded
 from .exchange import (
     MOST_WEIGHT,
     NEVER,
@@ -29,7 +30,6 @@ from .exchange import (
 from .node_backoff import NodeBackoff
 from .partitions import MOST
 from .records import GATED, MICROSECOND, fence, is_gated, leases, pack_ids, partition_of
-from .replies import guarded
 from .settle import ACK, details, details_after, find_after, sizes
 from .steps import StepEncoder, queues_with_new_jobs
 from .waiting import Waiter

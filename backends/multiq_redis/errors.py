@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import ssl
 
 import hiredis
 
 from multiq.driverkit.call_retry import Failure
+from multiq.driverkit.replies import guarded as _guarded
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
@@ -30,6 +32,9 @@ class CredentialsError(ConnectionError):
 
 FAILURES = (OSError, hiredis.ProtocolError)
 """The errors that end a connection."""
+
+guarded = functools.partial(_guarded, server="a Redis", also=(hiredis.HiredisError, StopIteration))
+"""The class decorator ``multiq.driverkit.replies.guarded``, for the replies of Redis."""
 
 _ERRORS: dict[str, tuple[type[BackendError], str]] = {
     "OOM": (

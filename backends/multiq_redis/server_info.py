@@ -10,7 +10,7 @@ import msgspec
 from multiq.backend.capabilities import Gap
 from multiq.errors import BackendError, BackendUnavailable
 
-from .replies import guarded
+from .errors import guarded
 
 if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
