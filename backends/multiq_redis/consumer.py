@@ -571,7 +571,7 @@ class RedisConsumer(Consumer):
         answer is excluded, too.
         """
         if isinstance(failure, BackendCorrupt):
-            self._backoff.unreadable(partition, failure)
+            self._backoff.corrupt(partition, failure)
             exchange.failure = failure
             exchange.excluded |= {partition}
             self._change_at.pop(partition, None)

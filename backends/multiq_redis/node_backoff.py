@@ -62,7 +62,7 @@ class NodeBackoff:
         has_full_timeout = failure.times % _FULL_TIMEOUT_EACH == 0
         failure.until = time.monotonic() + (self._servers.timeout if has_full_timeout else _BACKOFF)
 
-    def unreadable(self, partition: str, error: BackendError) -> None:
+    def corrupt(self, partition: str, error: BackendError) -> None:
         """Record that a partition's keys have another program's data."""
         failure = self.failures.get(partition)
         if failure is None or not failure.is_of_partition:
