@@ -68,7 +68,7 @@ from .listing import list_jobs, list_queues, partitioned_queues, promote_all
 from .partitions import Partitions, parse_count
 from .pool import Pool
 from .records import MICROSECOND, has_gates, microseconds, new_job, pack_id, parse_peek
-from .redis_py import servers_of_client
+from .redis_py_client import servers_of_client
 from .relay import Relay
 from .server_info import ServerInfo
 from .steps import StepEncoder, adds_nothing, carry_out_call, home_of, queues_with_new_jobs, size_of

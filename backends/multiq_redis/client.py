@@ -28,8 +28,8 @@ from . import keys
 from .call_retry import CallRetry
 from .connection import pack
 from .errors import FAILURES, classify_connection_error, explain
-from .opening import redis_py
 from .pipeline import call_pipelined
+from .redis_py import redis_py
 from .scripts import STATES_SET, script
 from .servers import format_address
 

@@ -23,18 +23,17 @@ See docs/decisions/0006.
 from __future__ import annotations
 
 import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from multiq.driverkit.fork import forks
 from multiq.driverkit.net import connect, time_left
 from multiq.driverkit.tls import handshake
-from multiq.errors import BackendNotInstalled, BackendUnavailable
+from multiq.errors import BackendUnavailable
 
 from .connection import OLDEST, Connection, pack
 from .errors import TOO_MANY_CLIENTS, CredentialsError, without_arguments
+from .redis_py import redis_py
 
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
@@ -42,22 +41,6 @@ if TYPE_CHECKING:
     from .connection_settings import ConnectionSettings
 
 _ENDED = "the server closed the connection"
-
-_import_lock = threading.RLock()
-"""Held during the import of redis-py and during a fork. Without this lock, a child could be forked during an import,
-and in the child this import would never end."""
-
-forks.hold(_import_lock)
-
-
-def redis_py() -> Any:
-    """The module ``redis``. The first call imports it, which takes 100 to 400 ms. Raises ``BackendNotInstalled``."""
-    with _import_lock:
-        try:
-            import redis
-        except ImportError as exc:
-            raise BackendNotInstalled(f"redis-py cannot be imported: {exc}; pip install 'multiq[redis]'") from exc
-    return redis
 
 
 def open_connection(address: Address, settings: ConnectionSettings, deadline: float) -> Connection:

@@ -122,7 +122,7 @@ def test_version_and_role_are_those_of_the_server(guarded_server: RedisServer) -
 
 def test_redis_py_is_imported_at_the_first_connect(redis_server: RedisServer) -> None:
     code = (
-        "import sys, multiq_redis, multiq_redis.backend, multiq_redis.redis_py\n"
+        "import sys, multiq_redis, multiq_redis.backend, multiq_redis.redis_py_client\n"
         "from multiq.backend.registry import open_backend\n"
         f"backend = open_backend({redis_server.url!r})\n"
         "assert 'redis' not in sys.modules\n"
@@ -164,7 +164,7 @@ def test_fork_during_the_import_of_redis_py_leaves_a_child_that_can_connect(
     slow_redis_py(tmp_path, 0.5)
     code = (
         "import os, signal, threading, time, warnings\n"
-        "from multiq_redis.opening import redis_py\n"
+        "from multiq_redis.redis_py import redis_py\n"
         "warnings.simplefilter('ignore')\n"
         "thread = threading.Thread(target=redis_py)\n"
         "thread.start()\n"
