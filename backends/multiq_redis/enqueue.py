@@ -88,8 +88,7 @@ def _rounds(partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> Itera
     """Split the jobs into round trips, with at most one script for each partition."""
     by_partition: dict[str, list[NewJob]] = {}
     for job, packed in zip(jobs, pack_ids([job.id for job in jobs]), strict=True):
-        # such a job goes to the first partition, because keys and leases are counted there
-        partition = queue if has_key_or_gates(job) else partitions.partition_for(queue, packed)
+        partition = partitions.partition_for(queue, packed, has_key_or_gates=has_key_or_gates(job))
         by_partition.setdefault(partition, []).append(job)
     waiting = {partition: _slices(some) for partition, some in by_partition.items()}
     while True:

@@ -47,9 +47,10 @@ class Partitions:
         self._announced_at: dict[str, float] = {}  # queue -> when ``count`` was last sent; monotonic
         self._to_pause: dict[str, list[str]] = {}  # queue -> new partitions that may not be paused yet
 
-    def partition_for(self, queue: str, packed_id: bytes) -> str:
-        """The partition for a new job with this id."""
-        if self.count == 1:
+    def partition_for(self, queue: str, packed_id: bytes, *, has_key_or_gates: bool = False) -> str:
+        """The partition for a new job with this id. A job with a unique key or gates goes to the first partition,
+        because keys and leases are counted there."""
+        if has_key_or_gates or self.count == 1:
             return queue
         return keys.partition(queue, zlib.crc32(packed_id) % self.count)
 

@@ -120,11 +120,9 @@ class StepEncoder:
             return partition, b"a", packed, b"", member
         if isinstance(step, Enqueue):
             job = step.job
-            packed = pack_id(job.id)
-            partition, letter = self._partitions.partition_for(step.queue, packed), b"q"
-            if has_key_or_gates(job):  # in the first partition, where keys and leases are counted
-                partition, letter = step.queue, b"u"
-            return partition, letter, packed, details_of(job), record_of(job)
+            packed, has_terms = pack_id(job.id), has_key_or_gates(job)
+            partition = self._partitions.partition_for(step.queue, packed, has_key_or_gates=has_terms)
+            return partition, b"u" if has_terms else b"q", packed, details_of(job), record_of(job)
         if isinstance(step, Put):
             ttl = b"" if step.ttl is None else _TTL.pack(microseconds(step.ttl))
             return step.home, b"p", step.key.encode(), ttl, step.value
@@ -191,7 +189,8 @@ def home_of(partitions: Partitions, steps: Sequence[Step], when: Sequence[Versio
         return first.queue
     if isinstance(first, Arrive):
         return partitions.likely_for(first.queue, pack_id(first.id))
-    return first.queue if has_key_or_gates(first.job) else partitions.partition_for(first.queue, pack_id(first.job.id))
+    is_in_first = has_key_or_gates(first.job)
+    return partitions.partition_for(first.queue, pack_id(first.job.id), has_key_or_gates=is_in_first)
 
 
 def queues_with_new_jobs(steps: Iterable[Step]) -> set[str]:
