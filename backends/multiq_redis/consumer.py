@@ -30,8 +30,8 @@ from .exchange import (
 from .node_backoff import NodeBackoff
 from .partitions import MOST
 from .records import GATED, MICROSECOND, fence, is_gated, leases, pack_ids, partition_of
-from .settle import ACK, details, details_after, find_after, sizes
 from .steps import StepEncoder, queues_with_new_jobs
+from .verdicts import ACK, details, details_after, find_after, sizes
 from .waiting import Waiter
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from multiq.errors import BackendCorrupt
 
 from . import keys
 from .records import MICROSECOND, microseconds, pack_ids, unpack_id
-from .settle import KINDS
+from .verdicts import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
