@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from multiq.backend import Ack, Consumer, Touch
 from multiq.driverkit.fork import forks
@@ -27,6 +27,7 @@ from .exchange import (
     repeat,
     replies,
 )
+from .known_answers import KnownAnswers
 from .node_backoff import NodeBackoff
 from .partitions import MOST
 from .records import GATED, MICROSECOND, fence, is_gated, leases, pack_ids, partition_of
@@ -35,9 +36,9 @@ from .verdicts import ACK, details, details_after, find_after, sizes
 from .waiting import Waiter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from multiq.backend import Lease, Step, Verdict
+    from multiq.backend import Lease, Verdict
 
     from .connection import Word
     from .partitions import Partitions
@@ -53,14 +54,11 @@ _GATED_FOR = 10.0  # seconds for which WITH_GATES is used after a reply has show
 _RESTORE_EVERY = 10.0  # seconds between two uses of WITH_GATES while jobs are parked; it restores a lost marker
 _PARKING_PAUSE = 1.0  # seconds in which ready jobs are not parked first, after an exchange has used up its time
 _MIN_TIMEOUT = 0.25  # seconds: a server of a cluster has at least this time for its answer
-_MOST_ANSWERS = 100_000  # stored answers, for callers that repeat verdicts
 
 _DONE = b"1"
 _UNFINISHED = b"1"  # no job was handed out, although there may be jobs
 _HAS_GATES = b"3"  # there may be jobs that only the script WITH_GATES hands out
 _FULL = b"2"  # the jobs have as many bytes as one reserve may hand out
-
-_Key: TypeAlias = "tuple[type[Verdict], str, str, str, tuple[Step, ...]]"
 
 
 @guarded("reserve", "settle", "exchange")
@@ -100,7 +98,7 @@ class RedisConsumer(Consumer):
         self._change_at: dict[str, float] = {}  # partition -> the time at which the next delay, lease or pause ends
         self._is_notified = False  # whether this consumer took a notification from the server
         self._uncertain: dict[str, PartitionCall] = {}  # partition -> the call that may or may not have arrived
-        self._known_answers: dict[_Key, LeaseLost | None] = {}  # answers that were not returned yet
+        self._known_answers = KnownAnswers()
         self._undelivered: list[Lease] = []  # jobs that a failed exchange reserved
         self._generation = forks.generation  # the process of the uncertain calls and undelivered jobs
 
@@ -163,7 +161,7 @@ class RedisConsumer(Consumer):
             self._looked_at = -NEVER
             self._asked.clear()
         try:
-            if self._backoff.failures or self._uncertain or self._known_answers or self._undelivered:
+            if self._backoff.failures or self._uncertain or self._known_answers.by_verdict or self._undelivered:
                 self._recover(exchange)
             for queue in self._route(exchange):
                 self._exchange_with(queue, exchange, is_look=is_look)
@@ -175,8 +173,8 @@ class RedisConsumer(Consumer):
                 raise
         if exchange.failure is not None:
             self._raise_if_empty(exchange, exchange.failure)
-        if self._known_answers:
-            self._forget_answers(verdicts)
+        if self._known_answers.by_verdict:
+            self._known_answers.forget(verdicts)
         if limit > 0 and not exchange.leases:
             self._found_nothing(exchange, started)
         self._has_new_partitions = False
@@ -481,7 +479,7 @@ class RedisConsumer(Consumer):
         self._resolve_uncertain(exchange)
         if self._undelivered and exchange.limit > 0:
             self._deliver_undelivered(exchange)
-        self._use_known_answers(exchange)
+        self._known_answers.use(exchange)
 
     def _raise_if_empty(self, exchange: Exchange, failure: BackendError) -> None:
         """Raise *failure*, unless there is a result to return instead."""
@@ -506,7 +504,7 @@ class RedisConsumer(Consumer):
                     self._failed(partition, exc, exchange)
                     continue
                 answers, found, _ = self._read_reply(call, reply)
-                self._remember(zip(call.verdicts, answers, strict=True))
+                self._known_answers.remember(zip(call.verdicts, answers, strict=True))
                 self._undelivered += found
                 del self._uncertain[partition]
                 self._succeeded(partition, exchange)
@@ -598,37 +596,11 @@ class RedisConsumer(Consumer):
             left = min(left, max(map(self._backoff.timeout_of, partitions)))
         return now + max(left / 2, _MIN_TIMEOUT)
 
-    def _use_known_answers(self, exchange: Exchange) -> None:
-        used = set()
-        for at, verdict in enumerate(exchange.verdicts):
-            if (key := _key(verdict)) in self._known_answers:
-                lease, is_refused = verdict.lease, key in used and not isinstance(verdict, Touch)
-                exchange.answers[at] = LeaseLost(lease.queue, lease.id) if is_refused else self._known_answers[key]
-                used.add(key)
-
     def _keep_results(self, exchange: Exchange) -> None:
         """Store the results of a failed exchange for the next exchange."""
         known = ((exchange.verdicts[at], answer) for at, answer in exchange.answers.items())
-        self._remember(known)
+        self._known_answers.remember(known)
         self._undelivered = exchange.leases + self._undelivered
-
-    def _forget_answers(self, verdicts: Sequence[Verdict]) -> None:
-        """Drop the stored answers to *verdicts*, because the caller gets these answers now."""
-        for verdict in verdicts:
-            self._known_answers.pop(_key(verdict), None)
-
-    def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
-        """Store answers until the caller passes the same verdicts again.
-
-        The answer to a touch without steps is not stored, because a later touch of the same lease is a new request.
-        The answer to a touch with steps is stored, because its steps must not be carried out again.
-        """
-        for verdict, answer in known:
-            key = _key(verdict)
-            if not isinstance(verdict, Touch) or key[-1]:
-                self._known_answers.setdefault(key, answer)  # if a verdict is sent twice, the first answer counts
-        while len(self._known_answers) > _MOST_ANSWERS:  # some verdicts are never repeated
-            del self._known_answers[next(iter(self._known_answers))]
 
     # --- waiting ---
 
@@ -744,9 +716,3 @@ def _answers(letters: bytes, verdicts: Sequence[Verdict]) -> list[LeaseLost | No
         None if letter == _DONE[0] else LeaseLost(verdict.lease.queue, verdict.lease.id)
         for letter, verdict in zip(letters, verdicts, strict=True)
     ]
-
-
-def _key(verdict: Verdict) -> _Key:
-    """Identifies a repeated verdict. A lease takes many touches, so the key of a touch has its steps."""
-    steps = verdict.after.steps if isinstance(verdict, Touch) and verdict.after is not None else ()
-    return type(verdict), verdict.lease.queue, verdict.lease.id, verdict.lease.token, steps
