@@ -35,8 +35,8 @@ def jobs(base: str) -> str:
 
 def bodies(base: str) -> str:
     """Hash: id -> body, for jobs whose body is too large for the record; id + 0x01 -> the job's memo; id + 0x02 -> the
-    reason why the job is doomed. Also: unique key -> id of the job that took the key last (lua/include/keyed.lua).
-    """
+    reason why the job is doomed. Also: unique key -> id of the job that took the key last
+    (lua/include/key_and_gates.lua)."""
     return f"{base}:bodies"
 
 

@@ -31,11 +31,11 @@ _UNIQUE = struct.Struct(">QQc")  # the rest of the details of a job with a uniqu
 _NO_MAX_WAIT = 2**53 - 1
 _UNTIL: dict[UniqueUntil, bytes] = {"gone": b"g", "buried": b"b", "reserved": b"r"}
 _SIZE = struct.Struct(">H")
-_KEY_AT = _RECORD.size + 2  # index in the record of a job with a unique key (lua/include/keyed.lua)
+_KEY_AT = _RECORD.size + 2  # index in the record of a job with a unique key (lua/include/key_and_gates.lua)
 _BODY_APART = 1
 _EXTRAS_FROM = 128  # flags from this value on: the job may have a memo and a detail
 _DOOMED_FROM = 196  # flags from this value on: the job is doomed
-_GATES = ord("G")  # the byte before the gates in a record (lua/include/keyed.lua)
+_GATES = ord("G")  # the byte before the gates in a record (lua/include/key_and_gates.lua)
 GATED = "+"  # the end of the token of a lease whose job has gates
 _INLINE = 1024  # bytes of the largest body that is stored inside a record; lua/enqueue.lua has the same number
 
@@ -146,7 +146,7 @@ def has_key_or_gates(job: NewJob) -> bool:
 
 
 def pack_gate(gate: Gate) -> bytes:
-    """Returns a gate as it is stored (lua/include/keyed.lua)."""
+    """Returns a gate as it is stored (lua/include/key_and_gates.lua)."""
     limit, key = gate.limit.encode("utf-8", "surrogatepass"), gate.key.encode("utf-8", "surrogatepass")
     return _SIZE.pack(len(limit)) + limit + _SIZE.pack(len(key)) + key
 

@@ -9,7 +9,7 @@
 --- include clock
 --- include find
 --- include empty
---- include keyed
+--- include key_and_gates
 local key = { terms = KEYS[12], arrived = KEYS[13], litter = KEYS[14] }
 --- include holds
 local function is_left_to_another_script() return true end

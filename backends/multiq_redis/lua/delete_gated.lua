@@ -10,7 +10,7 @@
 --- include clock
 --- include find
 --- include empty
---- include keyed
+--- include key_and_gates
 local key = {
     jobs = KEYS[2], ready = KEYS[5], delayed = KEYS[6], terms = KEYS[12], arrived = KEYS[13], litter = KEYS[14],
     parked = KEYS[15], lines = KEYS[16], openings = KEYS[17], hint = KEYS[10],

@@ -10,7 +10,7 @@
 --- include clock
 --- include find
 --- include empty
---- include keyed
+--- include key_and_gates
 --- include outcomes
 local key = { terms = KEYS[12], arrived = KEYS[13], litter = KEYS[14] }
 --- include holds

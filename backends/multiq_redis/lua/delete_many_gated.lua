@@ -11,7 +11,7 @@
 --- include clock
 --- include find
 --- include empty
---- include keyed
+--- include key_and_gates
 --- include outcomes
 local key = {
     jobs = KEYS[2], ready = KEYS[5], delayed = KEYS[6], terms = KEYS[12], arrived = KEYS[13], litter = KEYS[14],

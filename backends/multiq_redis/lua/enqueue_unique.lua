@@ -13,7 +13,7 @@ if seen == '' then return {} end
 if seen then return cmsgpack.unpack(seen) end
 --- include clock
 --- include notify
---- include keyed
+--- include key_and_gates
 local key = {
     jobs = KEYS[2], bodies = KEYS[3], reasons = KEYS[4], ready = KEYS[5], delayed = KEYS[6], reserved = KEYS[7],
     buried = KEYS[8], held = KEYS[9], terms = KEYS[10], sequence = KEYS[11], hint = KEYS[12],

@@ -20,7 +20,7 @@
 --- include promote
 --- include empty
 --- include pause
---- include keyed
+--- include key_and_gates
 --- include refusals
 --- include settle
 --- include reserve

@@ -18,7 +18,7 @@
 --- include empty
 --- include pause
 --- include outcomes
---- include keyed
+--- include key_and_gates
 --- include refusals
 --- include settle
 local KEEPS_OUTCOMES = false

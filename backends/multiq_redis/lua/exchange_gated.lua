@@ -20,7 +20,7 @@
 --- include promote
 --- include empty
 --- include pause
---- include keyed
+--- include key_and_gates
 --- include refusals
 
 -- When Lua creates a function, it looks up each outer variable that the function uses. If the variable belongs to the

@@ -21,7 +21,7 @@
 --- include empty
 --- include pause
 --- include outcomes
---- include keyed
+--- include key_and_gates
 --- include refusals
 --- include settle
 local KEEPS_OUTCOMES = true

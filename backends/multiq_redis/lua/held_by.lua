@@ -5,7 +5,7 @@
 -- =>    for each job: the packed gate, or nothing
 --- include record
 --- include clock
---- include keyed
+--- include key_and_gates
 local key = {
     parked = KEYS[1], limits = KEYS[2], slot_counts = KEYS[3], rates = KEYS[4], jobs = KEYS[5], slot_ids = KEYS[7],
     reserved = KEYS[8],

@@ -6,7 +6,7 @@
 --- include record
 --- include once
 --- include unreadable
---- include keyed
+--- include key_and_gates
 --- include notify
 local seen = earlier_answer()
 if seen then return seen end

@@ -9,7 +9,7 @@
 --- include clock
 --- include notify
 --- include find
---- include keyed
+--- include key_and_gates
 local key = { terms = KEYS[9], arrived = KEYS[10], litter = KEYS[11] }
 --- include holds
 local function refusal_of(_, record) return unique_of(record) and 'unique' end

@@ -9,7 +9,7 @@
 --- include clock
 --- include notify
 --- include find
---- include keyed
+--- include key_and_gates
 local key = {
     jobs = KEYS[2], buried = KEYS[6], terms = KEYS[9], arrived = KEYS[10], litter = KEYS[11], bodies = KEYS[12],
     unique_holds = KEYS[13],

@@ -9,7 +9,7 @@
 --- include clock
 --- include unreadable
 --- include notify
---- include keyed
+--- include key_and_gates
 local key = { jobs = KEYS[2], buried = KEYS[4], bodies = KEYS[6], unique_holds = KEYS[9] }
 --- include unique
 local SLICE = 500

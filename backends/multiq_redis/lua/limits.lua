@@ -8,7 +8,7 @@
 --- include record
 --- include clock
 --- include notify
---- include keyed
+--- include key_and_gates
 local key = {
     jobs = KEYS[1], ready = KEYS[2], delayed = KEYS[3], reserved = KEYS[4], hint = KEYS[5], limits = KEYS[6],
     lines = KEYS[7], parked = KEYS[8], line_states = KEYS[9], open_lines = KEYS[10], fair_lines = KEYS[11],

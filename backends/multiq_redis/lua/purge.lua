@@ -7,7 +7,7 @@
 --- include record
 --- include once
 --- include empty
---- include keyed
+--- include key_and_gates
 -- Deletes the jobs' fields in the bodies hash and in the reasons hash. Most queues have neither hash.
 local function forget_beside(hash, ids)
     if redis.call('EXISTS', hash) == 0 then return end

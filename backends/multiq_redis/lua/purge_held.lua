@@ -6,7 +6,7 @@
 --- include record
 --- include once
 --- include empty
---- include keyed
+--- include key_and_gates
 local key = { terms = KEYS[8], arrived = KEYS[9], litter = KEYS[10] }
 --- include holds
 local seen = earlier_answer()

@@ -8,7 +8,7 @@
 --- include once
 --- include clock
 --- include empty
---- include keyed
+--- include key_and_gates
 local key = {
     jobs = KEYS[2], hint = KEYS[8], lines = KEYS[5], parked = KEYS[6], ready = KEYS[9], delayed = KEYS[10],
     line_states = KEYS[11], open_lines = KEYS[12], fair_lines = KEYS[13], blocked = KEYS[14],

@@ -15,7 +15,7 @@
 --- include record
 --- include clock
 --- include notify
---- include keyed
+--- include key_and_gates
 local ARGUMENTS, token = ARGV, ARGV[2]
 local key = {
     jobs = KEYS[2], bodies = KEYS[3], reasons = KEYS[4], ready = KEYS[5], delayed = KEYS[6], sequence = KEYS[7],

@@ -10,7 +10,7 @@
 --- include clock
 --- include notify
 --- include find
---- include keyed
+--- include key_and_gates
 local function refusal_of(_, record) return (unique_of(record) or has_gates(record)) and 'unique' end
 
 --- include reschedule

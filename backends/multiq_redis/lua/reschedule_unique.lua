@@ -11,7 +11,7 @@
 --- include clock
 --- include notify
 --- include find
---- include keyed
+--- include key_and_gates
 local key = {
     jobs = KEYS[2], ready = KEYS[4], delayed = KEYS[5], buried = KEYS[7], bodies = KEYS[10], unique_holds = KEYS[12],
     parked = KEYS[13], lines = KEYS[14], openings = KEYS[15], hint = KEYS[9],

@@ -37,7 +37,7 @@ local function replace(id, record, rest, delay, max_wait, gates)
 end
 
 -- *details*: delay, us (8 bytes), awaits (4 bytes); and of a job with terms: hold and max_wait, us (8 bytes each), 1 byte: r
--- replace or k keep, and the bytes that follow the record (include/keyed.lua). *rest*: the record from the priority on.
+-- replace or k keep, and the bytes that follow the record (include/key_and_gates.lua). *rest*: the record from the priority on.
 -- Returns the id of the new job, of the replaced job, or of the job that has the key.
 local function add(details, id, rest)
     if redis.call('HGET', key.jobs, id) then return id end
