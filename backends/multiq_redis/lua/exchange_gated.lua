@@ -179,7 +179,7 @@ hand_out = function(reply, most)
             for i = 1, #more do taken[#taken + 1] = more[i] end
         end
         look_again()
-        set_marker()
+        set_marker(first_end)
     end
     local groups = write_leases()
     if groups then

@@ -193,6 +193,21 @@ class LimitsTests(_LimitsTopic):
         assert self.states()["api"].running == 0
         assert len(self.reserve(8)) == 4
 
+    @promise("19.2", "19.7")
+    @requires("management")
+    def test_a_job_waits_no_longer_than_the_lease_of_a_job_that_is_deleted_after_it(self) -> None:
+        # Given a limit with one slot, and two jobs: one reserve hands out the first, and finds the gate of the second
+        # closed
+        self.limit("api", slots=1)
+        first, second = self.gated_all(b"a", b"b", ttr=self.short_ttr)
+        assert self.ids(self.reserve(2)) == [first]
+        # When the lease has ended, and the first job is deleted before any reserve
+        self.harness.past(self.in_(self.short_ttr))
+        self.backend.delete(self.queue, first)
+        # Then a consumer of another process gets the second job
+        other = self.another_consumer(backend=self.another_backend())
+        assert self.ids(self.reserve(2, by=other)) == [second]
+
     @promise("19.2", "4.2")
     def test_the_end_of_a_lease_frees_the_slot_once(self) -> None:
         # Given a limit with one slot, a job whose lease has ended, and other jobs that wait for the slot

@@ -5,8 +5,8 @@ local function first_time(set)
 end
 
 -- Sets or removes the marker. If a line may be open, the marker is in the ready set. Otherwise it is in the delayed set, at
--- the next time at which a line opens.
-local function set_marker()
+-- the next time at which a line opens. *first_end*: the first end of leases that this call counts, and writes later.
+local function set_marker(first_end)
     if not is_any_parked then return end
     local is_any = redis.call('EXISTS', key.parked) == 1
     if is_any and redis.call('EXISTS', key.open_lines) == 1 then
@@ -19,7 +19,12 @@ local function set_marker()
             forget_turns()
             return
         end
-        local at = math.min(first_time(key.openings) or math.huge, first_time(key.slot_ends) or math.huge, now + NOT_SOON)
+        local at = math.min(
+            first_time(key.openings) or math.huge,
+            first_time(key.slot_ends) or math.huge,
+            first_end or math.huge,
+            now + NOT_SOON
+        )
         redis.call('ZADD', key.delayed, string.format('%.0f', at), MARKER)
     end
 end
