@@ -12,9 +12,12 @@ from multiq.errors import ScheduleInvalid
 from multiq.formatting import shown
 from multiq.validation import check_name, check_timeout
 
-from .next_due import check_cron, check_every, check_times, find_zone, timetable
-from .record import MOST_MISSED, Definition, Origin
-from .scheduler import job_of
+from .cron import check_cron
+from .every import check_every
+from .occurrence_job import job_of
+from .record import MOST_MISSED, Definition, Origin, timetable
+from .time_zones import find_zone
+from .times_of_day import check_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .next_due import Milliseconds
+    from .timetable import Milliseconds
 
 
 def with_jitter(name: str, jitter: float, occurrence: Milliseconds) -> Milliseconds:

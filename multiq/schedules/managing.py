@@ -27,11 +27,12 @@ from multiq.validation import check_name
 from . import record as records
 from .adding import alone
 from .defining import check_timing, define
-from .next_due import SECOND, find_zone, moment
+from .occurrence_job import HEADER_NAME
 from .record import Record, key_of, occurrence_id
 from .removing import delete_coming, remove, remove_copies
-from .scheduler import HEADER_NAME
 from .stored import changes_of, homes, notes_of, store
+from .time_zones import find_zone
+from .timetable import SECOND, moment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,8 +45,8 @@ if TYPE_CHECKING:
     from multiq.job import JobHandle
 
     from .defining import ScheduleOptions
-    from .next_due import Milliseconds
     from .record import Definition
+    from .timetable import Milliseconds
 
 P = ParamSpec("P")
 R = TypeVar("R")

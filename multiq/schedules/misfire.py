@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .next_due import SECOND
+from .timetable import SECOND
 
 if TYPE_CHECKING:
-    from .next_due import Milliseconds, Timetable
     from .record import Definition
+    from .timetable import Milliseconds, Timetable
 
 # seconds between two searches for due occurrences; so an occurrence that is late by less than this was not missed
 SKIP_GRACE = 20.0

@@ -3,6 +3,8 @@ jobs."""
 
 from __future__ import annotations
 
+import datetime as dt
+import functools
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
@@ -26,8 +28,12 @@ from multiq.control.flags import schedules_mark
 from multiq.errors import PayloadInvalid
 from multiq.formatting import shown
 
+from .cron import Cron, check_cron
+from .every import Every
 from .jitter import digest, with_jitter
-from .next_due import SECOND, TIME_OF_DAY, Milliseconds, Timetable, moment, timetable, zones_version
+from .time_zones import find_zone, zones_version
+from .times_of_day import TIME_OF_DAY, TimesOfDay
+from .timetable import SECOND, Milliseconds, Timetable, moment
 
 if TYPE_CHECKING:
     from multiq.backend import Enqueue, Note, Step
@@ -213,6 +219,21 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def key(self) -> str:
         return key_of(self.definition.name)
+
+
+@functools.lru_cache(maxsize=4096)
+def timetable(cron: str, every: Milliseconds, at: tuple[str, ...], zone: str) -> Timetable:
+    """Return the timetable of checked options.
+
+    Raises ``ScheduleInvalid`` if this machine does not know the zone, or if its cron library refuses the expression.
+    """
+    if every:
+        return Every(every)
+    place = find_zone(zone)
+    if at:
+        return TimesOfDay(at, place)
+    check_cron(cron)  # a process with another version of the library may have stored the expression
+    return Cron(cron, dt.UTC if zone == "UTC" else place)  # dt.UTC is ten times as fast
 
 
 def key_of(name: str) -> str:

@@ -11,9 +11,9 @@ from multiq.backend import State, Version
 from multiq.errors import JobNotFound, JobReserved, PayloadInvalid, ScheduleInvalid
 
 from . import record as records
-from .next_due import SECOND
 from .record import occurrence_id
 from .stored import carry_on, homes
+from .timetable import SECOND
 
 if TYPE_CHECKING:
     from multiq.backend import Backend, Note

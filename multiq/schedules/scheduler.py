@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq.backend import Enqueue, NewJob, Put, Version
-from multiq.envelope import decode_envelope, encode_envelope
 from multiq.errors import (
     BackendError,
     EnqueueRefused,
@@ -39,35 +38,34 @@ from multiq.errors import (
     Unsupported,
 )
 from multiq.ids import new_id
-from multiq.job import HEADER_DELAY, describe
+from multiq.job import describe
 
 from . import record as records
 from .adding import alone
-from .next_due import SECOND, zones_version
-from .occurrences import DECIDE, NEVER, plan
+from .occurrence_job import encoded, envelope_of, job_of
+from .overlap import DECIDE, NEVER, plan
 from .record import AHEAD_MOST, BORN, HOME, MAX_JOBS, Record, occurrence_id, timestamp
 from .removing import remove_copies
 from .stored import carry_on, changes_of, homes, is_there, notes_of, store_all
+from .time_zones import zones_version
+from .timetable import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from multiq.app import App
-    from multiq.backend import Backend, Note, Step, Terms
-    from multiq.envelope import Envelope
+    from multiq.backend import Backend, Note, Step
 
-    from .next_due import Milliseconds
-    from .occurrences import Plan
+    from .overlap import Plan
     from .record import Definition
+    from .timetable import Milliseconds
 
 _log = logging.getLogger("multiq.schedules")
 
 EVERY = 20.0  # seconds between two looks
 AHEAD = 60.0  # the longest time in seconds between making an occurrence and its due time
 JITTER = 0.2  # the share of ``EVERY`` by which looks vary, so that many schedulers do not look at the same moment
-HEADER_NAME = "multiq-schedule"
-HEADER_OCCURRENCE = "multiq-occurrence"
 
 _RELOAD_EVERY = 1800.0  # seconds
 _BASE_FOR = 10.0  # seconds after which the time is read again: a clock may be set, or stop during a suspend
@@ -79,8 +77,6 @@ _RELOAD_LATER = 600 * SECOND
 _MOST_BYTES = 1_000_000  # of the notes and jobs of one call
 _WITH_ERRORS = 10.0  # seconds after which a look with an error ends, because each error may take a whole timeout
 _SHORTEST = 0.25  # seconds between two looks
-_EXPIRED = 1e-6  # seconds
-_ROUNDING = 2e-6  # seconds; a time as a float is exact to a quarter of a microsecond
 
 
 class _Entry:
@@ -464,7 +460,7 @@ class Scheduler:
         from multiq.outgoing import around_occurrences
         from multiq.task import CallOptions
 
-        envelopes = [_envelope_of(definition, occurrence, now, max_body) for occurrence in made]
+        envelopes = [envelope_of(definition, occurrence, now, max_body) for occurrence in made]
         calls = [
             (
                 envelope,
@@ -487,7 +483,7 @@ class Scheduler:
             except Exception as exc:
                 raise _MiddlewareError(f"middleware failed: {describe(exc)}") from exc
         return [
-            _encoded(definition, occurrence, now, envelope, max_body)
+            encoded(definition, occurrence, now, envelope, max_body)
             for envelope, occurrence in zip(envelopes, made, strict=True)
         ]
 
@@ -625,52 +621,6 @@ class Scheduler:
         if text not in self._complaints:
             self._complaints.add(text)
             _log.warning("%s", text)
-
-
-def job_of(definition: Definition, occurrence: Milliseconds, now: float, max_body: int) -> NewJob:
-    """Return the job of an occurrence. *now*: the server's time, in seconds, or an earlier time.
-
-    Raises ``PayloadInvalid``.
-    """
-    return _encoded(definition, occurrence, now, _envelope_of(definition, occurrence, now, max_body), max_body)
-
-
-def _envelope_of(definition: Definition, occurrence: Milliseconds, now: float, max_body: int) -> Envelope:
-    ahead = definition.due(occurrence) / SECOND - now
-    envelope = decode_envelope(bytes(definition.body), max_body=max_body)
-    envelope.headers = envelope.headers | {
-        HEADER_NAME: definition.name,
-        HEADER_OCCURRENCE: timestamp(occurrence),
-        HEADER_DELAY: f"{ahead:.6f}",
-    }
-    if definition.expires:
-        # An expiry is counted from the enqueue. 0 means no expiry.
-        envelope.expires = max(definition.expires + ahead, _EXPIRED)
-    return envelope
-
-
-def _encoded(definition: Definition, occurrence: Milliseconds, now: float, envelope: Envelope, max_body: int) -> NewJob:
-    ahead = definition.due(occurrence) / SECOND - now
-    delay = ahead + _ROUNDING if ahead > 0 else 0.0
-    body = encode_envelope(envelope, max_body=max_body)
-    own_id = occurrence_id(definition.name, occurrence)
-    return NewJob(body, own_id, definition.priority, delay, definition.ttr, _terms_of(definition, occurrence, delay))
-
-
-def _terms_of(definition: Definition, occurrence: Milliseconds, delay: float) -> Terms | None:
-    """Return the terms of an occurrence's job.
-
-    The job may replace the previous occurrence's job before that job is due, because jobs are made ahead of their time.
-    Then the due time of the previous job must not change. If it did, no job would ever become due.
-    """
-    terms = definition.terms
-    if terms is None or terms.unique is None or terms.unique.on_conflict != "replace":
-        return terms
-    following = definition.timetable.next(occurrence)
-    if following is None or following - occurrence > DECIDE + int(definition.jitter * SECOND):
-        return terms
-    longest = delay if terms.unique.max_wait is None else min(delay, terms.unique.max_wait)
-    return msgspec.structs.replace(terms, unique=msgspec.structs.replace(terms.unique, max_wait=longest))
 
 
 def _batches(

@@ -11,16 +11,16 @@ from multiq.backend import Drop, State, Version
 from multiq.errors import BackendError, JobNotFound
 
 from . import record as records
-from .next_due import SECOND
 from .record import CHANGES, HOME, PREFIX, Record
+from .timetable import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from multiq.backend import Backend, Note, Step
 
-    from .next_due import Milliseconds
     from .record import Definition
+    from .timetable import Milliseconds
 
 _PAGE = 1000  # notes that are read at once
 

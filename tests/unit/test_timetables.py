@@ -11,17 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiq.errors import ScheduleInvalid
-from multiq.schedules.next_due import (
-    Timetable,
-    check_cron,
-    check_every,
-    check_times,
-    find_zone,
-    library_versions,
-    milliseconds,
-    moment,
-    timetable,
-)
+from multiq.schedules.cron import check_cron
+from multiq.schedules.every import check_every
+from multiq.schedules.record import timetable
+from multiq.schedules.time_zones import find_zone, library_versions
+from multiq.schedules.times_of_day import check_times
+from multiq.schedules.timetable import Timetable, milliseconds, moment
 
 #: Zones with gaps and repetitions of an hour, of half an hour and of two hours, at night and at midnight, and with
 #: other rules than summer and winter.

@@ -1,4 +1,5 @@
-"""Decides which occurrences of a schedule are made now. This module uses neither a clock nor a connection."""
+"""Decides which occurrences of a schedule are made now, by its option ``overlap``. This module uses no clock and no
+connection."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from .misfire import missed_of
-from .next_due import SECOND
+from .timetable import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .next_due import Milliseconds, Timetable
     from .record import Record
+    from .timetable import Milliseconds, Timetable
 
 DECIDE = 2 * SECOND  # seconds before an occurrence: the time of the check whether the previous job is done (overlap)
 RETRY = 2 * SECOND  # seconds between two checks whether the previous occurrence is done (overlap="follow")
