@@ -7,9 +7,11 @@ memory of a worker.
 
 from __future__ import annotations
 
-from .composites import Batch, Chain, Group, batch, chain, group
+from .batches import Batch, batch
+from .chains import Chain, chain
 from .flow import Flow
 from .graph import Node
+from .groups import Group, group
 from .handle import FlowHandle, Flows
 from .progress import FlowProgress
 from .record import FlowInfo

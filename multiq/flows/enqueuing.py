@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.backend import Backend, NewJob, Step
 
-    from .composites import Batch
+    from .batches import Batch
     from .graph import Graph
     from .job_plans import Planned
     from .signature import Signature

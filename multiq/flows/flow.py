@@ -8,7 +8,11 @@ from .enqueuing import asend, send
 from .graph import Graph
 
 if TYPE_CHECKING:
+    import datetime as dt
+
+    from .graph import Composite
     from .handle import FlowHandle
+    from .signature import Signature
 
 
 class Flow(Graph):
@@ -38,3 +42,10 @@ class Flow(Graph):
         """``enqueue`` without blocking the event loop. If the coroutine is cancelled after the first call of the
         backend, the enqueue goes on."""
         return await asend(self.app, self.enqueue)
+
+
+def flow_of(part: Composite, name: str, keep: float | dt.timedelta, catch: Signature | None) -> Flow:
+    """Return a flow that consists of a chain or a group."""
+    flow = Flow(name, keep=keep, catch=catch)
+    part.add_to(flow)
+    return flow

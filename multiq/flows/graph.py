@@ -136,14 +136,6 @@ class Graph:
             raise FlowInvalid("catch must be an option of the whole flow here, not of a part of it")
         return part.add_to(self)
 
-    def follow(self, fragment: Fragment, earlier: Fragment) -> None:
-        """Let *fragment* run after *earlier*. Calls of *fragment* that lack an argument get the result of *earlier*."""
-        for entry in fragment.entries:
-            if entry.signature.lacks_argument():
-                entry.inputs.append((FIRST, earlier.value))
-                _mark_read(earlier.value)
-            entry.after |= dict.fromkeys(earlier.exits, "wait")
-
     @property
     def app(self) -> App:
         """The app of the flow's tasks. Raises ``FlowInvalid`` if there is no task, or if the tasks belong to several
@@ -168,7 +160,7 @@ class Graph:
             self._check_own(sources)
             node.inputs.append((where, sources if isinstance(value, list) else sources[0]))
             node.after |= dict.fromkeys(sources, on_failure)
-            _mark_read(sources)
+            mark_read(sources)
         self.nodes.append(node)
         return node
 
@@ -192,18 +184,24 @@ class Graph:
         return f"Flow({self.name!r}, {len(self.nodes)} jobs)"
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def checked(signature: object) -> Signature:
     if not isinstance(signature, Signature):
         raise FlowInvalid(f"a call must be made with task.s(...), got {shown(signature)}")
     return signature
+
+
+def check_parts(parts: tuple[Part, ...], what: str) -> list[Part]:
+    """Return the parts of a chain or a group as a list. Raises ``FlowInvalid``."""
+    if not parts:
+        raise FlowInvalid(f"{what} must have at least one part, got none")
+    if len(parts) == 1 and isinstance(parts[0], Iterable) and not isinstance(parts[0], str):
+        raise FlowInvalid(f"{what} must have its parts as arguments, got a {type(parts[0]).__name__}: write *parts")
+    return list(parts)
+
+
+def mark_read(value: Node | list[Node]) -> None:
+    for node in value if isinstance(value, list) else [value]:
+        node.is_read = True
 
 
 def _nodes_in(value: object) -> list[Node]:
@@ -215,6 +213,9 @@ def _nodes_in(value: object) -> list[Node]:
     return []
 
 
-def _mark_read(value: Node | list[Node]) -> None:
-    for node in value if isinstance(value, list) else [value]:
-        node.is_read = True
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multiq.backend import Step
     from multiq.job import JobHandle
 
-    from .composites import Batch
+    from .batches import Batch
     from .graph import Graph
 
 _ADDED_AT_ONCE = MAX_STEPS - 2  # the other two are the record's ``Put`` and the arrival at the last job
