@@ -21,12 +21,13 @@ from .errors import (
 )
 from .events import Events
 from .formatting import shown
+from .ids import check_id
 from .job import JobHandle, read_ref
 from .middleware import AppChain
 from .queue import Queue
 from .registry import Registrar, Tasks, check_free, check_schedule_free, make_task, not_loaded
 from .settings.loader import load_settings
-from .validation import check_count, check_id, check_name
+from .validation import check_count, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from .backend import Backend, Gate, UniqueKey
+    from .call_options import CallOptions
     from .envelope import Envelope, FlowPart
     from .limits import Limit
     from .outcome import JobOutcome
-    from .task import CallOptions
     from .unique import Unique
 
 P = ParamSpec("P")

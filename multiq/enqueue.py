@@ -24,10 +24,9 @@ from .errors import (
     EnqueuePartial,
     EnqueueUncertain,
 )
-from .ids import new_id, new_ids
+from .ids import check_new_ids, new_id, new_ids
 from .job import ExistingJobHandle, JobHandle
 from .outbox import store
-from .validation import check_new_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

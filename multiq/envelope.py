@@ -6,15 +6,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from .errors import PayloadInvalid, PayloadTooLarge
+from .json_check import check_json, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 ENVELOPE_VERSION = 1
 
@@ -32,8 +32,6 @@ END_TASK = "multiq.flow-end"
 #: The default of the setting max_body: the size in bytes of the largest JSON body that multiq makes or decodes.
 MAX_BODY_DEFAULT = 256 * 1024
 
-_MAX_DEPTH = 100
-_PLAIN = frozenset({str, int, bool, type(None)})
 
 #: The bounds that decoding checks, because another program may have written the envelope.
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -198,27 +196,11 @@ def refusal_of(body: bytes) -> str | None:
     except _UNREADABLE:
         return None
     if mark.refused is not None:
-        return f"the payload is refused: {_short(mark.refused, 500)}"
+        return f"the payload is refused: {shortened(mark.refused, 500)}"
     return (
-        f"the payload is sealed ({_short(', '.join(mark.seal)) or 'unknown'}), and this program has no keys: set "
+        f"the payload is sealed ({shortened(', '.join(mark.seal)) or 'unknown'}), and this program has no keys: set "
         "payload.sign and payload.encrypt, or payload.compress"
     )
-
-
-def check_json(value: Any, path: str = "value") -> None:
-    """Raise ``PayloadInvalid`` if JSON would change *value*, or cannot contain *value*. The error has the path of the
-    wrong part.
-
-    A tuple is allowed, although JSON turns a tuple into a list.
-    """
-    if type(value) not in _PLAIN:
-        _check(value, path, 0)
-
-
-def are_plain(values: Iterable[Any]) -> bool:
-    """Return whether all values have simple types that JSON always supports. ``are_plain`` is faster than
-    ``check_json``."""
-    return _PLAIN.issuperset(map(type, values))
 
 
 def _encode(value: Any, max_body: int) -> bytes:
@@ -226,39 +208,12 @@ def _encode(value: Any, max_body: int) -> bytes:
         body = _encoder.encode(value)
     except _UNWRITABLE as exc:
         culprits = _culprits(value, "value")
-        raise PayloadInvalid(f"{_short(next(culprits, 'value'))} cannot be written as JSON: {exc}") from exc
+        raise PayloadInvalid(f"{shortened(next(culprits, 'value'))} cannot be written as JSON: {exc}") from exc
     if len(body) > max_body:
         raise PayloadTooLarge(
             len(body), max_body, "store the data elsewhere and enqueue its key, or raise max_body in the settings"
         )
     return body
-
-
-def _check(value: Any, path: str, depth: int) -> None:
-    if depth > _MAX_DEPTH:
-        raise PayloadInvalid(f"{_short(path)} is nested more than {_MAX_DEPTH} deep, or contains itself")
-    if type(value) in _PLAIN or isinstance(value, str | int):
-        return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise PayloadInvalid(f"{_short(path)} is {value}, which JSON cannot hold: pass None or a string")
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            _check(item, f"{path}[{index}]", depth + 1)
-    elif isinstance(value, dict):
-        _check_dict(value, path, depth)
-    else:
-        raise PayloadInvalid(
-            f"{_short(path)} is of type {type(value).__qualname__}, which is not JSON: "
-            "pass strings, numbers, booleans, None, lists and dicts"
-        )
-
-
-def _check_dict(value: dict[Any, Any], path: str, depth: int) -> None:
-    for key, item in value.items():
-        if not isinstance(key, str):
-            raise PayloadInvalid(f"{_short(path)} has the key {key!r}: JSON's keys are strings")
-        _check(item, f"{path}.{key}", depth + 1)
 
 
 def _check_version(body: bytes) -> None:
@@ -293,8 +248,3 @@ def _culprits(value: Any, path: str) -> Iterator[str]:
             _encoder.encode(value)
         except _UNWRITABLE:
             yield path
-
-
-def _short(path: str, most: int = 80) -> str:
-    text = path.encode("utf-8", "backslashreplace").decode()  # a key may have characters that no terminal prints
-    return text if len(text) <= most else text[: most - 3] + "..."

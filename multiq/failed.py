@@ -14,8 +14,9 @@ from .control.flags import visible_queues
 from .delete import delete_job
 from .errors import JobAwaited, JobNotFailed, JobNotFound, JobReserved, MultiqError, OptionInvalid, UniqueTaken
 from .formatting import shown
+from .ids import check_id
 from .job import JobInfo
-from .validation import check_count, check_id, check_name, check_timeout
+from .validation import check_count, check_name, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

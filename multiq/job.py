@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 import threading
@@ -14,9 +13,8 @@ import msgspec
 
 from . import timeout_notices
 from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
-from .envelope import check_json, decode_json, encode_json
+from .envelope import decode_json
 from .errors import (
-    ArgumentsInvalid,
     BackendUnavailable,
     JobNotFound,
     JobSettled,
@@ -26,11 +24,13 @@ from .errors import (
 )
 from .failure_record import Failure, decode_failure
 from .formatting import shown
-from .memo import check_progress, check_step, decode_memo
+from .ids import check_id
+from .job_steps import arun_step, run_step
+from .memo import check_progress, decode_memo
 from .outcome import decode_outcome
 from .retry import DEFAULT
 from .timeout_notices import Notice, pending
-from .validation import check_delay, check_id, check_name, check_priority, check_reason, check_timeout
+from .validation import check_delay, check_name, check_priority, check_reason, check_timeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -53,7 +53,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NOTICE_EVERY = 0.1  # seconds between two checks of the waiting job's timeout
-_STEP_MAX = 2**31  # bytes
 
 
 class JobHandle:
@@ -553,28 +552,11 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         - ``BackendError``: the backend did not answer before the lease ended.
         - ``Unsupported``: the backend keeps no memos. The function was not called.
         """
-        memo, name = self._memo(), check_step(name)
-        stored = memo.find_step(name)
-        if stored is None:
-            if inspect.iscoroutinefunction(function):
-                raise ArgumentsInvalid(f"step {name!r} must have a plain function: await astep(...) for a coroutine")
-            stored = _encode_step(name, function())
-            memo.store_step(name, stored)
-            if timeout_notices.pending:
-                timeout_notices.raise_if_pending()
-        return decode_json(stored)
+        return run_step(self._memo(), name, function)
 
     async def astep(self, name: str, function: Callable[[], Awaitable[Any]]) -> Any:
         """``step`` for a coroutine function, without blocking the event loop."""
-        import asyncio
-
-        memo, name = self._memo(), check_step(name)
-        stored = memo.find_step(name)
-        if stored is None:
-            value = function()
-            stored = _encode_step(name, await value if inspect.isawaitable(value) else value)
-            await asyncio.to_thread(memo.store_step, name, stored)
-        return decode_json(stored)
+        return await arun_step(self._memo(), name, function)
 
     @property
     def is_cancelled(self) -> bool:
@@ -647,11 +629,6 @@ def first_wait(job: JobContext) -> float | None:
     except ValueError:  # another program has written the header
         return None
     return wait if math.isfinite(wait) else None
-
-
-def _encode_step(name: str, value: Any) -> bytes:
-    check_json(value, f"the value of step {name}")
-    return encode_json(value, max_body=_STEP_MAX)  # in effect no limit, because the memo's limit is smaller
 
 
 running: ContextVar[JobContext] = ContextVar("multiq_running_job")

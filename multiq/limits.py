@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .app import App
     from .backend import Backend, LimitState, NewJob
-    from .task import CallOptions
+    from .call_options import CallOptions
 
 States: TypeAlias = "list[LimitState]"
 

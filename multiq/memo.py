@@ -7,7 +7,7 @@ errors of its earlier attempts.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .backend import Lease
 
 _MESSAGE_MAX = 500  # the most characters of a progress message
-_STEP_NAME_MAX = 200  # characters
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -112,12 +111,3 @@ def check_progress(fraction: float, message: str) -> Progress:
         raise OptionInvalid(f"message must be text, got {shown(message)}")
     text = str.__str__(message).encode("utf-8", "replace").decode()
     return Progress(float(fraction), text if len(text) <= _MESSAGE_MAX else text[: _MESSAGE_MAX - 3] + "...")
-
-
-def check_step(name: Any) -> str:
-    """Check the name of a step. Raises ``OptionInvalid``."""
-    if not isinstance(name, str) or not 0 < len(name) <= _STEP_NAME_MAX or not name.isprintable():
-        raise OptionInvalid(
-            f"a step's name must be printable text of 1 to {_STEP_NAME_MAX} characters, got {shown(name)}"
-        )
-    return str.__str__(name)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
     from .app import App
     from .backend import Consumer
+    from .call_options import CallOptions
     from .job import JobContext
-    from .task import CallOptions, Task
+    from .task import Task
 
 _log = logging.getLogger("multiq.middleware")
 

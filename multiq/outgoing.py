@@ -11,20 +11,21 @@ import msgspec
 from .backend import NewJob
 from .enqueue import add_jobs, handles_of, make_job
 from .errors import EnqueueUncertain, JobExists, OptionInvalid
-from .ids import new_id, new_ids
+from .ids import check_new_ids, new_id, new_ids
 from .job import JobHandle
 from .middleware import AroundEnqueue, Outgoing, Sending
-from .validation import check_headers, check_new_ids
+from .validation import check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .app import App
     from .backend import Backend, Terms
+    from .call_options import CallOptions
     from .envelope import Envelope
     from .flows.signature import Signature
     from .limits import Limit
-    from .task import CallOptions, Task
+    from .task import Task
 
 
 def send(

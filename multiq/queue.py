@@ -15,14 +15,13 @@ from .enqueue import put, put_one
 from .envelope import encode_json, refusal_of
 from .errors import ArgumentsInvalid, BackendError, OptionInvalid, QueueEmpty
 from .formatting import shown
+from .ids import check_id, check_new_id
 from .job import Job, JobHandle, JobInfo, JobPage
 from .validation import (
     check_count,
     check_cursor,
     check_delay,
-    check_id,
     check_name,
-    check_new_id,
     check_priority,
     check_queue,
     check_reason,

@@ -10,11 +10,12 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypedDict, TypeVar, overload
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
+from .call_options import CallOptions
 from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, ScheduleExists, TaskExists, TaskNotIncluded
 from .formatting import shown
 from .middleware import Chain
 from .retry import DEFAULT, MAX_CRASHES_DEFAULT, RetryPolicy, to_backoff, to_error_rules
-from .task import CallOptions, Task
+from .task import Task
 from .validation import (
     check_count,
     check_expires,

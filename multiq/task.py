@@ -6,15 +6,16 @@ import copy
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
-import msgspec
-
 from .arguments import ArgumentCheck
-from .backend import MAX_GATES, PRIORITY_DEFAULT, TTR_DEFAULT, Gate, Terms
+from .backend import MAX_GATES, Gate, Terms
+from .call_options import CallOptions
 from .enqueue import put, put_one
-from .envelope import ENVELOPE_VERSION, FLOW_VERSION, Envelope, are_plain, check_json, encode_envelope
+from .envelope import ENVELOPE_VERSION, FLOW_VERSION, Envelope, encode_envelope
 from .errors import ArgumentsInvalid, OptionInvalid, TaskNotIncluded
 from .formatting import shown
-from .retry import ErrorRules, RetryPolicy, tighter
+from .ids import check_new_id
+from .json_check import are_plain, check_json
+from .loosening import bounded_policy, bounded_timeout, refuse_looser
 from .validation import (
     check_count,
     check_delay,
@@ -22,7 +23,6 @@ from .validation import (
     check_headers,
     check_keep,
     check_name,
-    check_new_id,
     check_priority,
     check_queue,
     check_timeout,
@@ -42,37 +42,11 @@ if TYPE_CHECKING:
     from .limits import Limit
     from .middleware import Chain
     from .registry import Tasks
+    from .retry import ErrorRules, RetryPolicy
     from .unique import Unique
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one job of a task. All values are checked. Times are in seconds."""
-
-    queue: str
-    priority: int = PRIORITY_DEFAULT
-    delay: float = 0.0
-    ttr: float = TTR_DEFAULT
-    connection: Any = None
-    id: str | None = None
-    max_attempts: int | None = None
-    max_crashes: int | None = None
-    retry_for: float | None = None
-    timeout: float | None = None
-    headers: dict[str, str] = {}
-    keep: float = 0.0
-    expires: float | None = None
-    unique: Unique | None = None
-    limits: tuple[Limit, ...] = ()
-    has_terms: bool = False
-    """Whether the task has *unique* or *limits*. Without *unique* and *limits*, an enqueue needs no further check."""
-
-    def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "has_terms", self.unique is not None or bool(self.limits))
-        if self.unique is not None and self.limits:
-            _refuse_permits(self.unique, self.limits)
 
 
 class _AppOfRegistry:
@@ -253,8 +227,8 @@ class Task(Generic[P, R]):
         if seconds:
             self._refuse_late(seconds, expires)
         if not self.loosen:
-            self._refuse_looser(
-                max_attempts=max_attempts, max_crashes=max_crashes, retry_for=retry_for, timeout=timeout
+            refuse_looser(
+                self, max_attempts=max_attempts, max_crashes=max_crashes, retry_for=retry_for, timeout=timeout
             )
         return call
 
@@ -298,20 +272,13 @@ class Task(Generic[P, R]):
         """
         if envelope.max_attempts is None and envelope.max_crashes is None and envelope.retry_for is None:
             return self.policy
-        own = self.policy
-        asked = RetryPolicy(
-            max_attempts=own.max_attempts if envelope.max_attempts is None else envelope.max_attempts,
-            max_crashes=own.max_crashes if envelope.max_crashes is None else envelope.max_crashes,
-            retry_for=own.retry_for if envelope.retry_for is None else envelope.retry_for,
-            backoff=own.backoff,
-        )
-        return asked if self.loosen else own.bounded(asked)
+        return bounded_policy(self.policy, envelope, loosen=self.loosen)
 
     def timeout_of(self, envelope: Envelope) -> float | None:
         """Return the seconds that one job may run. 0 and None mean that there is no limit."""
         if envelope.timeout is None:
             return self.timeout
-        return envelope.timeout if self.loosen else tighter(self.timeout or 0.0, envelope.timeout)
+        return bounded_timeout(self.timeout, envelope.timeout, loosen=self.loosen)
 
     def for_app(self, app: App) -> Task[P, R]:
         """Return the copy of this task that belongs to *app*, for calls like ``task.for_app(app).enqueue(...)``.
@@ -410,22 +377,6 @@ class Task(Generic[P, R]):
             raise OptionInvalid(
                 f"the delay must be shorter than expires={limit:g} seconds, got {delay:g}: both begin at the enqueue, "
                 "so the job would never start"
-            )
-
-    def _refuse_looser(self, **asked: float | None) -> None:
-        """Raise ``OptionInvalid`` for limits that are looser than the task's limits."""
-        own = {
-            "max_attempts": self.policy.attempts(),
-            "max_crashes": self.policy.max_crashes,
-            "timeout": self.timeout,
-        }
-        for name, value in asked.items():
-            limit = self.policy.retry_for if name == "retry_for" else own[name] or None
-            if value is None or limit is None or (value <= limit and (value or name == "retry_for")):
-                continue
-            raise OptionInvalid(
-                f"{name} must be at most {limit:g}, the limit of task {self.name}, got {value:g}: register the task "
-                "with a looser limit, or with loosen=True, which allows jobs to have looser limits than the task"
             )
 
     def _send(
@@ -661,18 +612,3 @@ def _is_coroutine(function: Callable[..., Any]) -> bool:
 
 def _optional_count(value: int | None, name: str) -> int | None:
     return None if value is None else check_count(value, name, least=0)
-
-
-def _refuse_permits(unique: Unique, limits: Sequence[Limit]) -> None:
-    """Raise ``OptionInvalid`` for limits with permits and a key that a job has only until it is reserved.
-
-    A worker reserves a job to ask for its permits, and gives the job back if a permit is refused. Without its key in
-    between, any number of jobs of one key could wait.
-    """
-    for limit in limits:
-        if limit.scope == "app" and (unique.follows or unique.until == "reserved"):
-            given = "on_conflict='follow'" if unique.follows else "until='reserved'"
-            raise OptionInvalid(
-                f"limit {limit.name} must have scope='queue' with {given}, got scope='app': a job that asks for a "
-                "permit is reserved, so it does not have its unique key while it waits"
-            )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import msgspec
 
 from .backend.unique import UniqueKey, UniqueUntil
-from .envelope import check_json
 from .errors import OptionInvalid
 from .formatting import shown
+from .json_check import check_json
 from .validation import check_timeout
 
 if TYPE_CHECKING:

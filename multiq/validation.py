@@ -15,11 +15,10 @@ from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid
 from .formatting import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 COUNT_MAX = 2**31 - 1
 REASON_MAX = 2000  # characters
-_ID_MAX = 200  # characters: a UUID has 36 characters, and MySQL's column has room for 254 bytes
 
 NAME_RULE = "1 to 128 letters, digits, '_', '.' or '-' (ASCII), beginning with a letter, digit or '_'"
 
@@ -127,42 +126,6 @@ def check_count(count: int, name: str, *, least: int = 1) -> int:
     if number is None or not least <= number <= COUNT_MAX:
         raise OptionInvalid(f"{name} must be a whole number from {least} to {COUNT_MAX}, got {shown(count)}")
     return number
-
-
-def check_id(job_id: str) -> str:
-    """Return *job_id*. Raises ``OptionInvalid`` if *job_id* cannot be the id of a job."""
-    if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
-        raise OptionInvalid(f"a job's id must be the text that enqueue returned (handle.id), got {shown(job_id)}")
-    return job_id
-
-
-def check_new_id(job_id: str, name: str = "id") -> str:
-    """Return the id that a caller chose for a new job. Raises ``OptionInvalid`` if the id is not one word of printable
-    ASCII."""
-    if not isinstance(job_id, str):
-        raise OptionInvalid(
-            f"{name}={shown(job_id)} must be text, got {type(job_id).__name__}: pass str(...) of it, or leave it out, "
-            "and multiq makes an id"
-        )
-    if not (0 < len(job_id) <= _ID_MAX and job_id.isascii() and job_id.isprintable() and " " not in job_id):
-        raise OptionInvalid(
-            f"{name}={shown(job_id)} must be one word of ASCII, of 1 to {_ID_MAX} characters, got {len(job_id):,} "
-            "characters: pass a hash of it, or leave it out, and multiq makes an id"
-        )
-    return job_id if type(job_id) is str else "".join(job_id)
-
-
-def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
-    """Return the ids for *count* new jobs. Raises ``OptionInvalid`` if two ids are equal."""
-    if isinstance(ids, str | bytes):
-        raise OptionInvalid(f"ids must be a list with one id for each job, got {shown(ids)}")
-    checked = [check_new_id(job_id, f"ids[{at}]") for at, job_id in enumerate(ids)]
-    if len(checked) != count:
-        raise OptionInvalid(f"ids must have one id for each job, got {len(checked)} for {count} jobs")
-    if len({*checked}) < count:
-        twice = next(job_id for job_id in checked if checked.count(job_id) > 1)
-        raise OptionInvalid(f"ids must name each job once, got {shown(twice)} twice: only its first job would be added")
-    return checked
 
 
 def check_cursor(after: str | None) -> str | None:

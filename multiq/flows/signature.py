@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from multiq.errors import ArgumentsInvalid
 
 if TYPE_CHECKING:
-    from multiq.task import CallOptions, Task
+    from multiq.call_options import CallOptions
+    from multiq.task import Task
 
 
 class Signature:

@@ -196,8 +196,8 @@ class Schedules:
         envelope.headers = envelope.headers | {HEADER_NAME: name}
         if not self._app.intercepts:
             return self._put(definition, envelope)
+        from multiq.call_options import CallOptions
         from multiq.outgoing import around_occurrences
-        from multiq.task import CallOptions
 
         options = CallOptions(
             queue=definition.queue, priority=definition.priority, ttr=definition.ttr, headers=envelope.headers

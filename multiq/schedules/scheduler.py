@@ -457,8 +457,8 @@ class Scheduler:
         max_body = self._app.settings.max_body
         if not self._app.intercepts:
             return [job_of(definition, occurrence, now, max_body) for occurrence in made]
+        from multiq.call_options import CallOptions
         from multiq.outgoing import around_occurrences
-        from multiq.task import CallOptions
 
         envelopes = [envelope_of(definition, occurrence, now, max_body) for occurrence in made]
         calls = [

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .enqueued import Enqueued
-    from .fake_backend import FakeBackend
-    from .fakes import Fake, fake, sync
+    from .fakes import Fake, FakeBackend, fake, sync
     from .null_backend import NullBackend
     from .sync_backend import SyncBackend
 
@@ -20,7 +19,7 @@ __all__ = ["Enqueued", "Fake", "FakeBackend", "NullBackend", "SyncBackend", "fak
 _MODULES = {
     "Enqueued": "enqueued",
     "Fake": "fakes",
-    "FakeBackend": "fake_backend",
+    "FakeBackend": "fakes",
     "NullBackend": "null_backend",
     "SyncBackend": "sync_backend",
     "fake": "fakes",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multiq.json_types import Codec
 
     from .enqueued import Enqueued
-    from .fake_backend import FakeBackend
+    from .fakes import FakeBackend
 
 
 class Assertions:

@@ -14,7 +14,7 @@ from multiq.formatting import shown
 if TYPE_CHECKING:
     from multiq.backend import NewJob
 
-    from .fake_backend import FakeBackend
+    from .fakes import FakeBackend
 
 
 class Enqueued(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from multiq.driverkit.clock import SECOND
+import msgspec
+
+from multiq.backend import Enqueue
+from multiq.backend.memory import MemoryBackend
+from multiq.driverkit.clock import SECOND, ManualClock
 from multiq.errors import ArgumentsInvalid
 from multiq.formatting import shown
 from multiq.validation import check_timeout
 
 from .assertions import Assertions
-from .fake_backend import FakeBackend
+from .inline_backend import InlineBackend
 from .sync_backend import SyncBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from multiq.app import App
+    from multiq.backend import NewJob, Step, Version
 
 
 class Fake(Assertions):
@@ -49,6 +54,36 @@ class Fake(Assertions):
             raise error
 
 
+class FakeBackend(InlineBackend):
+    """Keeps all enqueued jobs, and has a clock that the test moves. ``fake`` makes this backend."""
+
+    declared = msgspec.structs.replace(MemoryBackend.declared, backend="fake")
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        super().__init__(clock=self.clock)
+        self.sent: list[tuple[str, NewJob, int]] = []
+        """For each enqueue: the queue, the job, and the time in nanoseconds of ``clock``."""
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        with self._store.lock:
+            known = self._store.queue(queue, self.clock()).jobs
+            is_new = [job.id not in known for job in jobs]
+            ids = super().enqueue(queue, jobs, connection=connection)
+            self.sent += [
+                (queue, job, self.clock())
+                for job, new, stored_id in zip(jobs, is_new, ids, strict=True)
+                if new and (stored_id == job.id or _replaces(job))
+            ]
+        return ids
+
+    def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
+        is_done = super().carry_out(steps, when=when)
+        if is_done:
+            self.sent += [(step.queue, step.job, self.clock()) for step in steps if isinstance(step, Enqueue)]
+        return is_done
+
+
 @contextlib.contextmanager
 def fake(app: App) -> Iterator[Fake]:
     """Give *app* a fake connection within a ``with`` block. Nothing runs before ``run`` or ``advance``."""
@@ -71,3 +106,10 @@ def _check_app(app: object) -> None:
 
     if not isinstance(app, App):
         raise ArgumentsInvalid(f"the testing kit must have a multiq.App, got {shown(app)}")
+
+
+def _replaces(job: NewJob) -> bool:
+    """Whether a duplicate job replaces the existing job. A duplicate that does not replace the existing job is not
+    stored."""
+    unique = None if job.terms is None else job.terms.unique
+    return unique is not None and unique.on_conflict == "replace"

@@ -48,7 +48,6 @@ PLAIN = {
     "FailedListing.queues": "belongs to the iteration",
     "Flow.add": "changes the flow before it is enqueued",
     "Flow.add_part": "changes the flow before it is enqueued",
-    "Flow.follow": "changes the flow before it is enqueued",
     "FlowHandle.open": "belongs to the enqueue of a flow",
     "FlowHandle.sweep": "belongs to Flows.sweep",
     "Flows.get": "constructs a handle",

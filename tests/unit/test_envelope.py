@@ -26,13 +26,13 @@ from multiq.envelope import (
     FlowPart,
     Input,
     Tell,
-    check_json,
     decode_envelope,
     decode_json,
     encode_envelope,
     encode_json,
 )
 from multiq.errors import PayloadInvalid, PayloadTooLarge
+from multiq.json_check import check_json
 
 GOLDEN = Path(__file__).parent / "golden" / "envelope_v1"
 GOLDEN_FLOWS = Path(__file__).parent / "golden" / "envelope_v2"

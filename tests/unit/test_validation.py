@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from multiq.backend import DELAY_MAX, PRIORITY_MAX, check_state, check_states
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.formatting import shown
+from multiq.ids import check_id
 from multiq.validation import (
     REASON_MAX,
     check_count,
     check_delay,
-    check_id,
     check_priority,
     check_reason,
     check_timeout,

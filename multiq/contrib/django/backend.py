@@ -14,9 +14,9 @@ from django.utils import timezone
 from multiq.async_calls import run
 from multiq.control.flags import visible_queues
 from multiq.errors import BackendNotInstalled, ConnectionElsewhere, NameInvalid, OptionInvalid
-from multiq.ids import new_id
+from multiq.ids import check_id, new_id
 from multiq.task import TaskCall
-from multiq.validation import check_delay, check_id, check_queue
+from multiq.validation import check_delay, check_queue
 
 from .apps_of_backends import app_for
 from .checking import check_app
