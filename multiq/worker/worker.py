@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import logging
 import os
 import signal
@@ -36,12 +35,22 @@ from .processes.scheduling import schedule_on_thread
 from .processes.shared_state import SharedState
 from .processes.sidecar import Sidecar
 from .processes.signal_inbox import SignalInbox
-from .processes.supervisor import ABORT, HANDLED, KILL_MARGIN, Supervisor, log_waiting
+from .processes.signals import (
+    ABORT,
+    HANDLED_BY_CHILD,
+    HANDLED_BY_SUPERVISOR,
+    actions_alone,
+    actions_of_child,
+    handled_alone,
+    stop_or_abort,
+)
+from .processes.stack_dump import dumping_stacks
+from .processes.supervisor import KILL_MARGIN, Supervisor
 
 if TYPE_CHECKING:
     import socket
     import threading
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from multiq.app import App
 
@@ -211,7 +220,7 @@ class Worker:
         self._stop_early = True
         running = self._running
         if isinstance(running, WorkerProcess):
-            _stop(running)
+            stop_or_abort(running)
         elif running is not None:
             running.stop()
 
@@ -292,19 +301,15 @@ class Worker:
     ) -> int:
         """Run one process. A process without an *assignment* has no supervisor, so it waits for the end of the
         *previous* generation."""
-        taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if assignment is None:
-            # A command ends when its terminal closes, unless ``nohup`` has started the command. In other programs, the
-            # user's code handles SIGHUP.
-            hangs_up = self.owns_process and not fork.was_ignored(signal.SIGHUP)
-            inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if hangs_up else [])])
+            inbox = SignalInbox(handled_alone(owns_process=self.owns_process))
         else:
             if self._http is not None:
                 self._listener.close()
                 self._metrics.count(self._app.events, assignment.index)
-            inbox = SignalInbox([*taken, ABORT], assignment.lifeline)
+            inbox = SignalInbox(HANDLED_BY_CHILD, assignment.lifeline)
         # Threads inherit blocked signals, so the inbox unblocks them before the first thread starts.
-        with inbox, _dump_threads_on_sigquit(on=inbox.installed):
+        with inbox, dumping_stacks(on=inbox.installed):
             process = self._make_process(assignment, inbox)
             self._running = process
             if self._stop_early:
@@ -314,7 +319,7 @@ class Worker:
                     process.pause()
                 for number in noted_signals():
                     inbox.put(number)
-            inbox.serve(_actions(process, previous, is_supervised=assignment is not None))
+            inbox.serve(actions_alone(process, previous) if assignment is None else actions_of_child(process))
             if not self._force:  # signals are served before, because a silent backend delays this call
                 process.obey_down(lambda: _is_down(self._app))
             with process.interrupting() if inbox.installed else contextlib.nullcontext():
@@ -368,7 +373,7 @@ class Worker:
         )
         # The handlers inherited from the supervisor stay installed, but have no effect in the sidecar.
         fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED_BY_SUPERVISOR})
         relay_on_thread(self._app)  # after the mask is set, which threads inherit
         return sidecar.run()
 
@@ -414,56 +419,6 @@ def _is_down(app: App) -> bool:
         return Control(app.backend).is_down()
     except MultiqError:  # the worker reports the error, and retries
         return False
-
-
-@contextlib.contextmanager
-def _dump_threads_on_sigquit(*, on: bool) -> Iterator[None]:
-    """While the block lasts, SIGQUIT writes the stack of each thread, even if C code holds the GIL."""
-    # stderr is missing, or has no file descriptor
-    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
-        if on:
-            faulthandler.register(signal.SIGQUIT, all_threads=True)
-    try:
-        yield
-    finally:
-        if on:
-            faulthandler.unregister(signal.SIGQUIT)
-
-
-def _actions(
-    process: WorkerProcess, previous: PreviousGeneration | None, *, is_supervised: bool
-) -> Mapping[signal.Signals, Callable[[], None]]:
-    """The action for each signal.
-
-    A supervised process reads from the shared state whether it is paused. SIGUSR2 and SIGCONT only wake the process.
-    """
-    if is_supervised:
-        return {
-            signal.SIGTERM: process.stop,
-            ABORT: process.abort,
-            signal.SIGUSR2: process.wake,
-            signal.SIGCONT: process.wake,
-        }
-    return {
-        signal.SIGTERM: lambda: _stop(process, previous, by_signal=True),
-        signal.SIGINT: lambda: _stop(process, previous, by_signal=True),
-        signal.SIGHUP: process.stop,
-        signal.SIGUSR2: process.pause,
-        signal.SIGCONT: process.resume,
-    }
-
-
-def _stop(process: WorkerProcess, previous: PreviousGeneration | None = None, *, by_signal: bool = False) -> None:
-    if process.is_stop_requested:
-        if previous is not None:
-            previous.send(ABORT)
-        process.abort(by_signal=by_signal)
-        return
-    if by_signal:
-        running = process.running
-        # This runs in a thread, because writing the log may hang, and the next signal must still be handled.
-        run_in_thread(lambda: log_waiting(running, process.grace))
-    process.stop()
 
 
 def _flush() -> None:

@@ -69,9 +69,9 @@ class Watched:
         """Start the program as a reload does. *meanwhile* is called while the program handles no signals yet."""
         reload = (
             "import os, signal, sys; from multiq.worker.processes.reload import reload_environment;"
-            "from multiq.worker.processes.supervisor import HANDLED;"
+            "from multiq.worker.processes.signals import HANDLED_BY_SUPERVISOR;"
             "reading, writing = os.pipe(); os.set_inheritable(writing, True);"
-            f"signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED); {meanwhile};"
+            f"signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_SUPERVISOR); {meanwhile};"
             f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], reload_environment(writing, []))"
         )
         self.start("-c", reload)

@@ -143,11 +143,11 @@ def test_a_third_signal_does_not_postpone_the_end() -> None:
     supervisor._previous = PreviousGeneration(set(), set())
     with supervisor._inbox:
         pass  # the sockets of this block are closed
-    supervisor._handle(signal.SIGTERM)
-    supervisor._handle(signal.SIGTERM)
+    supervisor.stop_children()
+    supervisor.stop_children()
     kill_at = supervisor._kill_at
     # When it gets another signal
-    supervisor._handle(signal.SIGTERM)
+    supervisor.stop_children()
     # Then it kills children that do not end at the same time as before
     assert supervisor._kill_at == kill_at
 

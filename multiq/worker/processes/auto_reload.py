@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from multiq.errors import ExtraNotInstalled
 
-from .reload import BLOCKED_SIGNALS, noted_signals, was_reloaded
+from .reload import noted_signals, was_reloaded
+from .signals import HANDLED_BY_SUPERVISOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -79,7 +80,7 @@ def wait_if_reloaded(problem: Exception) -> None:
     if not was_reloaded():
         return
     _log.error("the new code does not start: %s; the old processes keep running until the code is changed", problem)
-    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_SUPERVISOR)
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []
     while not came:

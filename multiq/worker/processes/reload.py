@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import fork
+from .signals import HANDLED_BY_SUPERVISOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,11 +29,6 @@ _RELOADED = "MULTIQ_RELOADED"
 _PROCESSES = "MULTIQ_RELOADED_PROCESSES"
 
 _POLL = 0.1  # seconds between two checks of the children by a worker without a supervisor
-
-BLOCKED_SIGNALS = frozenset(
-    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2, signal.SIGCONT}
-)
-"""The signals that a supervisor handles. These signals are blocked when a reloaded program starts."""
 
 _noted_signals: list[signal.Signals] = []
 _tokens: dict[signal.Signals, Any] = {}  # tokens that restore the handlers which ``note_signals`` has replaced
@@ -61,9 +57,9 @@ def note_signals() -> None:
     """After a reload, unblock the signals, and collect those that arrive for ``noted_signals``."""
     if not was_reloaded() or threading.current_thread() is not threading.main_thread():
         return
-    for number in BLOCKED_SIGNALS - {signal.SIGCHLD}:
+    for number in HANDLED_BY_SUPERVISOR - {signal.SIGCHLD}:
         _tokens[number] = fork.take_signal(number, note_signal)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_BY_SUPERVISOR)
 
 
 def note_signal(number: int, _frame: object = None) -> bool:

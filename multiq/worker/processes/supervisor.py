@@ -21,8 +21,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from multiq.formatting import many
-
 from . import fork
 from .child_record import Assignment, ProcessSlot
 from .exits import (
@@ -37,10 +35,12 @@ from .exits import (
     describe_exit,
 )
 from .inflight import DEAD, NEVER, WAITING
-from .reload import BLOCKED_SIGNALS, PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
+from .reload import PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
 from .reload_check import ReloadCheck
 from .respawn_backoff import YOUNG, respawn_backoff
 from .signal_inbox import SignalInbox
+from .signals import ABORT, HANDLED_BY_CHILD, HANDLED_BY_SUPERVISOR, actions_of_supervisor, log_waiting
+from .stack_dump import log_running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,15 +60,6 @@ _SIDECAR_LIMIT = 60.0  # seconds without a pass of the sidecar's loop, after whi
 _TABLE_RETRY = 0.25  # seconds between two searches for a free in-flight table
 _SUSPENDED = 1.5  # seconds between two passes of this loop; if the time is longer, the worker was suspended in between
 _RESUME_DELAY = 1.0  # seconds after a suspension; until then no process is killed, so that children can notify jobs
-
-FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
-HANDLED = tuple(BLOCKED_SIGNALS)
-ABORT = signal.SIGUSR1
-"""The supervisor sends this signal to children that are stopping, so that they end immediately. A second SIGTERM cannot
-have this meaning, because service managers send SIGTERM to the whole process group. So for one stop, a child may
-receive SIGTERM twice: from the service manager and from the supervisor.
-"""
-
 
 _REPLACED = {
     EXIT_OVERDUE: "had a job that ran on after its timeout, or after it was cancelled",
@@ -131,7 +122,8 @@ class Supervisor:
         self._kill_at = NEVER
         self._are_sidecars_signaled = False
         self._codes: list[int] = []
-        self._inbox = SignalInbox(HANDLED)
+        self._inbox = SignalInbox(HANDLED_BY_SUPERVISOR)
+        self._actions = actions_of_supervisor(self)
         self._ignores_hangups = fork.was_ignored(signal.SIGHUP)
         self._had_terminal = _has_terminal()
         self._is_waiting_for_table = False
@@ -164,7 +156,8 @@ class Supervisor:
                     self._reload()
                 self._kill_overdue()
                 for number in self._inbox.wait(self._wait_time()):
-                    self._handle(number)
+                    if number in self._actions:
+                        self._actions[number]()
             self._reload_check.end()
             if self._sidecar is None and any(table.state == DEAD for table in self._shared_state.tables):
                 self._start_sidecar()  # the sidecar died before it could settle the jobs of a last child
@@ -177,25 +170,39 @@ class Supervisor:
         """Do what SIGTERM does. A second call does what a second SIGTERM does. Thread-safe."""
         self._inbox.put(signal.SIGTERM)
 
-    def _handle(self, number: signal.Signals) -> None:
-        if number in {signal.SIGTERM, signal.SIGINT}:
-            self._stop_requests += 1
-            self._worker_row.stops = self._stop_requests
-            if self._stop_requests == 1:
-                log_waiting(sum(entry.is_running for slot in self._slots for entry in slot.entries()), self._grace)
-            kill_at = time.monotonic() + KILL_MARGIN + (self._grace if self._stop_requests == 1 else 0)
-            self._kill_at = min(self._kill_at, kill_at)  # further signals do not postpone the end
-            self._signal_all(signal.SIGTERM if self._stop_requests == 1 else ABORT)
-        elif number in FORWARDED:
-            self._worker_row.is_paused = number == signal.SIGUSR2
-            self._signal_all(number)  # wakes the children, which then read the shared state
-        elif number == signal.SIGQUIT:
-            self._log_running()
-            self._signal_all(number)
-        elif number == signal.SIGHUP and self._had_terminal and not self._ignores_hangups and not _has_terminal():
-            self._handle(signal.SIGTERM)  # the terminal was closed
-        elif number == signal.SIGHUP and not self._stop_requests and self._reload_check.begin():
+    # --- what a signal asks for (``signals``) ---
+
+    def stop_children(self) -> None:
+        """Let the children finish their running jobs within the grace. The second call aborts the children."""
+        self._stop_requests += 1
+        self._worker_row.stops = self._stop_requests
+        if self._stop_requests == 1:
+            log_waiting(sum(entry.is_running for slot in self._slots for entry in slot.entries()), self._grace)
+        kill_at = time.monotonic() + KILL_MARGIN + (self._grace if self._stop_requests == 1 else 0)
+        self._kill_at = min(self._kill_at, kill_at)  # further signals do not postpone the end
+        self._signal_all(signal.SIGTERM if self._stop_requests == 1 else ABORT)
+
+    def pause(self) -> None:
+        self._worker_row.is_paused = True
+        self._signal_all(signal.SIGUSR2)  # wakes the children, which then read the shared state
+
+    def resume(self) -> None:
+        self._worker_row.is_paused = False
+        self._signal_all(signal.SIGCONT)
+
+    def dump(self) -> None:
+        """Log the running jobs, and let the children write the stacks of their threads."""
+        log_running(self._slots)
+        self._signal_all(signal.SIGQUIT)
+
+    def reload_or_hang_up(self) -> None:
+        """Reload, with the check of the new code first. If the terminal was closed, stop instead."""
+        if self._had_terminal and not self._ignores_hangups and not _has_terminal():
+            self.stop_children()
+        elif not self._stop_requests and self._reload_check.begin():
             self._reload()
+
+    # --- the loop ---
 
     def _note_round(self) -> None:
         """Record the time of this pass of the loop. If the worker was suspended before this pass, kill no process yet.
@@ -215,16 +222,7 @@ class Supervisor:
         if self._worker_row.restarts > self._restarts:
             self._restarts = self._worker_row.restarts
             if not self._stop_requests:
-                self._handle(signal.SIGTERM)
-
-    def _log_running(self) -> None:
-        """Log a line for each running job. The children write the stacks of their own threads (``faulthandler``)."""
-        now = time.monotonic()
-        for slot in self._slots:
-            running = [entry for entry in slot.entries() if entry.is_running]
-            _log.warning("worker process %s runs %s", slot.pid, many(len(running), "job") if running else "no job")
-            for entry in running:
-                _log.warning("  [%s] %s for %.1f s", entry.held.queue, entry.held.id, now - entry.mark)
+                self.stop_children()
 
     # --- reloading ---
 
@@ -242,7 +240,7 @@ class Supervisor:
             is_paused=bool(self._worker_row.is_paused),
             processes=self._count_needed() if self._scales else None,
         )
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_SUPERVISOR)
         if self._ignores_hangups:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the new program reads this in ``was_ignored``
         try:
@@ -365,7 +363,7 @@ class Supervisor:
     def _fork(self, run_child: Callable[[], int], *, is_child: bool, table: InflightTable | None = None) -> int:
         fork.flush_streams()
         # Until the child has its own inbox, signals to the child would arrive in the supervisor's inbox.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, ABORT, *FORWARDED})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_CHILD)
         pid = -1
         try:
             pid = fork.fork_worker_process()
@@ -556,19 +554,6 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 
 def _what_next(slot: ProcessSlot, when: str = "") -> str:
     return f"starting another one{when}" if slot.is_needed else "the child was not needed, and is not replaced"
-
-
-def log_waiting(running: int, grace: float) -> None:
-    if running:
-        what = "them" if running > 1 else "it"
-        verb = "run" if running > 1 else "runs"
-        _log.info(
-            "stopping: waits for %s that %s, up to %.1f s; a second signal (Ctrl-C) gives %s back at once",
-            many(running, "job"),
-            verb,
-            grace,
-            what,
-        )
 
 
 def _has_terminal() -> bool:
