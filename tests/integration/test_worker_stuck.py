@@ -17,8 +17,7 @@ from worker_app import app, clutch, nap, quick, read_diary, suicide
 import multiq
 from multiq import State
 from multiq.worker.execution.daemon_threads import DaemonThreads
-from multiq.worker.processes.reload import PreviousGeneration
-from multiq.worker.processes.reload_check import ReloadCheck
+from multiq.worker.processes.reload import PreviousGeneration, ReloadCheck
 from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.supervisor import Supervisor
 

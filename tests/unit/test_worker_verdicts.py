@@ -26,7 +26,7 @@ from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
 from multiq.worker.processes.exits import EXIT_OVERDUE
 from multiq.worker.processes.inflight import DEAD, Held, InflightTable, InflightWriter
-from multiq.worker.processes.orphaned_children import OrphanedChildren
+from multiq.worker.processes.orphans import OrphanedChildren
 from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState

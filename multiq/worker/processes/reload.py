@@ -1,4 +1,7 @@
-"""The data that a reload passes to the re-executed program: the previous children and the lifeline of these children.
+"""A reload (SIGHUP): checks the new code, and executes the same command in the same process, with the new code.
+
+The supervisor begins a reload, and passes its children and their lifeline to the re-executed program in the
+environment. These previous children continue to work until the new program takes over.
 
 Signals stay blocked during the ``exec``, because the new program could not handle them yet. Processes that the app
 starts while it is imported would inherit the blocked signals. multiq therefore unblocks the signals as soon as it is
@@ -8,8 +11,11 @@ imported, and collects those that arrive (``note_signals``) until the supervisor
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,7 +24,9 @@ from . import fork
 from .signals import HANDLED_BY_SUPERVISOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_log = logging.getLogger("multiq.supervisor")
 
 #: Environment variable: the supervisor's pid, the descriptor of its lifeline, 1 for a paused worker, and the pids of
 #: the children. Negative numbers are pids of sidecars.
@@ -32,6 +40,72 @@ _POLL = 0.1  # seconds between two checks of the children by a worker without a 
 
 _noted_signals: list[signal.Signals] = []
 _tokens: dict[signal.Signals, Any] = {}  # tokens that restore the handlers which ``note_signals`` has replaced
+
+
+class ReloadCheck:
+    """Runs *command*, which exits with 0 if the current code starts. The supervisor does not wait for it.
+
+    *command* is None: every reload goes on without a check.
+    """
+
+    def __init__(self, command: Sequence[str] | None) -> None:
+        self._command = command
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_stale = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process of the running check."""
+        return None if self._process is None else self._process.pid
+
+    def begin(self) -> bool:
+        """Start the check. Returns True if there is no command, so that the reload goes on immediately."""
+        if self._command is None:
+            return True
+        if self._process is not None:
+            self._is_stale = True  # files may have changed after the running check read them
+            return False
+        self._is_stale = False
+        try:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command
+        except OSError:  # a deployment is replacing the interpreter, or the system refuses to start a process
+            _log.exception("the new code cannot be checked: the old code keeps running")
+        return False
+
+    def has_just_passed(self, *, is_stopping: bool) -> bool:
+        """Whether the check has passed since the last call, and the reload goes on. If files may have changed during
+        the check, this method starts the check again."""
+        if self._process is None or self._process.poll() is None:
+            return False
+        code, self._process = self._process.returncode, None
+        if self._is_stale and not is_stopping:
+            return self.begin()
+        if code:
+            _log.error("the new code does not start (exit code %d): the old code keeps running", code)
+        return not code and not is_stopping
+
+    def end(self) -> None:
+        """Kill the running check."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def re_execute(environment: dict[str, str], undo: Callable[[], None], *, ignores_hangups: bool) -> None:
+    """Execute the same command in this process. If that fails, call *undo* and return.
+
+    Signals stay blocked until the new program, or the old one after *undo*, can handle them.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_SUPERVISOR)
+    if ignores_hangups:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the new program reads this in ``was_ignored``
+    try:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
+    except OSError:
+        _log.exception("the command cannot be re-executed: the old code keeps running")
+        undo()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def reload_environment(

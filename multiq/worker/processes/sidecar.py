@@ -9,7 +9,7 @@
 - The sidecar decides how many processes a worker that scales needs (``scaling``).
 - The sidecar writes the health file, serves the HTTP pages, and answers viewers (``multiq top``).
 - When the supervisor dies, the sidecar declares the tables of ended children dead, kills children that do not end
-  (``orphaned_children``), and ends last.
+  (``orphans``), and ends last.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from multiq.errors import MultiqError
 from multiq.worker.execution.daemon_threads import run_in_thread
 
 from .inflight import FREE
-from .orphaned_children import OrphanedChildren
+from .orphans import OrphanedChildren
 from .recovery import Recovery
 from .relaying import Relaying
 from .scheduling import Scheduling

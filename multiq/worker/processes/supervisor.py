@@ -5,8 +5,7 @@ Children are forked, so the app and its tasks are loaded once. The supervisor op
 because a fork would copy both in an undefined state. Instead, a separate process, the sidecar, calls the backend, for
 example to settle the jobs of dead children.
 
-A reload (SIGHUP) executes the same command in the same process, with the current code. The previous children continue
-to work until the new program takes over. After that, the previous children are stopped, as if their supervisor had
+After a reload (``reload``), the supervisor of the new program stops the previous children, as if their supervisor had
 died.
 """
 
@@ -17,7 +16,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -35,8 +33,16 @@ from .exits import (
     describe_exit,
 )
 from .inflight import DEAD, NEVER, WAITING
-from .reload import PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
-from .reload_check import ReloadCheck
+from .orphans import reap_orphans
+from .reload import (
+    PreviousGeneration,
+    ReloadCheck,
+    is_child,
+    noted_signals,
+    re_execute,
+    reload_environment,
+    taking_over,
+)
 from .respawn_backoff import YOUNG, respawn_backoff
 from .signal_inbox import SignalInbox
 from .signals import ABORT, HANDLED_BY_CHILD, HANDLED_BY_SUPERVISOR, actions_of_supervisor, log_waiting
@@ -227,29 +233,21 @@ class Supervisor:
     # --- reloading ---
 
     def _reload(self) -> None:
-        """Execute the same command in this process. Signals stay blocked until the new program can handle them."""
         _log.warning("reloading: re-executing the command with the current code")
         fork.flush_streams()
-        children = [*self._previous.children, *(slot.pid for slot in self._slots if slot.pid is not None)]
-        sidecars = [*self._previous.sidecars, *([] if self._sidecar is None else [self._sidecar])]
         os.set_inheritable(self._lifeline_writer, True)
         environment = reload_environment(
             self._lifeline_writer,
-            children,
-            sidecars,
+            [*self._previous.children, *(slot.pid for slot in self._slots if slot.pid is not None)],
+            [*self._previous.sidecars, *([] if self._sidecar is None else [self._sidecar])],
             is_paused=bool(self._worker_row.is_paused),
             processes=self._count_needed() if self._scales else None,
         )
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_SUPERVISOR)
-        if self._ignores_hangups:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the new program reads this in ``was_ignored``
-        try:
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
-        except OSError:
-            _log.exception("the command cannot be re-executed: the old code keeps running")
-            os.set_inheritable(self._lifeline_writer, False)
-            self._inbox.reclaim_signals()
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        re_execute(environment, self._undo_reload, ignores_hangups=self._ignores_hangups)
+
+    def _undo_reload(self) -> None:
+        os.set_inheritable(self._lifeline_writer, False)
+        self._inbox.reclaim_signals()
 
     # --- scaling ---
 
@@ -413,14 +411,9 @@ class Supervisor:
             self._sidecar = None
             _log.error("the sidecar died; starting another one")
         if self._reaps_all:
-            self._reap_orphans()
-
-    def _reap_orphans(self) -> None:
-        """Reap orphans of jobs. Orphans become children of the supervisor if it is process 1."""
-        ours = {self._sidecar, self._reload_check.pid, *(slot.pid for slot in self._slots), *self._previous.pids}
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
-                os.waitpid(ended.si_pid, os.WNOHANG)
+            reap_orphans(
+                {self._sidecar, self._reload_check.pid, *(slot.pid for slot in self._slots), *self._previous.pids}
+            )
 
     def _note_end(self, slot: ProcessSlot, pid: int, status: int) -> None:
         table, now = slot.table, time.monotonic()

@@ -1,11 +1,13 @@
-"""Ends the children of a worker whose supervisor has died, or has reloaded. The sidecar does this.
+"""Two kinds of orphans: processes that jobs have left behind, and the children of a worker whose supervisor has ended.
 
-Before that, the supervisor notices ended children and kills overdue ones itself. The sidecar opens a handle on each
-child already at this time, because the pid of a child that has ended can be reused.
+- A supervisor that is process 1 of a container becomes the parent of the processes that jobs have left behind, and
+  reaps them (``reap_orphans``).
+- The sidecar ends the children of a worker whose supervisor has died, or has reloaded (``OrphanedChildren``).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
@@ -17,13 +19,27 @@ from .inflight import LIVE
 from .recovery import UNKNOWN_EXIT
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from .shared_state import SharedState
 
 _log = logging.getLogger("multiq.sidecar")
 
 
+def reap_orphans(ours: Collection[int | None]) -> None:
+    """Reap the ended children of this process, up to the first one in *ours*. These are the worker's own processes,
+    which their owners reap."""
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+
+
 class OrphanedChildren:
-    """The children of one worker, for the time after the supervisor's end."""
+    """The children of one worker, for the time after the supervisor's end.
+
+    Before that, the supervisor notices ended children and kills overdue ones itself. The sidecar opens a handle on each
+    child already at this time, because the pid of a child that has ended can be reused.
+    """
 
     def __init__(self, shared_state: SharedState) -> None:
         self._tables = shared_state.tables
