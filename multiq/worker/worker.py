@@ -27,7 +27,7 @@ from .monitoring.metrics import Metrics
 from .processes import fork
 from .processes.exits import EXIT_CUT_SHORT, EXIT_OK
 from .processes.inflight import InflightWriter
-from .processes.outboxes import relay_on_thread
+from .processes.outbox_relaying import relay_outboxes_on_thread
 from .processes.process import ProcessSettings, WorkerProcess
 from .processes.reload import PreviousGeneration, noted_signals, taking_over, was_reloaded
 from .processes.scaling import Scaling
@@ -274,7 +274,7 @@ class Worker:
         return weights, check_policy(self._policy or "round-robin", weights)
 
     def _run_alone(self) -> int:
-        ends = [relay_on_thread(self._app)]
+        ends = [relay_outboxes_on_thread(self._app)]
         if self._schedules and self._app.code_schedules:
             ends.append(schedule_on_thread(self._app))
         try:
@@ -374,7 +374,7 @@ class Worker:
         # The handlers inherited from the supervisor stay installed, but have no effect in the sidecar.
         fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED_BY_SUPERVISOR})
-        relay_on_thread(self._app)  # after the mask is set, which threads inherit
+        relay_outboxes_on_thread(self._app)  # after the mask is set, which threads inherit
         return sidecar.run()
 
     def _scaling(self) -> Scaling:

@@ -11,7 +11,7 @@ A process ends in these steps:
 1. ``_end`` records the reason. The loop makes no further turn.
 2. ``_drain`` gives back jobs that have not begun, and waits for running jobs until the grace ends.
 3. ``abort`` ends that wait, after a second signal or at the end of the grace.
-4. ``_exit_for`` exits for an overdue job or a stuck event loop. ``_exit_hung`` exits if the end itself hangs.
+4. ``_exit_for`` exits for an overdue job or a stuck event loop. ``ExitDeadline`` exits if the end itself hangs.
 
 Steps 3 and 4 settle jobs without waiting for running jobs (``ForcedSettlement``).
 """
@@ -51,14 +51,14 @@ from multiq.worker.execution.running_memos import JobMemos
 from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
-from .abort import ForcedSettlement
+from .exit_deadline import ExitDeadline
 from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK, EXIT_SUPERFLUOUS
+from .flow_upkeep import FlowUpkeep
+from .forced_settlement import ForcedSettlement
 from .inflight import NEVER
 from .lifecycle_events import LifecycleEvents
-from .relaying import Relaying
 from .shared_state import SharedState
 from .stored_limits import StoredLimits
-from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,11 +81,6 @@ _LAST_EVENTS = 2.0  # seconds of each wait for coroutine subscribers at the end;
 _CUT_EVENTS = 0.25  # seconds that coroutine subscribers get in an abort; the supervisor kills a late process
 _STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get in an abort
 _ABORT_WAIT = 2.0  # maximum number of seconds that an abort waits for the loop
-
-# If the process hangs while it ends (in a subscriber, for example), ``Watchdog`` ends it after this time.
-_EXIT_AFTER_GRACE = 4.5  # seconds after the end of the grace; the supervisor kills the process later
-_EXIT_AFTER_ABORT = 4.0  # seconds after a second signal
-_EXIT_AFTER_JOBS = 1.0  # seconds after a second signal, if no job is left to give back
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +163,7 @@ class WorkerProcess:
         self._recycling = Recycling(settings)
         self._unsettled: Held | None = None  # the oldest job that had ended, but was not settled, at the last heartbeat
         self._paused = False
-        self._relaying = Relaying(app, settings.queues)
+        self._flow_upkeep = FlowUpkeep(app, settings.queues)
         self._stored_limits = StoredLimits(app)
         self._asks_down: Callable[[], bool] | None = None
         self._was_down_at: float | None = None  # time of the last ``is_down`` call, if it returned True
@@ -195,7 +190,7 @@ class WorkerProcess:
             self._fetcher, self._executor, self._runner, self._take_back, has_sidecar=inflight is not None
         )
         self._heartbeat = Heartbeat(self._on_heartbeat, on_death=self.abort)
-        self._watchdog = Watchdog(self._exit_hung) if owns_process and exit_process is not None else None
+        self._exit_deadline = ExitDeadline(exit_process if owns_process else None, self._prepare_exit)
 
     # --- from outside ---
 
@@ -205,7 +200,7 @@ class WorkerProcess:
 
     def run(self) -> int:
         """Work until the process is stopped. Returns the exit code."""
-        with self._watchdog or contextlib.nullcontext():
+        with self._exit_deadline:
             return self._run()
 
     def stop(self) -> None:
@@ -213,7 +208,7 @@ class WorkerProcess:
         if not self._stop_requested:
             self._stop_requested = True
             self._deadline = time.monotonic() + self._settings.grace
-            self._exit_at(self._deadline + _EXIT_AFTER_GRACE)
+            self._exit_deadline.follow_grace(self._deadline)
             self._hold(True)  # the heartbeat checks the deadline, because the loop may hang in a user's hook
         self._end("asked to", EXIT_OK)  # the reason in WorkerStopping
 
@@ -224,8 +219,7 @@ class WorkerProcess:
         operator has sent a second signal (*by_signal*). Otherwise the job or hook runs on.
         """
         self._aborted = self._stop_requested = True
-        late = _EXIT_AFTER_JOBS if self._is_finished.is_set() else _EXIT_AFTER_ABORT
-        self._exit_at(time.monotonic() + late)
+        self._exit_deadline.follow_abort(has_jobs=not self._is_finished.is_set())
         self._end("asked to, at once", EXIT_OK)
         self._forced.settle()
         may_exit = self._owns_process or (by_signal and not self._is_finished.is_set())
@@ -285,7 +279,7 @@ class WorkerProcess:
             self._is_finished.set()
             if not self._aborted:
                 self._lifecycle.wait_stopping(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
-            self._exit_at(time.monotonic() + self._settings.grace + _EXIT_AFTER_GRACE)
+            self._exit_deadline.follow_grace(time.monotonic() + self._settings.grace)
         finally:
             self._is_finished.set()
             if self._aborted:
@@ -360,8 +354,8 @@ class WorkerProcess:
         if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
             self._check_down()
         if self._inflight is None:  # there is no sidecar
-            self._relaying.relay_if_due()
-            self._relaying.tidy_if_due()
+            self._flow_upkeep.relay_if_due()
+            self._flow_upkeep.tidy_if_due()
             self._stored_limits.store_if_due()
         if self._executor.waiting and self._executor.is_held_up:
             self._give_back_waiting()
@@ -549,20 +543,12 @@ class WorkerProcess:
         self._lifecycle.close(_CUT_EVENTS)
         self._exit_process(code)
 
-    def _exit_at(self, deadline: float) -> None:
-        """Let the watchdog exit the process at *deadline*. There is no watchdog if the process must not exit."""
-        if self._watchdog is not None:
-            self._watchdog.set_deadline(deadline)
-
-    def _exit_hung(self) -> None:
-        """Exit without waiting for code that hangs. Called by the watchdog, so it makes no call that may hang."""
-        assert self._exit_process is not None, "otherwise there is no watchdog"  # noqa: S101 - for the reader, and mypy
-        text = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
-        run_in_thread(lambda: _log.error(text)).wait(_CUT_EVENTS)
+    def _prepare_exit(self) -> int:
+        """Settle the jobs of a process whose end hangs, and return its exit code. ``ExitDeadline`` calls this."""
         # in this case the heartbeat hangs, too, and has not settled the jobs
         if not (self._is_finished.is_set() or self._forced.is_done):
             self._forced.settle()
-        self._exit_process(EXIT_CUT_SHORT if self._stop_requested else self._exit_code)
+        return EXIT_CUT_SHORT if self._stop_requested else self._exit_code
 
     def _emit_overdue(self, overdue: Sequence[TimedJob]) -> None:
         for timed in overdue:

@@ -3,9 +3,9 @@
 - The sidecar settles the jobs of dead children (``recovery``), and renews the leases of stuck children
   (``stuck_processes``).
 - The sidecar polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
-- The sidecar carries out the steps in other queues that dead processes have left behind (``relaying``).
+- The sidecar carries out the steps in other queues that dead processes have left behind (``flow_upkeep``).
 - The sidecar makes the occurrences of schedules (``scheduling``).
-- A thread of the sidecar's process enqueues the jobs of outboxes (``outboxes``).
+- A thread of the sidecar's process enqueues the jobs of outboxes (``outbox_relaying``).
 - The sidecar decides how many processes a worker that scales needs (``scaling``).
 - The sidecar writes the health file, serves the HTTP pages, and answers viewers (``multiq top``).
 - When the supervisor dies, the sidecar declares the tables of ended children dead, kills children that do not end
@@ -26,10 +26,10 @@ from multiq.control.presence import Responder
 from multiq.errors import MultiqError
 from multiq.worker.execution.daemon_threads import run_in_thread
 
+from .flow_upkeep import FlowUpkeep
 from .inflight import FREE
 from .orphans import OrphanedChildren
 from .recovery import Recovery
-from .relaying import Relaying
 from .scheduling import Scheduling
 from .stored_limits import StoredLimits
 from .stuck_processes import StuckProcesses
@@ -99,7 +99,7 @@ class Sidecar:
         self._stuck_processes = StuckProcesses(app, shared_state, self._recovery)
         self._orphaned_children = OrphanedChildren(shared_state)
         self._control = Control(app.backend)
-        self._relaying = Relaying(app, queues)
+        self._flow_upkeep = FlowUpkeep(app, queues)
         self._stored_limits = StoredLimits(app)
         self._scheduling = Scheduling(app) if schedules else None
         self._scaling = scaling
@@ -138,10 +138,10 @@ class Sidecar:
                 time.sleep(_POLL)
             else:
                 self._poll_control(time.monotonic())
-                self._relaying.relay_if_due()
+                self._flow_upkeep.relay_if_due()
                 if self._scheduling is not None:
                     self._scheduling.look_if_due()
-                self._relaying.tidy_if_due()
+                self._flow_upkeep.tidy_if_due()
                 self._stored_limits.store_if_due()
 
     def kill(self) -> None:

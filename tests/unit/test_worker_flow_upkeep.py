@@ -17,8 +17,8 @@ from multiq.backend.memory import MemoryBackend
 from multiq.errors import BackendUnavailable
 from multiq.flows.record import HOME
 from multiq.flows.retention import AT_ONCE
-from multiq.worker.processes import relaying
-from multiq.worker.processes.relaying import Relaying
+from multiq.worker.processes import flow_upkeep
+from multiq.worker.processes.flow_upkeep import FlowUpkeep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,23 +52,23 @@ class OneStep(Noting):
 
 
 def test_worker_relays_for_its_queues_and_the_home_of_flows_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a worker's relaying
+    # Given a worker's upkeep of flows
     backend = Noting()
-    relays = Relaying(multiq.App(backend=backend), ["a", "b"])
+    relays = FlowUpkeep(multiq.App(backend=backend), ["a", "b"])
     # When a relay is due many times within the interval, then the worker relays once
     for _ in range(10):
         relays.relay_if_due()
     assert backend.relayed == [["a", "b", HOME]]
     # And after the interval, the worker relays again
-    now = time.monotonic() + relaying.EVERY
-    monkeypatch.setattr("multiq.worker.processes.relaying.time.monotonic", lambda: now)
+    now = time.monotonic() + flow_upkeep.EVERY
+    monkeypatch.setattr("multiq.worker.processes.flow_upkeep.time.monotonic", lambda: now)
     relays.relay_if_due()
     assert len(backend.relayed) == 2
 
 
 def test_backend_that_carries_out_all_steps_with_their_verdicts_is_not_asked_to_relay() -> None:
     backend = OneStep()
-    Relaying(multiq.App(backend=backend), ["a"]).relay_if_due()
+    FlowUpkeep(multiq.App(backend=backend), ["a"]).relay_if_due()
     assert backend.relayed == []
 
 
@@ -76,9 +76,9 @@ def test_relay_that_fails_again_and_again_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Given a backend that cannot relay
-    monkeypatch.setattr(relaying, "EVERY", 0.0)
+    monkeypatch.setattr(flow_upkeep, "EVERY", 0.0)
     backend = Noting()
-    relays = Relaying(multiq.App(backend=backend), ["a"])
+    relays = FlowUpkeep(multiq.App(backend=backend), ["a"])
     backend.failure = "no answer"
     # When it is called several times, then the error is logged once, and again after a success
     with caplog.at_level(logging.WARNING, "multiq.worker"):
@@ -120,14 +120,14 @@ def test_results_of_many_ended_flows_are_deleted_one_part_after_the_other(monkey
     later = time.time() + 10
     monkeypatch.setattr(time, "time", lambda: later)
     # When a worker tidies up, then it soon continues, until no data of ended flows is left
-    now = [time.monotonic() + 2 * relaying.TIDY_EVERY]
-    tidies = Relaying(app, ["default"])
+    now = [time.monotonic() + 2 * flow_upkeep.TIDY_EVERY]
+    tidies = FlowUpkeep(app, ["default"])
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     left = []
     for _ in range(4):
         tidies.tidy_if_due()
         left.append(len(app.backend.notes(HOME, "ended/").notes))
-        now[0] += relaying.TIDY_AGAIN
+        now[0] += flow_upkeep.TIDY_AGAIN
     assert left == [AT_ONCE + 1, 1, 0, 0]
     first = [outcome.id for outcome in app.backend.history("default").outcomes if outcome.id.endswith(".0")]
     assert first == []

@@ -1,4 +1,4 @@
-"""Regular work on steps and flows: carries out the steps that dead processes have left, and deletes old outcomes."""
+"""Regular work on flows: carries out the steps that dead processes have left behind, and deletes old outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIDY_EVERY = 60.0
 TIDY_AGAIN = 0.2  # seconds between two searches if the first one found more outcomes than it could delete
 
 
-class Relaying:
+class FlowUpkeep:
     """Calls ``Backend.relay`` for a worker's queues and for the home of flows. Producers leave steps in that home.
 
     Does nothing on a backend without the capability ``holds``, or with ``one_step_everywhere``.

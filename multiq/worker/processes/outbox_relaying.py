@@ -16,7 +16,7 @@ EVERY = 5.0  # the longest time in seconds between two relays; the shortest time
 _END_WAIT = 5.0  # the longest time in seconds that an ending worker waits for a running relay
 
 
-def relay_on_thread(app: App) -> Callable[[], None]:
+def relay_outboxes_on_thread(app: App) -> Callable[[], None]:
     """Relay every few seconds. Returns a function that ends the thread. Without outboxes, no thread is started."""
     if not app.outboxes:
         return lambda: None

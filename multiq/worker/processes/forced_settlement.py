@@ -55,7 +55,7 @@ class ForcedSettlement:
     def settle(self, overdue: Sequence[TimedJob] = ()) -> None:
         """Settle all jobs in a new thread, and wait a short time. The fetcher may hang in a call without a reply."""
         stacks = [(timed.held, self._executor.stack_of(timed)) for timed in overdue]
-        threading.Thread(target=self._settle, args=(stacks,), name="multiq-abort", daemon=True).start()
+        threading.Thread(target=self._settle, args=(stacks,), name="multiq-settlement", daemon=True).start()
         self.wait()
 
     def wait(self) -> None:
