@@ -7,7 +7,6 @@ import os
 import sys
 import textwrap
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +15,7 @@ from . import events as ev
 from .failure_record import app_traceback
 from .formatting import abridge, many
 from .job import running
-from .outage_log import Outage
+from .outage_log import OutageLog
 from .terminal_escapes import safe
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def log_events(app: App, *, each_job: bool = False) -> None:
         level = logging.INFO if each_job and kind is ev.JobDone else usual
         if _log.isEnabledFor(level):
             app.events.subscribe(kind, _Line(level))
-    outages = _Outages()
+    outages = OutageLog(_write_event)
     app.events.subscribe(ev.BackendDown, outages.went_down)
     app.events.subscribe(ev.BackendUp, outages.came_back)
     limit = slow_after(app)
@@ -247,26 +246,9 @@ class _Line:
         _write(self._level, *_describe(event), trace)
 
 
-class _Outages:
-    """Logs the periods in which a worker cannot reach the backend. Repeated errors are logged at growing intervals."""
-
-    def __init__(self) -> None:
-        self._outages: defaultdict[str, Outage] = defaultdict(Outage)
-
-    def went_down(self, event: ev.BackendDown) -> None:
-        outage = self._outages[event.worker]
-        if outage.should_log(str(event.error)):
-            word, fields = _describe(event)
-            if outage.failures > 1:
-                fields |= {"down_for": outage.duration, "tries": outage.failures}
-            _write(logging.ERROR, word, fields)
-
-    def came_back(self, event: ev.BackendUp) -> None:
-        word, fields = _describe(event)
-        outage = self._outages.pop(event.worker, None)
-        if outage is not None:
-            fields |= {"was_down_for": outage.duration, "tries": outage.failures}
-        _write(logging.WARNING, word, fields)
+def _write_event(level: int, event: Event, more: dict[str, Any]) -> None:
+    word, fields = _describe(event)
+    _write(level, word, fields | more)
 
 
 def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException | None = None) -> None:

@@ -1,13 +1,42 @@
-"""Decides when an outage is logged. The first failure is logged immediately, and later failures are logged at growing
-intervals."""
+"""Logs outages. The first failure is logged immediately, and later failures are logged at growing intervals."""
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .events import BackendDown, BackendUp
 
 _FIRST_SILENCE = 5.0  # seconds between the first and the second log line; the interval doubles after each line
 _LONGEST_SILENCE = 600.0  # the longest interval, in seconds
 _MOST_KINDS = 8  # the number of different errors of one outage that are logged without waiting for the interval's end
+
+
+class OutageLog:
+    """Logs the lines ``down`` and ``up``, for the periods in which a worker cannot reach the backend.
+
+    *write* writes a line. Its arguments are the level, the event, and additional fields.
+    """
+
+    def __init__(self, write: Callable[[int, BackendDown | BackendUp, dict[str, Any]], None]) -> None:
+        self._write = write
+        self._outages: defaultdict[str, Outage] = defaultdict(Outage)
+
+    def went_down(self, event: BackendDown) -> None:
+        outage = self._outages[event.worker]
+        if outage.should_log(str(event.error)):
+            since = {"down_for": outage.duration, "tries": outage.failures} if outage.failures > 1 else {}
+            self._write(logging.ERROR, event, since)
+
+    def came_back(self, event: BackendUp) -> None:
+        outage = self._outages.pop(event.worker, None)
+        since = {} if outage is None else {"was_down_for": outage.duration, "tries": outage.failures}
+        self._write(logging.WARNING, event, since)
 
 
 class Outage:
