@@ -17,8 +17,9 @@ from multiq.job import JobTasks, job_tasks
 from multiq.worker.processes.inflight import ACKED
 
 from .daemon_threads import DaemonThreads
-from .event_loop import PATIENCE, close_loop, end_tasks, is_closing, new_event_loop, threads_of_loop
+from .event_loop import close_loop, new_event_loop, threads_of_loop
 from .heartbeat import TICK
+from .leftover_tasks import PATIENCE, cancel_leftovers, end_tasks
 from .timeouts import frame_of, stack_of
 
 if TYPE_CHECKING:
@@ -492,16 +493,7 @@ class CoroutineExecutor(Executor):
             held.verdict = verdict
             self._end(held)
             self._on_done()
-            self._cancel_leftovers(held, tasks)
-
-    def _cancel_leftovers(self, held: Held, tasks: JobTasks) -> None:
-        this = asyncio.current_task()
-        left = [task for task in tasks if not (task.done() or task is this or is_closing(task))]
-        for task in left:
-            task.cancel()
-        if left:
-            where = held.lease.queue, held.lease.id
-            _log.warning("[%s] %s left %d tasks behind on the event loop; they are cancelled", *where, len(left))
+            cancel_leftovers(held, tasks)
 
     def _begin_plain(self, held: Held) -> None:
         self._in_pool += 1
