@@ -22,6 +22,7 @@ from multiq.job import JobContext
 from multiq.retry import SoftTimeout
 from multiq.timeout_notices import Notice
 from multiq.worker.execution.cancels import Cancel
+from multiq.worker.execution.main_thread_interrupt import MainThreadInterrupt
 from multiq.worker.execution.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ def called_by_the_runner(function: Callable[[], object]) -> None:
 
 def allowed(function: Callable[[], object]) -> set[tuple[str, str]]:
     """Return the module and the function of each called frame in which an exception may be raised."""
-    timeouts, found = Timeouts(1.0), set()
+    interrupt, found = MainThreadInterrupt((), ()), set()
 
     def look(frame: FrameType, _event: str, _what: object) -> None:
-        if timeouts._may_raise(frame):
+        if interrupt.may_raise(frame):
             code: CodeType = frame.f_code
             found.add((str(frame.f_globals["__name__"]), code.co_name))
 
@@ -118,8 +119,8 @@ def test_the_runner_itself_is_left_alone() -> None:
 
 
 def test_code_that_no_task_has_called_is_left_alone() -> None:
-    assert not Timeouts(1.0)._may_raise(sys._getframe())
-    assert not Timeouts(1.0)._may_raise(None)
+    assert not MainThreadInterrupt((), ()).may_raise(sys._getframe())
+    assert not MainThreadInterrupt((), ()).may_raise(None)
 
 
 def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
@@ -159,7 +160,7 @@ def test_a_coroutine_whose_code_ran_during_a_suspension_gets_time_for_its_notice
     shared: Any = SimpleNamespace(holder=lambda: held, is_held_by_leftover=lambda: False)
     call: Any = SimpleNamespace(deadline=time.monotonic() - 10, timeout=1.0, job=SimpleNamespace(notice=Notice()))
     timeouts = Timeouts(kill_after=0.3)
-    timeouts.share_loop(loop, shared)
+    timeouts.blocked_loop.watch(loop, shared)
     timed = timeouts.begin(call, held, thread=None)
     # When the process continues, and the code still blocks the loop
     timeouts._checked_at = time.monotonic() - 10

@@ -20,7 +20,7 @@ from .daemon_threads import DaemonThreads
 from .event_loop import close_loop, new_event_loop, threads_of_loop
 from .heartbeat import TICK
 from .leftover_tasks import PATIENCE, cancel_leftovers, end_tasks
-from .timeouts import frame_of, stack_of
+from .task_frames import frame_of, stack_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -333,7 +333,7 @@ class CoroutineExecutor(Executor):
         self.loop = self._loop = new_event_loop(self._threads_of_loop)
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if timeouts is not None:
-            timeouts.share_loop(self._loop, self)
+            timeouts.blocked_loop.watch(self._loop, self)
         self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
         self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
         self._is_closing = False

@@ -42,6 +42,7 @@ from multiq.timeout_notices import Notice
 from multiq.validation import check_reason
 from multiq.worker.processes.fork import ExitInForks, exit_forked_copy
 
+from .blocked_loop import CoroutineTimer
 from .effects import Effects
 from .event_loop import JobLoop
 
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _NOT_RUN = (Awaitable, GeneratorType, AsyncGeneratorType)
-_LATE = 0.05  # seconds; a job's timeout is extended only if other jobs block the loop for longer than this
-
 _READ_AGAIN = 1.0  # seconds until a job is tried again, if its flow or its input could not be read
 
 #: The next deployment may bring the unknown task, so the job is retried for about two and a half minutes.
@@ -613,7 +612,7 @@ class Runner:
         held.task = asyncio.current_task()
         if timed is None:
             return await work
-        timer = _Timer(timed, self._timeouts)
+        timer = CoroutineTimer(timed, self._timeouts)
         try:
             async with timer.patience:
                 return await work
@@ -783,35 +782,3 @@ def _fallback_verdict(lease: Lease, exc: BaseException, longest_delay: float | N
         _log.debug("the error of this run", exc_info=exc)
     reason = "the worker cannot choose a verdict: the error or the task of this run cannot be formatted as text"
     return RetryPolicy().after_failure(lease, reason, longest=longest_delay)
-
-
-class _Timer:
-    """Expires a coroutine's ``asyncio.timeout`` at its deadline. Time in which other jobs block the loop does not
-    count.
-    """
-
-    def __init__(self, timed: TimedJob, timeouts: Timeouts) -> None:
-        self.patience = asyncio.timeout(None)
-        self._timed = timed
-        self._timeouts = timeouts
-        self._loop = asyncio.get_running_loop()
-        self._plan(self._loop.time() + timed.notify_at - time.monotonic())
-
-    def cancel(self) -> None:
-        self._handle.cancel()
-
-    def _plan(self, at: float) -> None:
-        self._at = at
-        self._handle = self._loop.call_at(at, self._expire)
-
-    def _expire(self) -> None:
-        now = self._loop.time()
-        lost_time = self._timeouts.lost_time(self._timed, self._at) if self._timed.thread is None else 0.0
-        if self._timed.is_notified:
-            return  # current_job().check() has notified the job, so the job may clean up now
-        if lost_time > _LATE:
-            self._timeouts.postpone(self._timed, lost_time)
-            self._plan(now + lost_time)
-        else:
-            self._timeouts.mark_notified(self._timed)
-            self.patience.reschedule(now)

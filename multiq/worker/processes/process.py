@@ -530,7 +530,7 @@ class WorkerProcess:
         if overdue:
             self._exit_for(overdue, "a job runs on after its timeout, or after it was cancelled", EXIT_OVERDUE)
         elif self._timeouts.is_loop_stuck():
-            is_known = self._timeouts.is_held_by_leftover()
+            is_known = self._timeouts.blocked_loop.is_held_by_leftover()
             self._exit_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
 
     def _exit_for(self, overdue: Sequence[TimedJob], reason: str, code: int) -> None:

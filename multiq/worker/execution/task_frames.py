@@ -1,0 +1,36 @@
+"""The stack frames of a task's call, without those of the runner and of what is below it."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+RUNNER = "multiq.worker.execution.runner"
+
+
+def stack_of(frame: FrameType | None) -> str | None:
+    """Return the frames of the task's call, formatted as in a traceback."""
+    if frame is None:
+        return None
+    frames = sum(each is not None for each in down_to_the_runner(frame))
+    return "".join(traceback.format_stack(frame, limit=frames or None))
+
+
+def frame_of(thread: int | None) -> FrameType | None:
+    return sys._current_frames().get(thread or 0)  # noqa: SLF001 - Python has no public way
+
+
+def down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
+    """Yield the frames of the task's call, innermost first. If the runner is not below these frames, yield None at the
+    end."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == RUNNER:
+            return
+        yield frame
+        frame = frame.f_back
+    yield None
