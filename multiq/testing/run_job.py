@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from multiq.backend import After, Bury, GiveBack, Touch
 from multiq.errors import JobFailed
 from multiq.worker.execution.event_loop import JobLoop
-from multiq.worker.execution.runner import Runner, TaskCall
+from multiq.worker.execution.judging import Judging
+from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.running_memos import JobMemos
 from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.processes.inflight import Held
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.backend import Consumer, Lease, Verdict
     from multiq.worker.execution.fetcher import Fetcher
+    from multiq.worker.execution.task_call import TaskCall
 
 _KILL_AFTER = 2.0  # seconds; nothing is killed here
 
@@ -54,30 +56,34 @@ def run_here(app: App, consumer: Consumer, lease: Lease) -> Ran:
     case the job is settled as failed.
     """
     held = Held(lease, None, 0.0, time.monotonic() + lease.ttr, time.monotonic())
-    runner = _InlineRunner(app, held, consumer)
+    memos = JobMemos(app, cast("Fetcher", _Memos(held, consumer)))
+    judging = _ErrorKeeper(app, memos)
+    runner = _InlineRunner(app, Timeouts(_KILL_AFTER), memos, judging=judging)
     try:
         verdict = runner.run(held)
     finally:
         runner.close_loop()
     (lost,) = consumer.settle([verdict])
-    error = runner.error
+    error = judging.error
     if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
         raise error
     return Ran(verdict, error or lost)
 
 
-class _InlineRunner(Runner):
-    """A runner of one job. It keeps the job's error."""
+class _ErrorKeeper(Judging):
+    """Judges one job, and keeps its error."""
 
-    def __init__(self, app: App, held: Held, consumer: Consumer) -> None:
-        super().__init__(app, Timeouts(_KILL_AFTER), JobMemos(app, cast("Fetcher", _Memos(held, consumer))))
-        self.error: BaseException | None = None
+    error: BaseException | None = None
 
-    def _judge(
+    def judge(
         self, call: TaskCall, exc: BaseException, seconds: float, stack: str | None
     ) -> tuple[Verdict, Callable[[], None]]:
         self.error = exc
-        return super()._judge(call, exc, seconds, stack)
+        return super().judge(call, exc, seconds, stack)
+
+
+class _InlineRunner(Runner):
+    """A runner of one job, in any thread."""
 
     def _loop(self) -> JobLoop:
         loop: JobLoop | None = getattr(self._threads, "loop", None)

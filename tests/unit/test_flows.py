@@ -965,7 +965,7 @@ def test_a_job_whose_flow_cannot_be_read_is_given_back(shop: Shop, monkeypatch: 
         return real(*args)
 
     monkeypatch.setattr(shop.app.backend, call, away)
-    monkeypatch.setattr("multiq.worker.execution.runner._READ_AGAIN", 0.0)
+    monkeypatch.setattr("multiq.worker.execution.refusals._READ_AGAIN", 0.0)
     flow = multiq.chain(shop.note.s(1), shop.note.s(), multiq.group(shop.note.s(), shop.double.s())).enqueue()
     # When a worker has run, then no attempt was lost
     shop.work()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from multiq.worker.processes.inflight import Held, InflightWriter
 
     from .cancels import Cancel
-    from .runner import TaskCall
+    from .task_call import TaskCall
 
 _STOOD_STILL = 1.0  # seconds without a check, after which the process counts as suspended
 

@@ -71,8 +71,8 @@ if TYPE_CHECKING:
 
     from multiq.backend import After, Lease, Step, Verdict
     from multiq.worker.execution.cancels import Cancel
-    from multiq.worker.execution.runner import TaskCall
     from multiq.worker.execution.running_memos import JobMemo
+    from multiq.worker.execution.task_call import TaskCall
 
 NEVER = float("inf")
 
