@@ -277,7 +277,7 @@ def test_verdicts_that_a_failed_call_has_settled_free_their_places(child: Child)
     consumer.is_half_down = False
     while not fetcher.settle(()):
         time.sleep(fetcher.retry_in())
-    assert (fetcher.held(), fetcher.settled[Ack]) == ([], 3)
+    assert (fetcher.held(), fetcher.settling.counts[Ack]) == ([], 3)
 
 
 def test_leases_are_touched_while_memos_cannot_be_stored(child: Child) -> None:

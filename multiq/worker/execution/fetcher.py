@@ -1,7 +1,7 @@
 """The fetcher: the only user of a process's consumer.
 
-The fetcher reserves and settles jobs in batches, and repeats failed calls. ``heartbeat.py`` renews leases.
-``oversized_verdicts.py`` removes values that are too large for the backend.
+The fetcher reserves jobs in batches, settles finished jobs in the same calls (``settling.py``), renews leases
+(``heartbeat.py``), and repeats failed calls.
 """
 
 from __future__ import annotations
@@ -9,26 +9,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter, deque
-from operator import attrgetter
+from collections import deque
 from typing import TYPE_CHECKING
 
 from multiq import timeout_notices
-from multiq.envelope import decode_json
 from multiq.errors import BackendError, LeaseLost, MultiqError, PayloadTooLarge
-from multiq.events import BackendDown, BackendUp, JobLost
-from multiq.job import task_of
 from multiq.worker.processes.inflight import Held
 
 from .backend_backoff import LONGEST_PAUSE, BackendBackoff
 from .daemon_threads import run_in_thread
 from .heartbeat import TOUCH_SHARE, LeaseTouches
-from .oversized_verdicts import shrink
+from .settling import Settling, verdicts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from multiq.backend import Consumer, Lease, Verdict
+    from multiq.backend import Consumer, Lease
     from multiq.events import Event, Events
     from multiq.worker.processes.inflight import InflightWriter
 
@@ -38,8 +34,6 @@ _LEAST_PAUSE = 0.01  # seconds between two attempts to store a memo
 
 _EMIT_WAIT = 0.25  # seconds that a call waits for subscribers of its events
 _MAX_PENDING_EVENTS = 1000  # maximum number of events that wait while a subscriber hangs; the oldest ones are dropped
-
-_verdict_of = attrgetter("verdict")
 
 
 class Fetcher:
@@ -51,21 +45,16 @@ class Fetcher:
     def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InflightWriter | None = None) -> None:
         self._consumer = consumer
         self._events = events
-        self._worker = worker
         self._inflight = inflight
-        self.settled: Counter[type[Verdict]] = Counter()
-        """The number of verdicts that the backend has accepted, by type."""
-        self.on_settled: Callable[[Sequence[Held]], None] | None = None
-        """Called with all jobs that are settled, under the lock."""
         self._lock = threading.Lock()
-        self._unsettled: list[Held] = []  # verdicts that wait for the end of an outage
         self._claims: set[object] = set()  # one for each job's thread that waits for the lock in order to store a memo
         self._held: dict[Held, None] = {}  # ordered by the time of their reservation
         self._touches = LeaseTouches(consumer, self._held, inflight)
-        self._backoff = BackendBackoff()
         self._interrupted = threading.Event()
         self._hides_errors = False  # whether the last exchange has settled verdicts
         self._pending_events: deque[Event] = deque(maxlen=_MAX_PENDING_EVENTS)
+        self._backoff = BackendBackoff(worker, self._pending_events)
+        self.settling = Settling(consumer, self._held, self._backoff, self._pending_events, inflight)
         self._emitting = threading.Lock()
 
     def exchange(
@@ -78,8 +67,8 @@ class Fetcher:
         """
         with self._lock:
             self._consumer.most_gated = most_gated
-            if self.on_settled is not None and any(held.has_permit for held in finished):
-                self._settle(finished)  # the reserve may wait long, and the permits must be free for other jobs
+            if self.settling.on_settled is not None and any(held.has_permit for held in finished):
+                self.settling.settle(finished)  # the reserve may wait long, and the permits must be free for other jobs
                 finished = []
             jobs, pause = self._exchange(finished, limit, timeout)
         if self._claims:
@@ -92,39 +81,37 @@ class Fetcher:
 
     def _exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> tuple[list[Held], float]:
         """Return the jobs, and the seconds until the next attempt."""
-        waiting: list[Held] = []
+        settling = self.settling
         pause = self._backoff.left()
         if pause and self._backoff.is_partial:
-            waiting, self._unsettled = self._unsettled, waiting
             timeout = min(timeout, pause)
-        to_settle = self._collect(finished)
+        to_settle = settling.collect(finished, pause)
         self._hides_errors = bool(to_settle)
         if pause and not self._backoff.is_partial:
-            self._unsettled = to_settle
+            settling.unsettled = to_settle
             return [], pause
-        if self._backoff.is_down and not waiting:
+        if self._backoff.is_down and not settling.waiting:
             timeout = 0.0  # without a wait, the answer comes immediately and shows that the backend is up
         try:
-            lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
+            lost, leases = self._consumer.exchange(verdicts_of(to_settle), limit, timeout)
         except PayloadTooLarge as exc:
-            self._unsettled = waiting + shrink(to_settle, exc)
+            settling.shrink(to_settle, exc)
             return [], 0.0
         except BackendError as exc:
-            self._note_unsettled(waiting, to_settle, exc)
+            settling.keep(to_settle, exc)
             jobs = self._reserve_elsewhere(limit) if exc.is_partial else []
-            pause = self._note_failure(exc)
+            pause = self._backoff.failed(exc)
             return jobs, 0.0 if jobs else pause
-        self._unsettled = waiting
-        self._settled(to_settle, lost)
+        settling.accept(to_settle, lost)
         if leases or not to_settle:
-            self._note_answer()
+            settling.note_answer()
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
         """Settle *finished* now. Returns False if the backend is down. In this case the next call settles these
         jobs."""
         with self._lock:
-            is_settled = self._settle(finished)
+            is_settled = self.settling.settle(finished)
         self._emit_events()
         return is_settled
 
@@ -135,7 +122,7 @@ class Fetcher:
         """
         if self._lock.acquire(blocking=False):
             try:
-                self._settle(take())
+                self.settling.settle(take())
             finally:
                 self._lock.release()
             self._emit_events()
@@ -197,7 +184,7 @@ class Fetcher:
     @property
     def has_unsettled(self) -> bool:
         """Whether verdicts wait for the end of an outage."""
-        return bool(self._unsettled)
+        return bool(self.settling.unsettled)
 
     def held(self) -> list[Held]:
         """Return all jobs with held leases, ordered by the time of their reservation. Thread-safe."""
@@ -205,7 +192,7 @@ class Fetcher:
 
     def retry_in(self) -> float:
         """Seconds until waiting verdicts are sent again. Infinite if no verdict waits."""
-        return self._backoff.left() if self._unsettled else float("inf")
+        return self._backoff.left() if self.settling.unsettled else float("inf")
 
     @property
     def is_down(self) -> bool:
@@ -245,40 +232,6 @@ class Fetcher:
             finally:
                 self._emitting.release()
 
-    def _settle(self, finished: Sequence[Held]) -> bool:
-        waiting: list[Held] = []
-        pause = self._backoff.left()
-        if pause and self._backoff.is_partial:
-            waiting, self._unsettled = self._unsettled, waiting
-        to_settle = self._collect(finished)
-        if not to_settle:
-            self._unsettled = waiting
-            return not waiting
-        if pause and not self._backoff.is_partial:
-            self._unsettled = to_settle
-            return False
-        try:
-            lost = self._consumer.settle(_verdicts(to_settle))
-        except PayloadTooLarge as exc:
-            self._unsettled = waiting + shrink(to_settle, exc)
-            return False
-        except BackendError as exc:
-            self._note_unsettled(waiting, to_settle, exc)
-            self._note_failure(exc)
-            return False
-        self._unsettled = waiting
-        self._settled(to_settle, lost)
-        return not waiting
-
-    def _note_unsettled(self, waiting: list[Held], to_settle: list[Held], error: BackendError) -> None:
-        """Keep the verdicts of a failed call for the next call. Verdicts that the failed call has settled are not
-        kept."""
-        answers = error.settled
-        self._unsettled = waiting + [held for held in to_settle if held.lease.token not in answers]
-        settled = [held for held in to_settle if held.lease.token in answers]
-        if settled:
-            self._settled(settled, [answers[held.lease.token] for held in settled])
-
     def _reserve_elsewhere(self, limit: int) -> list[Held]:
         """Reserve from the other servers while one server does not accept verdicts."""
         try:
@@ -301,11 +254,11 @@ class Fetcher:
             if exc.is_partial and touches.send_without_memos(due, now):
                 touches.set_next(now + LONGEST_PAUSE)
                 return
-            touches.set_next(now + self._note_failure(exc))
+            touches.set_next(now + self._backoff.failed(exc))
             return
         touches.find_next()
         if None in lost:
-            self._note_answer()
+            self.settling.note_answer()
 
     def _touch_now(self, held: Held) -> MultiqError | None:
         """Touch one lease under the lock. Returns ``LeaseLost`` if the lease has ended, or a ``BackendError`` if a
@@ -319,10 +272,10 @@ class Fetcher:
         try:
             (error,) = self._touches.send([held], now)
         except BackendError as exc:
-            self._note_failure(exc)
+            self._backoff.failed(exc)
             return exc
         if error is None:
-            self._note_answer()
+            self.settling.note_answer()
         return error
 
     def _claim(self) -> None:
@@ -348,14 +301,6 @@ class Fetcher:
         while not waiting.isdisjoint(self._claims):
             time.sleep(_YIELD_EVERY)
 
-    def _collect(self, finished: Sequence[Held]) -> list[Held]:
-        """Return the jobs to settle now, without jobs that an abort has already settled."""
-        all_held = self._held
-        if not self._unsettled:
-            return [held for held in finished if held in all_held]
-        collected, self._unsettled = dict.fromkeys([*self._unsettled, *finished]), []
-        return [held for held in collected if held in all_held]
-
     def _hold(self, leases: Sequence[Lease]) -> list[Held]:
         now = self._consumer.asked_at or time.monotonic()
         next_touch = self._touches.next_touch
@@ -371,46 +316,3 @@ class Fetcher:
         self._held.update(dict.fromkeys(taken))
         self._touches.set_next(next_touch)
         return taken
-
-    def _settled(self, settled: Sequence[Held], lost: Sequence[LeaseLost | None]) -> None:
-        all_held = self._held
-        for held in settled:
-            del all_held[held]
-        if self.on_settled is not None:
-            self.on_settled(settled)
-        counted = settled
-        if any(lost):
-            refused = [held for held, error in zip(settled, lost, strict=True) if error is not None]
-            counted = [held for held, error in zip(settled, lost, strict=True) if error is None]
-            self._note_lost(refused)
-        self.settled.update(map(type, map(_verdict_of, counted)))
-        if self._inflight is not None and settled:
-            self._inflight.drop(settled)
-        if None in lost:  # a driver may report lost leases without asking the backend
-            self._note_answer()
-
-    def _note_lost(self, refused: Sequence[Held]) -> None:
-        for held in refused:
-            held.is_lost = True
-            if held.began_at:  # no work is lost if the job has not begun
-                lease = held.lease
-                task = task_of(decode_json(lease.body))
-                self._pending_events.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
-
-    def _note_answer(self) -> None:
-        """Record that the backend has answered. If no verdicts wait for another part of the backend, the backend counts
-        as up.
-        """
-        if self._backoff.is_down and not self._unsettled:
-            self._backoff.answered()
-            self._pending_events.append(BackendUp(worker=self._worker))
-
-    def _note_failure(self, failure: BackendError) -> float:
-        """Record a failed call. Returns the seconds until the next attempt."""
-        pause = self._backoff.failed(failure)
-        self._pending_events.append(BackendDown(worker=self._worker, error=failure, retry_in=pause))
-        return pause
-
-
-def _verdicts(finished: Sequence[Held]) -> list[Verdict]:
-    return [verdict for verdict in map(_verdict_of, finished) if verdict is not None]

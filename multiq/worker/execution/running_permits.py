@@ -95,7 +95,7 @@ class Permits:
                 self._refusals.pop(place, None)
         if answer.held:
             with self._changed:
-                self._fetcher.on_settled = self._note_settled
+                self._fetcher.settling.on_settled = self._note_settled
                 self._held[held] = answer, covered
                 held.has_permit = True
                 if self._thread is None and not self._is_over:

@@ -183,7 +183,9 @@ class WorkerProcess:
         is_asked = None if inflight is None else self._has_cancels
         self._cancels = Cancels(app.backend, self._fetcher, self._timeouts, is_asked)
         self._runner = Runner(app, self._timeouts, JobMemos(app, self._fetcher), self._cancels, self._fetcher)
-        self._summary = Summary(self.name, self._fetcher.settled, app.settings.log.summary, self._runner.not_runs)
+        self._summary = Summary(
+            self.name, self._fetcher.settling.counts, app.settings.log.summary, self._runner.not_runs
+        )
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
         self._forced = ForcedSettlement(
