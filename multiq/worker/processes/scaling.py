@@ -1,13 +1,17 @@
 """Scales a worker: decides how many processes it needs, from the jobs that wait and the jobs that run.
 
 ``Scaling`` runs on a thread of the sidecar, because it calls the backend. It writes the number of needed processes to
-the shared state, and the supervisor starts and ends processes accordingly. See decision 75 in ``docs/decisions``.
+the shared state, and the supervisor chooses the slots that get a process or lose it (``NeededSlots``). See decision 75
+in ``docs/decisions``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -15,15 +19,19 @@ from typing import TYPE_CHECKING
 from multiq.backend import State
 from multiq.errors import MultiqError
 
+from .inflight import NEVER
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from multiq.backend import Backend
     from multiq.settings.process_range import ProcessRange
 
-    from .shared_state import SharedState
+    from .child_record import ProcessSlot
+    from .shared_state import SharedState, WorkerRow
 
 _log = logging.getLogger("multiq.sidecar")
+_supervisor_log = logging.getLogger("multiq.supervisor")
 
 _LOOK_EVERY = 0.5  # seconds
 _LOOKS = 4  # the smallest number of looks within ``up_after``, so that a single look decides nothing
@@ -181,3 +189,68 @@ class Scaling:
             return stats.ready
         # the backend cannot count jobs, but it can list them
         return len(self._backend.jobs(queue, State.READY, limit=1).jobs)
+
+
+class NeededSlots:
+    """Marks the slots of a supervisor as needed or not needed. The arguments are those of ``Supervisor``.
+
+    No child is interrupted: an unneeded child ends after its jobs.
+    """
+
+    def __init__(
+        self, slots: Sequence[ProcessSlot], worker_row: WorkerRow, least: int | None, *, shrinks: bool
+    ) -> None:
+        self._slots = slots
+        self._worker_row = worker_row
+        self._least = len(slots) if least is None else least
+        self._shrinks = shrinks
+
+    @property
+    def scales(self) -> bool:
+        return self._least < len(self._slots)
+
+    def count(self) -> int:
+        return sum(slot.is_needed for slot in self._slots)
+
+    def start_with(self, number: int | None) -> None:
+        """Mark the first *number* slots as needed. None: as few as possible."""
+        number = min(max(number or 0, self._least), len(self._slots))
+        self._worker_row.wanted = number
+        for slot in self._slots[number:]:
+            slot.is_needed, slot.start_at = False, NEVER
+
+    def follow(self) -> None:
+        """Mark as many slots as the sidecar has decided."""
+        before, wanted = self.count(), int(self._worker_row.wanted)
+        if not self.scales or wanted == before:
+            return
+        if wanted > before:
+            self._need_more(wanted - before)
+        elif self._shrinks:
+            self._need_fewer(before - wanted)
+        after = self.count()
+        if after != before:  # a slot that is done is not used again
+            why = "jobs wait" if after > before else "there is too little work"
+            _supervisor_log.info("%s: from %d to %d processes", why, before, after)
+
+    def _need_more(self, number: int) -> None:
+        # Free slots come first. In the other slots, the next child can start only when the unneeded child has ended.
+        spare = [slot for slot in self._slots if not (slot.is_needed or slot.is_done)]
+        spare.sort(key=lambda slot: slot.pid is not None)
+        for slot in spare[:number]:
+            slot.is_needed = True
+            if slot.pid is None:
+                slot.start_at = time.monotonic()
+
+    def _need_fewer(self, number: int) -> None:
+        """Mark slots as not needed: first the slots without a child, then those whose children hold the fewest jobs."""
+        used = [slot for slot in self._slots if slot.is_needed and not slot.is_done]
+        used.sort(key=lambda slot: (slot.pid is not None, len(slot.entries())))
+        for slot in used[:number]:
+            slot.is_needed = False
+            if slot.pid is None:
+                slot.start_at = NEVER
+                continue
+            slot.row.is_superfluous = 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(slot.pid, signal.SIGCONT)  # wakes the child, which then reads the flag

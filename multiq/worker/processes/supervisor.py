@@ -44,6 +44,7 @@ from .reload import (
     taking_over,
 )
 from .respawn_backoff import YOUNG, respawn_backoff
+from .scaling import NeededSlots
 from .signal_inbox import SignalInbox
 from .signals import ABORT, HANDLED_BY_CHILD, HANDLED_BY_SUPERVISOR, actions_of_supervisor, log_waiting
 from .stack_dump import log_running
@@ -114,8 +115,7 @@ class Supervisor:
         self._shared_state = shared_state
         self._worker_row = shared_state.worker
         self._slots = [ProcessSlot(index, row) for index, row in enumerate(shared_state.children)]
-        self._least = len(self._slots) if least is None else least
-        self._shrinks = shrinks
+        self._needed = NeededSlots(self._slots, shared_state.worker, least, shrinks=shrinks)
         self._grace = grace
         self._once = once
         self._reload_check = ReloadCheck(check)
@@ -143,7 +143,7 @@ class Supervisor:
         """
         self._previous = PreviousGeneration.take()  # stops the previous children just before the new ones start
         self._worker_row.is_paused = self._previous.is_paused
-        self._need_slots(self._previous.processes or self._least)
+        self._needed.start_with(self._previous.processes)
         self._lifeline_reader, self._lifeline_writer = os.pipe()
         self._sidecar_notifier, self._sidecar_wakeup = socket.socketpair()
         self._sidecar_notifier.setblocking(False)
@@ -154,7 +154,8 @@ class Supervisor:
                 self._note_round()
                 self._reap()
                 self._follow_sidecar()
-                self._scale()
+                if not self._stop_requests:
+                    self._needed.follow()
                 self._start_missing()
                 if self._previous.have_all_ended() and self._is_over():
                     break
@@ -241,65 +242,13 @@ class Supervisor:
             [*self._previous.children, *(slot.pid for slot in self._slots if slot.pid is not None)],
             [*self._previous.sidecars, *([] if self._sidecar is None else [self._sidecar])],
             is_paused=bool(self._worker_row.is_paused),
-            processes=self._count_needed() if self._scales else None,
+            processes=self._needed.count() if self._needed.scales else None,
         )
         re_execute(environment, self._undo_reload, ignores_hangups=self._ignores_hangups)
 
     def _undo_reload(self) -> None:
         os.set_inheritable(self._lifeline_writer, False)
         self._inbox.reclaim_signals()
-
-    # --- scaling ---
-
-    @property
-    def _scales(self) -> bool:
-        return self._least < len(self._slots)
-
-    def _count_needed(self) -> int:
-        return sum(slot.is_needed for slot in self._slots)
-
-    def _need_slots(self, number: int) -> None:
-        """Mark the first *number* slots as needed at the start."""
-        number = min(max(number, self._least), len(self._slots))
-        self._worker_row.wanted = number
-        for slot in self._slots[number:]:
-            slot.is_needed, slot.start_at = False, NEVER
-
-    def _scale(self) -> None:
-        """Mark slots as needed or not needed. The sidecar decides how many are needed. No child is interrupted: an
-        unneeded child ends after its jobs."""
-        before, wanted = self._count_needed(), int(self._worker_row.wanted)
-        if not self._scales or wanted == before or self._stop_requests:
-            return
-        if wanted > before:
-            self._need_more(wanted - before)
-        elif self._shrinks:
-            self._need_fewer(before - wanted)
-        after = self._count_needed()
-        if after != before:  # a slot that is done is not used again
-            why = "jobs wait" if after > before else "there is too little work"
-            _log.info("%s: from %d to %d processes", why, before, after)
-
-    def _need_more(self, number: int) -> None:
-        # Free slots come first. In the other slots, the next child can start only when the unneeded child has ended.
-        spare = [slot for slot in self._slots if not (slot.is_needed or slot.is_done)]
-        spare.sort(key=lambda slot: slot.pid is not None)
-        for slot in spare[:number]:
-            slot.is_needed = True
-            if slot.pid is None:
-                slot.start_at = time.monotonic()
-
-    def _need_fewer(self, number: int) -> None:
-        """Mark slots as not needed: first the slots without a child, then those whose children hold the fewest jobs."""
-        used = [slot for slot in self._slots if slot.is_needed and not slot.is_done]
-        used.sort(key=lambda slot: (slot.pid is not None, len(slot.entries())))
-        for slot in used[:number]:
-            slot.is_needed = False
-            if slot.pid is None:
-                slot.start_at = NEVER
-            else:
-                slot.row.is_superfluous = 1
-                _signal([slot.pid], signal.SIGCONT)  # wakes the child, which then reads the flag
 
     # --- starting ---
 
