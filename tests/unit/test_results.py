@@ -687,7 +687,7 @@ def test_a_worker_deletes_expired_outcomes_of_a_queue_in_which_no_more_jobs_end(
             self.deleted += number
             return number
 
-    monkeypatch.setattr("multiq.worker.processes.process._FORGET_EVERY", 0.05)
+    monkeypatch.setattr("multiq.worker.processes.expired_outcomes._EVERY", 0.05)
     backend = Forgetting()
     app = multiq.App(backend=backend)
 

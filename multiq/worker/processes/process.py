@@ -19,10 +19,8 @@ Steps 3 and 4 settle jobs without waiting for running jobs (``ForcedSettlement``
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-import random
 import socket
 import threading
 import time
@@ -31,7 +29,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq.backend import GiveBack
-from multiq.errors import BackendError
 from multiq.events import (
     JobOverdue,
     WorkerLooping,
@@ -53,6 +50,7 @@ from multiq.worker.monitoring.summary import Summary
 
 from .exit_deadline import ExitDeadline
 from .exits import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK, EXIT_SUPERFLUOUS
+from .expired_outcomes import ExpiredOutcomes
 from .flow_upkeep import FlowUpkeep
 from .forced_settlement import ForcedSettlement
 from .inflight import NEVER
@@ -75,7 +73,6 @@ _log = logging.getLogger("multiq.worker")
 
 _IDLE = 5.0  # seconds between two turns of an idle worker
 _VETOED = 1.0  # seconds between two calls of a before_fetch hook that refuses
-_FORGET_EVERY = 60.0  # seconds between two deletions of expired outcomes
 _BUSY = 1.0  # seconds between two turns while jobs run on other threads
 _LAST_EVENTS = 2.0  # seconds of each wait for coroutine subscribers at the end; there are two waits
 _CUT_EVENTS = 0.25  # seconds that coroutine subscribers get in an abort; the supervisor kills a late process
@@ -168,7 +165,7 @@ class WorkerProcess:
         self._asks_down: Callable[[], bool] | None = None
         self._was_down_at: float | None = None  # time of the last ``is_down`` call, if it returned True
         self._was_paused = False
-        self._forget_at = time.monotonic() + _FORGET_EVERY
+        self._expired_outcomes = ExpiredOutcomes(app.backend, settings.queues)
         self._taken = 0
         self._taken_before = int(self._process_row.taken)  # jobs taken by earlier processes of this slot
         self._stop_requested = False
@@ -351,8 +348,8 @@ class WorkerProcess:
             self._reclaim_signals(also_wakeups=True)
         self._fetcher.touch_due()
         self._follow_shared_state()
-        if now >= self._forget_at:
-            self._forget(now)
+        if now >= self._expired_outcomes.due_at:
+            self._expired_outcomes.delete(now, has_kept=self._runner.has_kept_outcomes)
         if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
             self._check_down()
         if self._inflight is None:  # there is no sidecar
@@ -362,17 +359,6 @@ class WorkerProcess:
         if self._executor.waiting and self._executor.is_held_up:
             self._give_back_waiting()
         self._emit_pause_change()
-
-    def _forget(self, now: float) -> None:
-        """Delete expired outcomes. Without this call, expired outcomes would stay in a queue in which no more jobs end.
-
-        Only a process that has kept an outcome does this.
-        """
-        self._forget_at = now + _FORGET_EVERY * (1 + random.random())  # noqa: S311 - so that processes do not go in step
-        if self._runner.has_kept_outcomes:
-            with contextlib.suppress(BackendError):  # the fetcher reports the outage
-                for queue in self._settings.queues:
-                    self._app.backend.forget(queue)
 
     def _end(self, reason: str, code: int) -> None:
         """Take no more jobs, and finish running jobs. There is no deadline unless ``stop`` has set one.
