@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiq import timeout_notices
 from multiq.job import JobContext
+from multiq.job_steps import run_step
 from multiq.worker.processes import fork
 
 from .task_frames import RUNNER, down_to_the_runner
@@ -65,7 +66,7 @@ _PROTECTED = frozenset(
 #: protected.
 _PROTECTED_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
 #: Code of multiq that calls the task's own code. Nothing is raised in this code, but the task's code is not protected.
-_CALLS_THE_TASK = frozenset({JobContext.step.__code__})
+_CALLS_THE_TASK = frozenset({JobContext.step.__code__, run_step.__code__})
 _PROTECTED_FUNCTIONS = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"})
 
 _TURNS = frozenset(
