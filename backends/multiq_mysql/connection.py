@@ -1,5 +1,4 @@
-"""One connection to a database. It replaces a lost connection, sends several statements in one packet, and repeats
-transactions after some errors.
+"""One connection to a database. It replaces a lost connection, and sends several statements in one packet.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -7,6 +6,7 @@ guarantee             how                                                       
 few round trips       statements that do not need each other's replies go in one packet       none
 no half-done call     one transaction per call, which any exception rolls back                one fsync per commit
 no deadlock error     after errors 1213, 1205 and 1020 the whole transaction is run again     a pause of milliseconds
+                      (deadlock_retry.py)
 no mixed-up replies   an exception before the full reply is read closes the connection        a reconnect
 bounded calls         the whole reply must arrive before the call's deadline                  one Python ``recv_into``
                       (driverkit/timed_socket.py)                                             per read
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pymysql
 
-from multiq.driverkit.call_retry import Attempts
-from multiq.errors import BackendError, MultiqError
+from multiq.errors import MultiqError
 
 from . import receipts
-from .errors import GARBLED, READ_ONLY, classify, code_of, explain, is_lost, malformed, reason_of
+from .deadlock_retry import AttemptFailed, DeadlockRetry
+from .errors import GARBLED, is_lost, malformed
 from .pymysql_private import drop, leave_to_parent, socket_of
 from .receipts import ReceiptBook
 
@@ -225,59 +225,50 @@ class Connection:
         """The id of a session whose connection was lost. Its locks stay until the server notices the loss."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
-        """Run *work* and return its result. ``multiq.driverkit.call_retry`` decides whether *work* is run again after
-        an error.
+        """Run *work* and return its result. After an error, ``deadlock_retry`` decides whether *work* is run again.
 
         After a lost reply, ``session.unconfirmed`` has the receipts and tickets of the earlier attempts. If *work* is
         only a part of a call, *deadline* is the deadline of the whole call. Raises ``BackendError``, and the errors of
         *work*.
         """
-        timeout = self._pool.timeout
-        deadline = time.monotonic() + timeout if deadline is None else deadline
-        attempts: Attempts | None = None
-        errors: list[BaseException] = []
-        unconfirmed: list[Proof] = []
+        deadline = time.monotonic() + self._pool.timeout if deadline is None else deadline
         with self._lock:
+            try:
+                return self.attempt(work, deadline, [])
+            except AttemptFailed as exc:
+                failed = exc
+            return DeadlockRetry(self, self._pool, deadline).run(work, failed)
+
+    def attempt(self, work: Callable[[Session], _T], deadline: float, unconfirmed: list[Proof]) -> _T:
+        """Run *work* once and return its result. *unconfirmed*: the receipts and tickets of earlier attempts of the
+        call.
+
+        The caller has this connection's lock. Raises ``AttemptFailed`` for an error of the server or of the connection.
+        """
+        session = None
+        try:
             while True:
-                session = None
-                try:
+                opened = self._opened
+                if opened is None or self._is_stale:
                     opened = self._open(deadline)
-                    packet = (self._pool.max_packet or 0) - _COMMAND
-                    session = Session(
-                        opened,
-                        deadline,
-                        socket=self._socket,
-                        packet=packet,
-                        book=self._book,
-                        unconfirmed=unconfirmed,
-                    )
-                    if not self._clean_up_receipts(session):
-                        continue
-                    result = work(session)
-                except MultiqError:
-                    self._clean_up(session)
-                    raise
-                except (pymysql.MySQLError, OSError) as exc:
-                    if session is not None and session.is_broken and session.proof is not None:
-                        unconfirmed.append(session.proof)
-                    self._clean_up(session)
-                    if code_of(exc) in READ_ONLY:
-                        self._pool.close()  # By now, the address may lead to another server.
-                    failure = classify(
-                        exc, is_connected=session is not None, is_broken=session is not None and session.is_broken
-                    )
-                    errors.append(exc)
-                    attempts = attempts or Attempts(deadline)
-                    if attempts.again(failure):
-                        continue
-                    error = explain(reason_of(errors), self._pool.dsn.place, timeout)
-                    if isinstance(error, BackendError):
-                        error.may_be_done = attempts.may_be_done
-                    raise error from exc
-                except BaseException:
-                    self._drop()  # The rest of a reply may still arrive.
-                    raise
-                return result
+                packet = (self._pool.max_packet or 0) - _COMMAND
+                session = Session(
+                    opened, deadline, socket=self._socket, packet=packet, book=self._book, unconfirmed=unconfirmed
+                )
+                if self._clean_up_receipts(session):
+                    return work(session)
+                session = None
+        except MultiqError:
+            self._clean_up(session)
+            raise
+        except (pymysql.MySQLError, OSError) as exc:
+            proof = session.proof if session is not None and session.is_broken else None
+            self._clean_up(session)
+            is_broken = session is not None and session.is_broken
+            raise AttemptFailed(exc, proof, is_connected=session is not None, is_broken=is_broken) from exc
+        except BaseException:
+            self._drop()  # The rest of a reply may still arrive.
+            raise
 
     def _clean_up_receipts(self, session: Session) -> bool:
         """Delete old receipts and arrivals if the clean-up is due. Returns False if the session is lost.
@@ -334,14 +325,13 @@ class Connection:
             self._drop()
 
     def _open(self, deadline: float) -> pymysql.connections.Connection[Any]:
-        if self._is_stale:
-            self._is_stale = False
-            self._drop()
-        if self._opened is None:
-            self._book.close()
-            self._opened = self._pool.open(deadline - time.monotonic())
-            self._socket = socket_of(self._opened)
-            self._kill_lost_session(self._opened)
+        """Open the connection. If it is open and stale, replace it."""
+        self._is_stale = False
+        self._drop()
+        self._book.close()
+        self._opened = self._pool.open(deadline - time.monotonic())
+        self._socket = socket_of(self._opened)
+        self._kill_lost_session(self._opened)
         return self._opened
 
     def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
