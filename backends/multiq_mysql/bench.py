@@ -26,6 +26,7 @@ from .baseline import MysqlBaseline
 from .doctor import name_and_version, survives
 from .dsn import Dsn
 from .errors import explain
+from .opening import open_connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -132,7 +133,9 @@ class MysqlAdapter(Adapter):
     def baseline(self, body: bytes) -> Baseline | None:
         """Return the baseline. None if this user may not create tables."""
         try:
-            return MysqlBaseline(self._dsn.connect(60.0, autocommit=True, client_flag=MysqlBaseline.FLAG), body)
+            return MysqlBaseline(
+                open_connection(self._dsn, 60.0, autocommit=True, client_flag=MysqlBaseline.FLAG), body
+            )
         except pymysql.OperationalError as exc:
             if exc.args[0] in _DENIED:
                 return None
@@ -160,7 +163,7 @@ class MysqlAdapter(Adapter):
         """The rows of a ``SHOW`` statement, with names in lower case."""
         try:
             if self._connection is None or not self._connection.open:
-                self._connection = self._dsn.connect(self._timeout, autocommit=True)
+                self._connection = open_connection(self._dsn, self._timeout, autocommit=True)
                 self._asked += 1  # The counter of questions includes the opening of a session.
             with self._connection.cursor() as cursor:
                 cursor.execute(poll)

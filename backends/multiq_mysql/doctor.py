@@ -20,6 +20,7 @@ from multiq.errors import BackendCorrupt
 
 from . import schema
 from .errors import explain
+from .opening import open_connection
 from .records import body_limit
 from .waiting import IDLE_POLL
 
@@ -55,7 +56,7 @@ def examine(backend: Examinable) -> list[Finding]:
     """Return the findings about the server, the database and the connection. Raises ``BackendError``."""
     dsn = backend.dsn
     try:
-        with contextlib.closing(dsn.connect(backend.timeout, autocommit=True)) as connection:
+        with contextlib.closing(open_connection(dsn, backend.timeout, autocommit=True)) as connection:
             return list(_findings(_Server(connection, dsn)))
     except (pymysql.MySQLError, OSError) as exc:
         raise explain(exc, dsn.place, backend.timeout) from exc

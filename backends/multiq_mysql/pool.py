@@ -24,6 +24,7 @@ from multiq.driverkit.fork import forks
 
 from . import schema
 from .connection import SHORTEST_TIMEOUT, Connection
+from .opening import open_connection
 from .pymysql_private import drop, set_deadline
 from .session_settings import SESSION_SETTINGS
 from .statements import NOW, TRUE_NOW, Sql
@@ -101,7 +102,7 @@ class Pool:
         }
         timeout = max(timeout, SHORTEST_TIMEOUT)
         deadline = time.monotonic() + timeout
-        opened = self.dsn.connect(timeout, **ours)
+        opened = open_connection(self.dsn, timeout, **ours)
         try:
             set_deadline(opened, deadline)
             schema.ensure(opened, create=self.create)

@@ -3,15 +3,15 @@
 ===========================  ============================================================================  ============
 name                         what for                                                                      used in
 ===========================  ============================================================================  ============
-``connect(sock)``            PyMySQL sends over the driver's own socket, which has a deadline              dsn.py
+``connect(sock)``            PyMySQL sends over the driver's own socket, which has a deadline              opening.py
 ``_sock``                    that socket, or the TLS socket that has replaced it                           here
 ``_rfile``                   the socket's reader, which a forked child does not close                      here
 ``_force_close()``           closes the socket and sends nothing                                           here
-``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls only this method of the context                dsn.py
-``_secure``                  whether a password may be sent in the clear; read at the login                dsn.py
-``_auth_plugin_name``        the plugin that the greeting names; read at the login                         dsn.py
-``server_public_key``        set when the server sends a key to encrypt the password with                  dsn.py
-``auth_plugin_map``          plugin's name in bytes -> class whose ``authenticate`` is called first        dsn.py
+``ctx``, ``wrap_socket``     the TLS context; PyMySQL calls only this method of the context                opening.py
+``_secure``                  whether a password may be sent in the clear; read at the login                tls.py
+``_auth_plugin_name``        the plugin that the greeting names; read at the login                         tls.py
+``server_public_key``        set when the server sends a key to encrypt the password with                  tls.py
+``auth_plugin_map``          plugin's name in bytes -> class whose ``authenticate`` is called first        opening.py
 ``query()``                  sends a statement, or several, and reads the first result                     connection.py
 ``_result``                  the result read last, with ``rows``, ``affected_rows`` and ``has_next``;      connection.py
                              PyMySQL's cursors read it, too, and copy the rows

@@ -29,6 +29,7 @@ from multiq.driverkit.sql import code_lines
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
 
 from .errors import explain
+from .opening import open_connection
 from .pymysql_private import set_deadline
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class MysqlSchema(Schema):
     def _connection(self, **options: Any) -> Iterator[Connection[Any]]:
         ours = {"autocommit": True, "init_command": PLAIN_MODE, **options}
         try:
-            with contextlib.closing(self._dsn.connect(self._timeout, **ours)) as connection:
+            with contextlib.closing(open_connection(self._dsn, self._timeout, **ours)) as connection:
                 yield connection
         except (pymysql.MySQLError, OSError) as exc:
             raise explain(exc, self._dsn.place, self._timeout) from exc

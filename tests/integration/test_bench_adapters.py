@@ -29,6 +29,7 @@ from multiq.ids import new_ids
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.dsn import Dsn
+from multiq_mysql.opening import open_connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -299,7 +300,10 @@ def _keys(url: str) -> list[Any]:
 
 
 def _tables(url: str) -> list[Any]:
-    with Dsn.from_url(parse_url(url, MysqlBackend.options)).connect(5) as connection, connection.cursor() as cursor:
+    with (
+        open_connection(Dsn.from_url(parse_url(url, MysqlBackend.options)), 5) as connection,
+        connection.cursor() as cursor,
+    ):
         cursor.execute("SHOW TABLES LIKE 'multiq\\_bench\\_%'")
         return list(cursor.fetchall())
 

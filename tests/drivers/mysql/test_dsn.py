@@ -16,6 +16,7 @@ from multiq.ids import new_id
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.dsn import Dsn
+from multiq_mysql.opening import open_connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,7 +171,7 @@ def test_a_certificate_of_the_authority_that_is_named_is_accepted_and_the_way_is
 ) -> None:
     with tls_server.database(options=f"ssl_ca={certificates['good'].authority}") as place:
         works(place.url)
-        connection = dsn(place.url).connect(5)
+        connection = open_connection(dsn(place.url), 5)
         with connection, connection.cursor() as cursor:
             cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
             ((_, cipher),) = cursor.fetchall()

@@ -96,7 +96,7 @@ def test_the_password_is_not_encrypted_with_a_strangers_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: str, *, known: bool
 ) -> None:
     """An attacker on the network sends its own public key, so that it could decrypt the password."""
-    monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)
+    monkeypatch.setattr("multiq_mysql.tls._is_loopback", lambda _host: False)
     strangers, servers = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
     (tmp_path / "key.pem").write_bytes(_pem(servers))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -151,7 +151,7 @@ def _read(key: rsa.RSAPrivateKey, secret: bytes) -> bytes:
 def test_the_password_is_not_sent_over_unchecked_tls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: bytes, *, is_switched: bool
 ) -> None:
-    monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)
+    monkeypatch.setattr("multiq_mysql.tls._is_loopback", lambda _host: False)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Certificate.make(tmp_path, "impostor").pair)
     listener = socket.create_server(("127.0.0.1", 0))

@@ -21,7 +21,8 @@ import multiq_mysql
 from multiq.backend.registry import open_backend
 from multiq.driverkit.timed_socket import TimedSocket, TimedTlsSocket
 from multiq_mysql import pymysql_private
-from multiq_mysql.dsn import _Connection
+from multiq_mysql.opening import open_connection
+from multiq_mysql.tls import GuardedConnection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ _PACKAGE = Path(str(multiq_mysql.__file__)).parent
 @pytest.fixture
 def opened(backend: MysqlBackend) -> Iterator[Any]:
     """A connection of PyMySQL's as the driver opens it."""
-    connection = backend.dsn.connect(30.0, autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS)
+    connection = open_connection(backend.dsn, 30.0, autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS)
     yield connection
     if connection.open:
         connection.close()
@@ -65,7 +66,9 @@ def test_table_lists_every_private_name_that_the_driver_uses() -> None:
                 else:  # others are the driver's own, or a named tuple's documented method
                     assert owner in {"self", "cls"} or node.attr == "_replace", (path.name, ast.unparse(node))
     theirs = pymysql.connections.Connection(defer_connect=True)
-    used |= {name for name in vars(_Connection) if hasattr(theirs, name) and not name.startswith("__")}  # overridden
+    used |= {
+        name for name in vars(GuardedConnection) if hasattr(theirs, name) and not name.startswith("__")
+    }  # overridden
     assert used >= {"_sock", "_rfile", "_result", "_force_close", "_secure", "_auth_plugin_name", "server_public_key"}
     listed = re.findall(r"\w+", " ".join(re.findall(r"^(``.*?)  ", str(pymysql_private.__doc__), re.MULTILINE)))
     assert used <= set(listed)
@@ -104,7 +107,7 @@ def test_forced_close_sends_nothing(opened: Any, sent: list[bytes]) -> None:
 
 def test_documented_close_sends_a_packet(backend: MysqlBackend, sent: list[bytes]) -> None:
     """This is why the driver does not call ``close``: the server may hang, or the session may be a parent process's."""
-    opened = backend.dsn.connect(30.0)
+    opened = open_connection(backend.dsn, 30.0)
     sent.clear()
     opened.close()
     assert [packet[4:] for packet in sent] == [b"\x01"]  # COM_QUIT
@@ -130,7 +133,7 @@ def test_tls_is_begun_by_the_context_and_replaces_the_socket(tmp_path: Path) -> 
         server.database(options=f"ssl_ca={certificate.authority}") as place,
         open_backend(place.url) as backend,
     ):
-        opened: Any = cast("MysqlBackend", backend).dsn.connect(30.0)
+        opened: Any = open_connection(cast("MysqlBackend", backend).dsn, 30.0)
         with contextlib.closing(opened):
             assert type(opened._sock) is TimedTlsSocket
             assert opened._is_encrypted  # ``_secure`` is assigned when TLS has begun
