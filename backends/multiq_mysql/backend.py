@@ -72,6 +72,7 @@ from .errors import is_unsent
 from .external_transaction import ExternalTransaction
 from .outcomes import FIRST_PAGE, KINDS, OutcomeRow, drop_expired, keep_deleted, key_list, key_of
 from .pool import Pool
+from .promote import promote
 from .receipts import CHANGED
 from .records import (
     AGAIN,
@@ -93,7 +94,6 @@ from .records import (
     look,
     microseconds,
     pack_id,
-    promote,
 )
 from .settle import carry_out_part
 from .statements import Sql, literal, render

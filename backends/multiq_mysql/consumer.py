@@ -26,6 +26,7 @@ from multiq.errors import BackendError, MultiqError
 from . import limits
 from .limits import GATE_MARK, Claim, go_on, open_gates
 from .outcomes import NOTHING_KEPT
+from .promote import due_statements, promote, promote_statements
 from .records import (
     AGAIN,
     GATES_MARK,
@@ -33,10 +34,7 @@ from .records import (
     SECOND,
     Poll,
     decode_text,
-    due_statements,
     look,
-    promote,
-    promote_statements,
     unpack_hex_id,
 )
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN

@@ -1,4 +1,4 @@
-"""Code for the backend and its consumers: states, ids, enqueuing, polls, promotion and job records.
+"""Code for the backend and its consumers: states, ids, enqueuing, polls and job records.
 
 A poll reads whether a queue has ready jobs and when other jobs become ready. Its result is an ``Outlook``.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import Gate, State
@@ -17,14 +16,14 @@ from multiq.driverkit.clock import nanoseconds
 from multiq.errors import OptionInvalid
 
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
-from .statements import Sql, literal, render, rendered, template
+from .statements import Sql, literal, rendered, template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from multiq.backend import JobRecord, NewJob, UniqueKey
 
-    from .connection import Connection, Reply, Session
+    from .connection import Connection
     from .pool import Pool
     from .scan_window import ScanRestart, ScanWindow
 
@@ -372,47 +371,6 @@ def _outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float,
         found.append((int(number), Outlook(queues[int(number)], int(now), int(paused_for), has_ready == "1", *times)))
         took = max(took, int(micros))
     return took / SECOND, [outlook for _, outlook in sorted(found)]
-
-
-# --- promotion: due jobs become ready -------------------------------------------------------------------
-
-
-def due_statements(outlook: Outlook) -> list[str]:
-    """Return the statements that lock a slice of the jobs that were due at the time of the poll."""
-    states = ((RESERVED, outlook.lease_ends_in), (DELAYED, outlook.due_in))
-    return [_due(outlook.queue, state, outlook.now) for state, left in states if left is not None and left <= 0]
-
-
-def promote_statements(found: Sequence[Reply]) -> list[str]:
-    """Return the statement that makes the found jobs ready. Empty if no job was found."""
-    seqs = sorted(seq for rows, _ in found for (seq,) in rows)
-    return [render("promote", seqs=seqs)] if seqs else []
-
-
-def promote(connection: Connection, outlook: Outlook, give_up_at: float) -> None:
-    """In slices, make ready the jobs that were due at the time of a poll.
-
-    Jobs that another session has locked stay unchanged.
-    """
-    for state in (RESERVED, DELAYED):
-        some = functools.partial(_promote_some, queue=outlook.queue, state=state, now=outlook.now)
-        while connection.run(some) == SLICE and time.monotonic() < give_up_at:
-            pass
-
-
-def _due(queue: str, state: int, now: int) -> str:
-    return render("due", queue=queue.encode(), state=state, now=now, limit=SLICE)
-
-
-def _promote_some(session: Session, queue: str, state: int, now: int) -> int:
-    """Make one slice of due jobs ready, in one transaction. Returns the number of these jobs."""
-    found = session.begin(_due(queue, state, now))
-    promoting = promote_statements(found)
-    if promoting:
-        session.commit(*promoting)
-    else:
-        session.roll_back()
-    return len(found[0].rows)
 
 
 # --- records ---------------------------------------------------------------------------------------------
