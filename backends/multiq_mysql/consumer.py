@@ -24,6 +24,7 @@ from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
 from . import limits
+from .holds import DOOM_MARK
 from .limits import GATE_MARK, Claim, go_on, open_gates
 from .outcomes import NOTHING_KEPT
 from .promote import due_statements, promote, promote_statements
@@ -40,7 +41,7 @@ from .records import (
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
 from .settle import Batch, UnconfirmedVerdicts
 from .statements import render, rendered
-from .steps import DOOM_MARK, NO_STEPS
+from .steps import NO_STEPS
 from .waiting import poll
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from multiq.driverkit.fork import forks
 
 from . import schema
 from .connection import SHORTEST_TIMEOUT, Connection
+from .holds import ArrivalCleanup
 from .opening import open_connection
 from .pymysql_private import drop, set_deadline
 from .session_settings import SESSION_SETTINGS
 from .statements import NOW, TRUE_NOW, Sql
-from .steps import ArrivalCleanup
 from .waiting import pollers
 
 if TYPE_CHECKING:
