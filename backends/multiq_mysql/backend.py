@@ -70,6 +70,7 @@ from .consumer import MysqlConsumer
 from .dsn import OPTIONS, Dsn
 from .errors import is_unsent
 from .external_transaction import ExternalTransaction
+from .gates import wake_lines
 from .outcomes import FIRST_PAGE, KINDS, OutcomeRow, drop_expired, keep_deleted, key_list, key_of
 from .pool import Pool
 from .promote import promote
@@ -566,7 +567,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
                 session.roll_back()
                 raise UniqueTaken(queue, job_id)
             taken = take_again(queue, job_id, column[1:], entry)
-        waking = limits.wake_lines(session, queue, [seq]) if code == PARKED else []
+        waking = wake_lines(session, queue, [seq]) if code == PARKED else []
         settings = {"priority": priority, "delay": delay, "ttr": ttr / SECOND, "terms": terms_of(column, gates)}
         job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, **settings)
         inserts = insert_statements(queue, [job], now, ready=AGAIN)
@@ -810,7 +811,7 @@ class _DeleteMany:
         if after is not None and after.keep > 0:
             keeps = keep_deleted(self._pool, queue, [(own_id, attempt) for _, own_id, attempt in free], after)
         parked = [seq for seq, *_, is_parked in rows if is_parked]
-        waking = limits.wake_lines(session, queue, parked) if parked else []
+        waking = wake_lines(session, queue, parked) if parked else []
         self._sent = answers
         session.commit(*keeps, render("remove", seqs=sorted(seq for seq, *_ in free)), *waking, done=len(free))
         return answers
@@ -837,7 +838,7 @@ def _purge_parked(session: Session, queue: str, seqs: Sequence[int], statement: 
     """Like ``_delete_some``, but for parked jobs. The next reserve examines the lines of these jobs again."""
     (deleted,) = session.begin(statement)
     if deleted.affected:
-        session.commit(*limits.wake_lines(session, queue, seqs), done=deleted.affected)
+        session.commit(*wake_lines(session, queue, seqs), done=deleted.affected)
     else:
         session.roll_back()
     return deleted.affected + (session.done_before() or 0)

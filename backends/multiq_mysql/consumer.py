@@ -23,9 +23,11 @@ from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
-from . import limits
+from . import gated_claim
+from .gated_claim import Claim
+from .gates import GATE_MARK, open_gates
 from .holds import DOOM_MARK
-from .limits import GATE_MARK, Claim, go_on, open_gates
+from .limits import go_on
 from .outcomes import NOTHING_KEPT
 from .promote import due_statements, promote, promote_statements
 from .records import (
@@ -537,7 +539,7 @@ class MysqlConsumer(Consumer):
 
         A transaction may park many jobs and find none that can start. While the call goes on, the caller's new verdicts
         and touches wait. So the call ends if it has leases and many jobs are left, if it is interrupted, or after
-        ``limits.LOOKING_TIME``.
+        ``gated_claim.LOOKING_TIME``.
         ``sees_all`` is then False, because the jobs that the call has not looked at may include one that can start.
 
         If other consumers have locked the jobs or their gates, the queue is noted as held up. Without a pause, many
@@ -547,11 +549,11 @@ class MysqlConsumer(Consumer):
         gated = sum(map(_has_gates, before))
         turns = self._pool.poller.claim_turns(queue)
         looked = turns.begun
-        give_up_at = self._call_began + min(self._pool.timeout, limits.LOOKING_TIME)
+        give_up_at = self._call_began + min(self._pool.timeout, gated_claim.LOOKING_TIME)
         searches, since = 0, self._searching_since.get(queue)
         seeks_keys = since is not None
         first = max(
-            self._first_turns.pop(queue, 0), 0 if since is None else limits.first_turn(self._call_began - since)
+            self._first_turns.pop(queue, 0), 0 if since is None else gated_claim.first_turn(self._call_began - since)
         )
         for turn in itertools.count(first):
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
@@ -591,7 +593,7 @@ class MysqlConsumer(Consumer):
             has_enough = claim.is_deep and not found and bool(leases or before)
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
-                self._first_turns[queue] = min(turn + 1, limits.DEEPEST)  # otherwise a slow server gets no further
+                self._first_turns[queue] = min(turn + 1, gated_claim.DEEPEST)  # otherwise a slow server gets no further
                 break
         saw_open_gate = turn == first and outlook.has_open_gate and self.most_gated != 0
         if not leases and (claim.has_locked or (saw_open_gate and not claim.has_looked)):
@@ -615,10 +617,10 @@ class MysqlConsumer(Consumer):
         each call had a new time, the consumers could hold each other up until all jobs are parked.
         """
         until = self._parks_until.get(queue)
-        if until is not None and time.monotonic() >= until + limits.PARKING_PAUSE:
+        if until is not None and time.monotonic() >= until + gated_claim.PARKING_PAUSE:
             until = None
             del self._parks_until[queue]
-        return self._call_began + limits.PARKING_TIME if until is None else until
+        return self._call_began + gated_claim.PARKING_TIME if until is None else until
 
     def _note_claim(
         self, queue: str, claim: _GatedClaim, began: float, found: Sequence[Lease], *, has_leases: bool
@@ -628,11 +630,11 @@ class MysqlConsumer(Consumer):
         elif claim.seeks_keys:
             self._searching_since.pop(queue, None)
         if claim.search_failed:
-            self._no_search_until[queue] = time.monotonic() + limits.SEARCH_PAUSE
+            self._no_search_until[queue] = time.monotonic() + gated_claim.SEARCH_PAUSE
         if not has_leases:
             self.asked_at = began  # the transactions before have reserved nothing
         if claim.has_parked_first:
-            until = self._parks_until.get(queue, self._call_began + limits.PARKING_TIME)
+            until = self._parks_until.get(queue, self._call_began + gated_claim.PARKING_TIME)
             self._parks_until[queue] = max(until, time.monotonic())  # the pause begins when the claim has ended
         elif found and time.monotonic() < self._parks_until.get(queue, 0.0):
             del self._parks_until[queue]  # the parking ended in time

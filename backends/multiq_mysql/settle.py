@@ -15,7 +15,7 @@ from multiq.backend import Abandon, Ack, Bury, Enqueue, GiveBack, Release, Touch
 from multiq.errors import LeaseLost
 
 from . import outcomes, receipts, steps
-from .limits import GATE_MARK
+from .gates import GATE_MARK
 from .outcomes import NOTHING_KEPT, Keeping, Notes
 from .records import RESERVED, microseconds
 from .statements import render

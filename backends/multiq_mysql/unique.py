@@ -25,7 +25,7 @@ import msgspec
 
 from multiq.backend import Arrive, Drop, Enqueue, Put, Terms, UniqueKey
 
-from .limits import wake_lines
+from .gates import wake_lines
 from .records import (
     AGAIN,
     BURIED,
