@@ -23,12 +23,13 @@ from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
-from . import gated_claim
+from . import parking
 from .gated_claim import Claim
 from .gates import GATE_MARK, open_gates
 from .holds import DOOM_MARK
 from .limits import go_on
 from .outcomes import NOTHING_KEPT
+from .parking import Parking
 from .promote import due_statements, promote, promote_statements
 from .records import (
     AGAIN,
@@ -169,15 +170,7 @@ class MysqlConsumer(Consumer):
         """Whether this user may delete the rows of pauses that have ended."""
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
-        self._parks_until: dict[str, float] = {}
-        """Queue -> the time from which a call no longer parks its ready jobs of fair limits first, for a while."""
-        self._first_turns: dict[str, int] = {}
-        """Queue -> the turn of a claim with which the next call begins, because the last call has ended too early."""
-        self._searching_since: dict[str, float] = {}
-        """Queue -> the time of the first of the calls in a row whose search for other keys of fair limits has found all
-        keys. The next call begins with a search."""
-        self._no_search_until: dict[str, float] = {}
-        """Queue -> the time from which a call may search again. The last search has not found all keys."""
+        self._parking = Parking()
         self._to_open: list[Fence] = []
         """Ended leases whose gates must be opened. Empty, unless the server has not answered."""
         self._gates_to_open: set[tuple[bytes, bytes, bytes]] = set()
@@ -539,8 +532,8 @@ class MysqlConsumer(Consumer):
 
         A transaction may park many jobs and find none that can start. While the call goes on, the caller's new verdicts
         and touches wait. So the call ends if it has leases and many jobs are left, if it is interrupted, or after
-        ``gated_claim.LOOKING_TIME``.
-        ``sees_all`` is then False, because the jobs that the call has not looked at may include one that can start.
+        ``LOOKING_TIME`` (parking.py). ``sees_all`` is then False, because the jobs that the call has not looked at may
+        include one that can start.
 
         If other consumers have locked the jobs or their gates, the queue is noted as held up. Without a pause, many
         consumers would ask the server again and again, and so slow down the one that has the locks.
@@ -549,12 +542,9 @@ class MysqlConsumer(Consumer):
         gated = sum(map(_has_gates, before))
         turns = self._pool.poller.claim_turns(queue)
         looked = turns.begun
-        give_up_at = self._call_began + min(self._pool.timeout, gated_claim.LOOKING_TIME)
-        searches, since = 0, self._searching_since.get(queue)
-        seeks_keys = since is not None
-        first = max(
-            self._first_turns.pop(queue, 0), 0 if since is None else gated_claim.first_turn(self._call_began - since)
-        )
+        give_up_at = self._call_began + min(self._pool.timeout, parking.LOOKING_TIME)
+        searches = 0
+        first, seeks_keys = self._parking.begin(queue, self._call_began)
         for turn in itertools.count(first):
             most_gated = limit if self.most_gated is None else self.most_gated - gated - sum(map(_has_gates, leases))
             claim = _GatedClaim(
@@ -564,7 +554,7 @@ class MysqlConsumer(Consumer):
                 limit - len(leases),
                 most_gated,
                 turn=turn,
-                parks_until=self._parking_end(queue),
+                parks_until=self._parking.end(queue, self._call_began),
                 seeks_keys=seeks_keys and most_gated > 0,
             )
             try:
@@ -577,7 +567,9 @@ class MysqlConsumer(Consumer):
                     if is_last and turns.is_awaited and self._has_nothing(queue):
                         turns.found_all(number)
                 looked = turns.begun
-                self._note_claim(queue, claim, began, found, has_leases=bool(leases or before))
+                self._parking.note_claim(queue, claim, began, self._call_began, has_found=bool(found))
+                # Without leases, the transactions before have reserved nothing.
+                self.asked_at = self.asked_at if leases or before else began
                 leases += found
                 for name in claim.changes:
                     self._connection.run(functools.partial(go_on, pool=self._pool, queue=queue, name=name, waits=False))
@@ -588,12 +580,12 @@ class MysqlConsumer(Consumer):
             if claim.is_all or len(leases) >= limit:
                 break
             searches += seeks_keys
-            may_search = not searches and time.monotonic() >= self._no_search_until.get(queue, 0.0)
+            may_search = not searches and self._parking.may_search(queue)
             seeks_keys = claim.has_parked_first and may_search
             has_enough = claim.is_deep and not found and bool(leases or before)
             if has_enough or self._interrupted or time.monotonic() > give_up_at:
                 self.sees_all = False
-                self._first_turns[queue] = min(turn + 1, gated_claim.DEEPEST)  # otherwise a slow server gets no further
+                self._parking.ended_early(queue, turn)
                 break
         saw_open_gate = turn == first and outlook.has_open_gate and self.most_gated != 0
         if not leases and (claim.has_locked or (saw_open_gate and not claim.has_looked)):
@@ -608,36 +600,6 @@ class MysqlConsumer(Consumer):
         except MultiqError:
             return False
         return not (outlook.has_work or outlook.has_open_gate)
-
-    def _parking_end(self, queue: str) -> float:
-        """Return the time from which the calls for a queue no longer park its jobs first. After this time, and a pause,
-        a call may do so again.
-
-        While other consumers park jobs, their locks hide the open gates, and this consumer's calls find nothing. If
-        each call had a new time, the consumers could hold each other up until all jobs are parked.
-        """
-        until = self._parks_until.get(queue)
-        if until is not None and time.monotonic() >= until + gated_claim.PARKING_PAUSE:
-            until = None
-            del self._parks_until[queue]
-        return self._call_began + gated_claim.PARKING_TIME if until is None else until
-
-    def _note_claim(
-        self, queue: str, claim: _GatedClaim, began: float, found: Sequence[Lease], *, has_leases: bool
-    ) -> None:
-        if claim.knows_all_keys:
-            self._searching_since.setdefault(queue, began)
-        elif claim.seeks_keys:
-            self._searching_since.pop(queue, None)
-        if claim.search_failed:
-            self._no_search_until[queue] = time.monotonic() + gated_claim.SEARCH_PAUSE
-        if not has_leases:
-            self.asked_at = began  # the transactions before have reserved nothing
-        if claim.has_parked_first:
-            until = self._parks_until.get(queue, self._call_began + gated_claim.PARKING_TIME)
-            self._parks_until[queue] = max(until, time.monotonic())  # the pause begins when the claim has ended
-        elif found and time.monotonic() < self._parks_until.get(queue, 0.0):
-            del self._parks_until[queue]  # the parking ended in time
 
     def claim_gated(self, session: Session, claim: Claim, queue: str) -> list[Lease]:
         """Reserve the jobs that a claim has chosen, and commit."""

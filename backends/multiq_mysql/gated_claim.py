@@ -25,10 +25,10 @@ out, or moves it to the line of a closed gate or of a fair gate.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from .fair_search import FairSearch
 from .gates import (
     OPEN,
     Candidate,
@@ -59,22 +59,7 @@ _TURN_BITS = 40
 _LOOKED_AT = 50  # gates that one transaction looks at
 _EXAMINED = 250  # gates that one transaction examines for lines that wait for them
 DEEPEST = 3  # the turn from which each claim reads _MOST_READ jobs
-# A search for other keys reads this number of ready jobs first, then twice as many each time, and at most so many.
-_SOUGHT_FIRST, _MOST_SOUGHT = 250, 4_000
-SEARCH_TIME = 0.2  # seconds that such a search may take: less than PARKING_TIME. An idle server reads 50,000 small jobs
-_QUICK_TIME = 1.5  # seconds
-SEARCH_PAUSE = 5.0  # seconds without a search, after a search that has not reached the last ready job
-# rows for each ready job: if there are more, an index is read. It takes 2.5 times as long for each row
-_SPARSEST = 2
-_MOST_KNOWN = 20  # different texts of gates that such a search leaves out
 _FEWEST_READ, _MOST_READ = 20, 500  # ready jobs, and parked jobs of each line, that one transaction reads
-# seconds after which a consumer no longer parks the ready jobs of fair limits before it hands out one of them: less
-# than the half second after which a waiting consumer has its job (3.10)
-PARKING_TIME = 0.3
-PARKING_PAUSE = 1.0  # seconds without such parking, after a call has used up its time
-# seconds after which a call ends although it has found no job yet, because a worker must touch its leases; more than
-# PARKING_TIME
-LOOKING_TIME = 0.5
 _PAST_PER_GATE = 2  # gates of the past that each reserve deletes
 _WITHOUT_GATES = Sql("gates IS NULL")
 
@@ -107,10 +92,7 @@ class Claim:
         self._parks_first = may_park_first
         self._waits_for_woken = may_park_first or turn < DEEPEST
         self._seeks_keys = seeks_keys
-        self._others: list[Candidate] = []
-        """Ready jobs behind the jobs of ``_scan``, in their order. Each has other gates than all jobs of ``_scan``."""
-        self._locked_others: set[int] = set()
-        """The seqs of those of ``_others`` that this transaction could not lock."""
+        self._search = FairSearch(queue)
         self.knows_all_keys = False
         """Whether the transaction knows all keys of fair limits that the ready jobs of the best priority have, although
         it has not read all of these jobs."""
@@ -174,7 +156,7 @@ class Claim:
         """Begin a transaction, lock jobs and gates, and choose the jobs."""
         looks = self._read_gated(session)
         heads = self._read_lines(session, looks) if looks else {}
-        gates = {gate for job in (*self._scan, *self._others) for gate in job.gates}
+        gates = {gate for job in (*self._scan, *self._search.jobs) for gate in job.gates}
         gates.update(looks, (gate for jobs in heads.values() for job in jobs for gate in job.gates))
         if gates:
             self._lock(session, sorted(gates, key=gate_order), looks, heads)
@@ -200,7 +182,7 @@ class Claim:
         found = found[: self._scanned]
         self._scan = [Candidate(priority, seq, gates_in(gates), None) for priority, seq, gates in found]
         if self._seeks_keys and with_gates and self.is_full:
-            self._read_others(session, {text.encode() for *_, text in found if text})
+            self._search.run(session, self._scan[-1], {text.encode() for *_, text in found if text})
         if not looked or not looked[0].rows:  # Other consumers have locked these gates.
             return []
         self.has_looked = True
@@ -208,58 +190,6 @@ class Claim:
         rows = [row for reply in looked for row in reply.rows]
         self.changes = [as_text(key) for name, key in rows if not name]  # begin_change.sql explains the empty name.
         return list(dict.fromkeys(gate_of(*row) for row in rows if row[0]))
-
-    def _read_others(self, session: Session, known: set[bytes]) -> None:
-        """Lock the first ready jobs behind the scan whose gates are none of the *known* texts.
-
-        The jobs have the priority of the last job of the scan, because jobs with this priority go before less urgent
-        jobs. If a job is found, all earlier jobs with other texts are found, too.
-        """
-        if not 0 < len(known) <= _MOST_KNOWN:
-            return
-        last = self._scan[-1]
-        self.search_failed = True
-        found = self._search(session, last, Sql(",".join(map(literal, sorted(known)))))
-        if not found:
-            return
-        own: dict[str, int | bytes] = {"queue": self._queue.encode(), "place": last.priority, "seq": last.seq}
-        (locked,) = session.execute(render("reserve_others", seqs=sorted(found), **own))
-        now = {seq: Candidate(last.priority, seq, gates_in(text), None) for seq, text in locked.rows}
-        self._others = [now.get(seq, job) for seq, job in sorted(found.items())]
-        self._locked_others = found.keys() - now.keys()
-
-    def _search(self, session: Session, last: Candidate, known: Sql) -> dict[int, Candidate]:
-        """Return the first ready jobs behind the job *last* that have gates, but none of the *known* texts, by seq."""
-        began = time.monotonic()
-        found: dict[int, Candidate] = {}
-        seq, examined = last.seq, _SOUGHT_FIRST
-        while True:
-            began_part = time.monotonic()
-            own: dict[str, int | bytes] = {"queue": self._queue.encode(), "place": last.priority, "seq": seq}
-            ends = session.execute(
-                *(render("others_end", state=state, examined=examined, **own) for state in (AGAIN, READY))
-            )
-            counted = [reply.rows[0] for reply in ends]
-            rest = [highest for count, highest in counted if count == examined]
-            end = min(rest) if rest else max((highest for _, highest in counted if highest), default=seq)
-            # If other jobs have many of the rows in between, an index is read.
-            is_dense = end - seq <= _SPARSEST * sum(count for count, _ in counted)
-            verbs = [("others_by_seq", READY)] if is_dense else [("others", AGAIN), ("others", READY)]
-            replies = session.execute(
-                *(render(verb, state=state, known=known, end=end, limit=_LOOKED_AT, **own) for verb, state in verbs)
-            )
-            cut = min((reply.rows[-1][0] for reply in replies if len(reply.rows) == _LOOKED_AT), default=end)
-            for reply in replies:
-                found.update(
-                    (job, Candidate(last.priority, job, gates_in(text), None)) for job, text in reply.rows if job <= cut
-                )
-            now = time.monotonic()
-            self.knows_all_keys = not rest and cut == end
-            # The next part takes about twice as long as this one.
-            is_late = now - began + 2 * (now - began_part) > SEARCH_TIME
-            if self.knows_all_keys or cut < end or len(found) >= _LOOKED_AT or is_late:
-                return found
-            seq, examined = end, min(2 * examined, _MOST_SOUGHT)
 
     def _read_lines(self, session: Session, looks: Sequence[Gate]) -> dict[Gate, list[Candidate]]:
         """Read the first jobs of these lines, to know which gates have to be locked."""
@@ -306,7 +236,7 @@ class Claim:
                     line.ends.append(self.now + left)
                 else:
                     ended.append((line, seq))
-        self._scan += self._with_other_keys()
+        self._scan += self._search.free_jobs(self._scan, self._lines)
         self._locked = [job for job in self._scan if not self._has_gates_of(job)]
         self._scan = [job for job in self._scan if self._has_gates_of(job)]
         for gate, reply in lines:
@@ -314,24 +244,6 @@ class Claim:
         if ended:
             self._count_touched(session, ended)
         self._read_firsts(session)
-
-    def _with_other_keys(self) -> list[Candidate]:
-        """Return those of ``_others`` that have a fair gate, and that share no fair gate with an earlier job.
-
-        Otherwise the job would have to wait for that job, and perhaps for jobs between the two that were not read. Jobs
-        that are returned may share a gate.
-        """
-        before = {gate for job in self._scan for gate in job.gates}
-        found = []
-        for job in self._others:
-            fair = [gate for gate in job.gates if gate not in self._lines or self._lines[gate].is_fair]
-            if fair and job.seq not in self._locked_others and before.isdisjoint(fair):
-                found.append(job)
-                continue
-            before.update(job.gates)
-            if fair:
-                self.knows_all_keys = False
-        return found
 
     def _lock_gates(
         self, session: Session, gates: Sequence[Gate], asked: Sequence[str]
@@ -426,8 +338,9 @@ class Claim:
     def _choose(self, heads: Mapping[Gate, Sequence[Candidate]]) -> None:
         jobs = [*self._scan, *(job for line in heads.values() for job in line)]
         singles, fair = self._sort(jobs)
-        self.search_failed = self.search_failed and not self.knows_all_keys
-        self.knows_all_keys = self.knows_all_keys and self._has_unparked
+        search = self._search
+        self.search_failed = search.is_begun and not search.knows_all_keys
+        self.knows_all_keys = search.knows_all_keys and self._has_unparked
         if self.is_full and self._has_unparked and self._parks_first and not self.knows_all_keys:
             # All jobs of fair limits go to their lines first, because jobs of other keys may follow.
             self.is_all, self.has_parked_first = False, True
@@ -658,16 +571,6 @@ class Claim:
 
     def _render(self, verb: str, gate: Gate, **values: Any) -> str:
         return render_for(verb, self._queue, gate, **values)
-
-
-def first_turn(searching: float) -> int:
-    """Return the first turn of a call that begins with a search. *searching*: the seconds since the first of the calls
-    in a row that have searched.
-
-    At first, such calls park few jobs, because jobs of other keys wait for them. Later calls park many, so that there
-    are soon fewer jobs to search: each search takes longer the more jobs are not parked yet.
-    """
-    return 1 if searching < _QUICK_TIME else DEEPEST
 
 
 def _look_by_turn(priority: int, turn: int) -> int:

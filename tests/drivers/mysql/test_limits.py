@@ -22,9 +22,10 @@ from multiq.backend.registry import open_backend
 from multiq.driverkit.call_retry import repetitions
 from multiq.errors import BackendUnavailable, EnqueueUncertain, LeaseLost, MultiqError
 from multiq.ids import new_id, new_ids
-from multiq_mysql import gated_claim, waiting
+from multiq_mysql import fair_search, gated_claim, parking, waiting
 from multiq_mysql.connection import Session
 from multiq_mysql.consumer import _GatedClaim
+from multiq_mysql.fair_search import FairSearch
 from multiq_mysql.session_settings import SESSION_SETTINGS
 from multiq_mysql.statements import NOW, render
 from multiq_mysql.waiting import ClaimTurns
@@ -102,7 +103,7 @@ def test_a_reserve_ends_in_time_while_jobs_are_parked_and_the_next_one_goes_on(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a call that may look for jobs only for a moment, and many jobs behind a closed gate
-    monkeypatch.setattr(gated_claim, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(parking, "LOOKING_TIME", 0.0)
     backend.limits(QUEUE, {"api": Quota(slots=0)})
     add(backend, 3000, API)
     (last,) = add(backend, 1)
@@ -127,9 +128,9 @@ def test_reserves_that_find_nothing_do_not_begin_to_park_jobs_first_again(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given calls that end after one transaction, as they do if other consumers have locked the gates
-    monkeypatch.setattr(gated_claim, "LOOKING_TIME", 0.0)
-    monkeypatch.setattr(gated_claim, "PARKING_PAUSE", 60.0)
-    monkeypatch.setattr(gated_claim, "PARKING_TIME", 0.2)
+    monkeypatch.setattr(parking, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(parking, "PARKING_PAUSE", 60.0)
+    monkeypatch.setattr(parking, "PARKING_TIME", 0.2)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     first, *_ = add(backend, 1000, Gate("tenant", "a"))
     with backend.consumer([QUEUE]) as consumer:
@@ -140,7 +141,7 @@ def test_reserves_that_find_nothing_do_not_begin_to_park_jobs_first_again(
         assert [lease.id for lease in consumer.reserve(1, 0)] == [first]
         # And after a pause another call may park jobs first, because jobs of other keys may follow
         assert len(consumer.reserve(1, 0)) == 1
-        monkeypatch.setattr(gated_claim, "PARKING_PAUSE", 0.0)
+        monkeypatch.setattr(parking, "PARKING_PAUSE", 0.0)
         assert consumer.reserve(1, 0) == []
 
 
@@ -356,8 +357,8 @@ def test_a_key_behind_a_large_backlog_of_another_key_has_its_turn(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given many jobs of one key of a fair limit, of which some run, and a server that parks them in time
-    monkeypatch.setattr(gated_claim, "PARKING_TIME", 60.0)
-    monkeypatch.setattr(gated_claim, "LOOKING_TIME", 60.0)
+    monkeypatch.setattr(parking, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(parking, "LOOKING_TIME", 60.0)
     backend.limits(QUEUE, {"all": Quota(slots=4), "tenant": Quota(fair=True)})
     add(backend, 4_000, Gate("all"), Gate("tenant", "busy"))
     with backend.consumer([QUEUE]) as consumer:
@@ -379,7 +380,7 @@ def test_a_key_behind_a_backlog_is_found_before_the_backlog_is_parked(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given many jobs of one key of a fair limit, and then jobs of two other keys, on a server that is not too busy
-    monkeypatch.setattr(gated_claim, "SEARCH_TIME", 60.0)
+    monkeypatch.setattr(fair_search, "SEARCH_TIME", 60.0)
     backend.limits(QUEUE, {"all": Quota(slots=4), "tenant": Quota(fair=True)})
     add(backend, 3_000, Gate("all"), Gate("tenant", "busy"))
     small = {
@@ -404,8 +405,9 @@ def test_a_search_that_does_not_reach_the_last_job_is_not_repeated_at_once(
     backend: MysqlBackend, packets: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given backlogs that are too long for a search, on a server that parks them in time
-    for name, seconds in (("SEARCH_TIME", 0.0), ("SEARCH_PAUSE", 60.0), ("PARKING_TIME", 60.0), ("LOOKING_TIME", 60.0)):
-        monkeypatch.setattr(gated_claim, name, seconds)
+    monkeypatch.setattr(fair_search, "SEARCH_TIME", 0.0)
+    for name in ("SEARCH_PAUSE", "PARKING_TIME", "LOOKING_TIME"):
+        monkeypatch.setattr(parking, name, 60.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
 
     def searches() -> int:
@@ -418,8 +420,8 @@ def test_a_search_that_does_not_reach_the_last_job_is_not_repeated_at_once(
         # When jobs are reserved, then the first call searches, and the next one does not
         assert [searches(), searches()] == [1, 0]
         # And without a pause, each call searches
-        monkeypatch.setattr(gated_claim, "SEARCH_PAUSE", 0.0)
-        consumer._no_search_until.clear()
+        monkeypatch.setattr(parking, "SEARCH_PAUSE", 0.0)
+        consumer._parking._no_search_until.clear()
         assert [searches(), searches()] == [1, 1]
 
 
@@ -427,7 +429,7 @@ def test_a_due_job_behind_a_backlog_hides_no_earlier_job_of_its_key(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a backlog of one key, with jobs of another key among it, and a due job of this key that is newer than all
-    monkeypatch.setattr(gated_claim, "SEARCH_TIME", 60.0)
+    monkeypatch.setattr(fair_search, "SEARCH_TIME", 60.0)
     backend.limits(QUEUE, {"all": Quota(slots=1), "tenant": Quota(fair=True)})
     busy, small = (Gate("all"), Gate("tenant", "busy")), (Gate("all"), Gate("tenant", "small"))
     add(backend, 400, *busy)
@@ -462,16 +464,16 @@ def test_a_search_for_other_keys_changes_no_order(
     rng = random.Random(seed)
     monkeypatch.setattr(gated_claim, "_FEWEST_READ", 2)
     monkeypatch.setattr(gated_claim, "_MOST_READ", rng.choice([3, 8]))
-    monkeypatch.setattr(gated_claim, "_SOUGHT_FIRST", rng.choice([4, 30, 250]))
-    monkeypatch.setattr(gated_claim, "SEARCH_TIME", rng.choice([0.0, 60.0]))
+    monkeypatch.setattr(fair_search, "_SOUGHT_FIRST", rng.choice([4, 30, 250]))
+    monkeypatch.setattr(fair_search, "SEARCH_TIME", rng.choice([0.0, 60.0]))
     searches: list[int] = []
-    original = gated_claim.Claim._read_others
+    original = FairSearch.run
 
-    def noted(claim: gated_claim.Claim, *args: Any) -> None:
-        original(claim, *args)
-        searches.append(len(claim._others))
+    def noted(search: FairSearch, *args: Any) -> None:
+        original(search, *args)
+        searches.append(len(search.jobs))
 
-    monkeypatch.setattr(gated_claim.Claim, "_read_others", noted)
+    monkeypatch.setattr(FairSearch, "run", noted)
     backend.limits(QUEUE, {"tenant": Quota(fair=True), "team": Quota(fair=True), "all": Quota(slots=1)})
     # Given jobs of a busy key, and jobs with all kinds of gates among and behind them
     busy = rng.choice([0.3, 0.6, 0.9])
@@ -508,7 +510,7 @@ def test_a_busy_server_hands_out_a_job_before_all_jobs_of_a_fair_limit_are_parke
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a server on which a call cannot park a large backlog of a fair limit in time
-    monkeypatch.setattr(gated_claim, "PARKING_TIME", 0.0)
+    monkeypatch.setattr(parking, "PARKING_TIME", 0.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     for number in range(3):
         add(backend, 500, Gate("tenant", str(number)))
@@ -522,7 +524,7 @@ def test_a_call_that_has_ended_early_lets_the_next_one_read_more_jobs_at_once(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given calls that end after one transaction, as on a slow server, and many jobs behind a closed gate
-    monkeypatch.setattr(gated_claim, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(parking, "LOOKING_TIME", 0.0)
     backend.limits(QUEUE, {"api": Quota(slots=0)})
     add(backend, 2_000, API)
     with backend.consumer([QUEUE]) as consumer:
@@ -536,8 +538,8 @@ def test_a_parking_that_has_ended_in_time_starts_no_pause(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a call that has parked all jobs of a fair limit first, on a server that parks them in time
-    monkeypatch.setattr(gated_claim, "PARKING_TIME", 60.0)
-    monkeypatch.setattr(gated_claim, "PARKING_PAUSE", 60.0)
+    monkeypatch.setattr(parking, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(parking, "PARKING_PAUSE", 60.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     add(backend, 100, Gate("tenant", "a"))
     with backend.consumer([QUEUE]) as consumer:
@@ -554,9 +556,9 @@ def test_the_leases_count_from_the_transaction_that_began_them(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # When a reserve parks many jobs before it hands out one of them, as it does if a search does not reach all jobs
-    monkeypatch.setattr(gated_claim, "PARKING_TIME", 60.0)
-    monkeypatch.setattr(gated_claim, "LOOKING_TIME", 60.0)
-    monkeypatch.setattr(gated_claim, "SEARCH_TIME", 0.0)
+    monkeypatch.setattr(parking, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(parking, "LOOKING_TIME", 60.0)
+    monkeypatch.setattr(fair_search, "SEARCH_TIME", 0.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     add(backend, 2_000, Gate("tenant", "a"))
     began: list[float] = []
