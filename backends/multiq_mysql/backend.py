@@ -31,7 +31,6 @@ import pymysql
 
 from multiq.backend import (
     Diagnosis,
-    Enqueue,
     Holds,
     Inspection,
     Limits,
@@ -57,21 +56,23 @@ from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import (
     BackendError,
     EnqueueUncertain,
-    JobHeld,
     JobNotFound,
     JobReserved,
     PayloadTooLarge,
-    UniqueTaken,
 )
 from multiq.settings.url import Option, seconds
 
 from . import limits, notes, outcomes
+from .carry_out import CarryOut
 from .consumer import MysqlConsumer
+from .delete import DeleteMany
 from .dsn import OPTIONS, Dsn
+from .enqueue_unique import UniqueInsert
 from .errors import is_unsent
 from .external_transaction import ExternalTransaction
 from .gates import wake_lines
-from .outcomes import FIRST_PAGE, KINDS, OutcomeRow, drop_expired, keep_deleted, key_list, key_of
+from .kick import Kick, KickWithKeys, kick_job_with_key
+from .outcomes import FIRST_PAGE, KINDS, OutcomeRow, drop_expired, key_list, key_of
 from .pool import Pool
 from .promote import promote
 from .receipts import CHANGED
@@ -96,21 +97,10 @@ from .records import (
     microseconds,
     pack_id,
 )
-from .settle import carry_out_part
-from .statements import Sql, literal, render
-from .steps import Steps, largest
+from .reschedule import reschedule
+from .statements import Sql, render
 from .unique import (
     KickedRow,
-    ask_entry,
-    judge,
-    judge_kicks,
-    lock_keys_of,
-    parts_of,
-    read_entry,
-    resolve_steps,
-    steps_have_keys,
-    take_again,
-    terms_of,
 )
 
 if TYPE_CHECKING:
@@ -236,7 +226,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         return [job.id for job in jobs]
 
     def _enqueue_unique(self, queue: str, jobs: Sequence[NewJob]) -> list[str]:
-        insert = _UniqueInsert(self._pool, queue, jobs)
+        insert = UniqueInsert(self._pool, queue, jobs)
         try:
             ids = self._run(insert.run)
         except BackendError as exc:
@@ -280,7 +270,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
             if not gone.affected:
                 if not self._find(session, queue, job_id).is_parked:
                     raise JobReserved(queue, job_id)
-                (answer,) = _DeleteMany(self._pool, queue, [job_id], None).run(session).values()
+                (answer,) = DeleteMany(self._pool, queue, [job_id], None).run(session).values()
                 if answer is not None:
                     raise answer
 
@@ -291,7 +281,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
     ) -> list[JobNotFound | JobReserved | None]:
         answers: dict[str, JobNotFound | JobReserved | None] = {}
         for some in _slices(sorted(set(ids))):
-            answers |= self._run(_DeleteMany(self._pool, queue, some, after).run)
+            answers |= self._run(DeleteMany(self._pool, queue, some, after).run)
         found = []
         for job_id in ids:
             found.append(answers[job_id])
@@ -300,7 +290,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         return found
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        self._run(lambda session: self._reschedule(session, queue, job_id, delay))
+        self._run(lambda session: reschedule(session, self._pool, queue, job_id, delay))
         self._made_ready(queue)
         return job_id
 
@@ -309,7 +299,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         ((behind,),) = self._select("last_buried", queue=queue.encode())
         while kicked < limit:
             size = min(SLICE, limit - kicked)
-            slice_ = _Kick(self._pool, queue, size, behind)
+            slice_ = Kick(self._pool, queue, size, behind)
             done = self._run(slice_.run)
             kicked += done
             if done < slice_.found:
@@ -331,7 +321,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
                 if found.state is State.RESERVED:
                     raise JobReserved(queue, job_id)
                 if found.state is State.BURIED and found.unique_key:
-                    self._kick_job_with_key(session, queue, job_id, found)
+                    kick_job_with_key(session, self._pool, queue, KickedRow(found.seq, which["id"], found.unique_key))
 
         self._run(kick_job)
         self._made_ready(queue)
@@ -397,7 +387,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         return forgotten
 
     def carry_out(self, steps: Sequence[Step], *, when: Sequence[Version] = ()) -> bool:
-        call = _CarryOut(self._pool, steps, when)
+        call = CarryOut(self._pool, steps, when)
         is_done = self._run(call.run)
         for queue in call.queues if is_done else ():
             self._made_ready(queue)
@@ -510,16 +500,6 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         ((seq, code, is_due, unique_key),) = rows
         return _Found(seq, effective_state(code, is_due=bool(is_due)), unique_key, code == PARKED)
 
-    def _kick_job_with_key(self, session: Session, queue: str, job_id: str, found: _Found) -> None:
-        """Kick a buried job. Does nothing if another client has deleted the job or made it ready meanwhile."""
-        kicks = judge_kicks(session, self._pool, queue, [KickedRow(found.seq, pack_id(job_id), found.unique_key)])
-        if kicks.seqs:
-            session.commit(*kicks.statements, done=1)
-            return
-        session.roll_back()
-        if kicks.refused:
-            raise UniqueTaken(queue, job_id)
-
     def _kick_with_keys(self, queue: str, limit: int, behind: int) -> int:
         """Kick jobs, some of which have unique keys. Begins with the job that has been buried for the longest time."""
         kicked = 0
@@ -530,49 +510,9 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
             if not found:
                 break
             place, seq, *_ = found[-1]
-            slice_ = _KickWithKeys(self._pool, queue, [KickedRow(*row) for _, *row in found])
+            slice_ = KickWithKeys(self._pool, queue, [KickedRow(*row) for _, *row in found])
             kicked += self._run(slice_.run)
         return kicked
-
-    def _reschedule(self, session: Session, queue: str, job_id: str, delay: float, key: bytes | None = None) -> None:
-        """Remove the row and insert it again. Only an insert gives the job a new seq, and the seq is the job's age.
-
-        The row is inserted in the state AGAIN. At least every second, other processes scan the jobs in this state, and
-        begin with the first job. So they find the row.
-
-        *key*: the job's unique key, if it is known. The entry of the key is locked before the job, in the same order as
-        in an enqueue.
-        """
-        now = self._pool.now
-        *locks, asked = ask_entry(self._pool, queue, job_id, key) if key else [""]
-        taking = render("take_out", queue=queue.encode(), id=pack_id(job_id), now=now)
-        *_, (rows, _) = session.begin(*locks, taking)
-        if session.done_before():
-            return session.roll_back()
-        if not rows:
-            raise JobNotFound(queue, job_id)
-        ((seq, code, is_due, priority, ttr, body, column, gates),) = rows
-        if effective_state(code, is_due=bool(is_due)) is State.RESERVED:
-            raise JobReserved(queue, job_id)
-        if code == HELD:
-            raise JobHeld(queue, job_id)
-        taken: list[str] = []
-        if column:
-            if column[1:] != key:
-                session.roll_back()
-                return self._reschedule(session, queue, job_id, delay, column[1:])
-            ((entries, _),) = session.execute(asked)
-            entry = read_entry(entries[0])
-            if entry.is_taken and entry.id != job_id:
-                session.roll_back()
-                raise UniqueTaken(queue, job_id)
-            taken = take_again(queue, job_id, column[1:], entry)
-        waking = wake_lines(session, queue, [seq]) if code == PARKED else []
-        settings = {"priority": priority, "delay": delay, "ttr": ttr / SECOND, "terms": terms_of(column, gates)}
-        job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, **settings)
-        inserts = insert_statements(queue, [job], now, ready=AGAIN)
-        session.commit(render("remove", seqs=[seq]), *waking, *inserts, *taken, done=1)
-        return None
 
     def _promote_all(self, queue: str) -> None:
         with self._pool.borrowed() as connection:
@@ -635,189 +575,6 @@ class _Insert:
             if session.is_broken and not is_unsent(exc):
                 self.may_be_done = True
             raise
-
-
-class _Kick:
-    """One slice of a kick. After a lost reply, the next attempt checks whether the slice was committed."""
-
-    def __init__(self, pool: Pool, queue: str, size: int, behind: int) -> None:
-        """*behind*: a ``place`` that is greater than the places of all jobs that were buried when the kick began."""
-        self._pool = pool
-        self._behind = behind
-        self._queue = queue
-        self._size = size
-        self._seqs: list[int] = []
-
-    @property
-    def found(self) -> int:
-        """The number of buried jobs in the slice. A job with a unique key is counted, but not kicked."""
-        return len(self._seqs)
-
-    def run(self, session: Session) -> int:
-        """Return the number of jobs that are kicked."""
-        if session.unconfirmed:
-            session.execute(render("lock", seqs=self._seqs))
-            done = session.done_before()
-            if done is not None:
-                return done
-        ((rows, _),) = session.begin(render("buried", queue=self._queue.encode(), place=self._behind, limit=self._size))
-        self._seqs = sorted(seq for (seq,) in rows)
-        if not self._seqs:
-            session.roll_back()
-            return 0
-        kicked, *_ = session.commit(render("kick", seqs=self._seqs), done=CHANGED)
-        return kicked.affected
-
-
-class _KickWithKeys:
-    """One page of a kick. Some of its jobs have unique keys. The page is repeated in the same way as a ``_Kick``."""
-
-    def __init__(self, pool: Pool, queue: str, rows: Sequence[KickedRow]) -> None:
-        self._pool = pool
-        self._queue = queue
-        self._rows = rows
-        self._kicked = 0
-
-    def run(self, session: Session) -> int:
-        kicks = judge_kicks(session, self._pool, self._queue, self._rows)
-        if session.done_before():
-            session.roll_back()
-            return self._kicked
-        self._kicked = len(kicks.seqs)
-        if kicks.seqs:
-            session.commit(*kicks.statements, done=1)
-        else:
-            session.roll_back()
-        return self._kicked
-
-
-class _UniqueInsert:
-    """The enqueue of jobs, some of which have unique keys. ``may_be_done`` says whether an attempt may have been
-    committed."""
-
-    def __init__(self, pool: Pool, queue: str, jobs: Sequence[NewJob]) -> None:
-        self._pool = pool
-        self._queue = queue
-        self._jobs = [(queue, job) for job in jobs]
-        self._sent: list[str] = []
-        """The answers of the last attempt for which a COMMIT was sent."""
-        self.may_be_done = False
-
-    def run(self, session: Session) -> list[str]:
-        """Insert the jobs, except jobs whose keys are taken. Returns for each job its own id, or the id of the job that
-        has its key.
-
-        If a reply was lost and the attempt was committed, the next attempt returns the answers of that attempt. If the
-        next attempt inserted again, it could replace a job that another client has replaced since.
-        """
-        judgement = judge(session, self._pool, self._jobs)
-        if session.done_before():
-            session.roll_back()
-            return self._sent
-        now = self._pool.now
-        new = [job for job in judgement.new if job is not None]
-        changes = judgement.statements(now)
-        if not new and not changes:
-            session.roll_back()
-            return judgement.ids
-        inserts = insert_statements(self._queue, new, now, ready=AGAIN) if new else []
-        self._sent = judgement.ids
-        try:
-            session.commit(*judgement.clean_up(now), *changes, *inserts, done=1)
-        except (pymysql.MySQLError, OSError) as exc:
-            if session.is_broken and not is_unsent(exc):
-                self.may_be_done = True
-            raise
-        return judgement.ids
-
-
-class _CarryOut:
-    """A call of ``carry_out``. After a lost reply, the next attempt checks whether the steps were carried out."""
-
-    def __init__(self, pool: Pool, steps: Sequence[Step], when: Sequence[Version]) -> None:
-        self._pool = pool
-        self._steps = steps
-        self._when = when
-        self.queues: frozenset[str] = frozenset()
-        """The queues in which the call has added or released jobs."""
-
-    def run(self, session: Session) -> bool:
-        outcomes.refuse_too_large(largest(self._steps), self._pool.max_packet or 0)
-        if session.done_before(waits=True):
-            return True
-        conditions = notes.Conditions(self._pool, self._when)
-        earlier: list[Steps] = []
-        if steps_have_keys(self._steps):
-            _, *replies = session.begin(session.write_receipt(done=1), *conditions.statements)
-            if not conditions.hold(replies):
-                session.roll_back()
-                return False
-            *parts, last = parts_of(self._steps)
-            if parts:
-                session.execute(*lock_keys_of(self._pool, self._steps))
-            earlier = [carry_out_part(session, self._pool, part) for part in parts]
-            kept, before = resolve_steps(session, self._pool, last)
-            steps = Steps(self._pool, kept, conditions.absent, before)
-            steps.read(session.execute(*steps.first) if steps.first else [])
-        else:
-            steps = Steps(self._pool, self._steps, conditions.absent)
-            _, *replies = session.begin(session.write_receipt(done=1), *conditions.statements, *steps.first)
-            at = len(conditions.statements)
-            if not conditions.hold(replies[:at]):
-                session.roll_back()
-                return False
-            steps.read(replies[at:])
-        self.queues = steps.released | {step.queue for step in self._steps if isinstance(step, Enqueue)}
-        self.queues = self.queues.union(*(part.released for part in earlier))
-        steps.read_last(session.commit(*steps.last, *steps.take_moves()))
-        return True
-
-
-class _DeleteMany:
-    """A call of ``delete_many``. If a reply was lost and the attempt was committed, the next attempt returns the
-    answers of that attempt.
-
-    The rows of the jobs do not show whether an attempt was committed. A missing job may have been missing before, and a
-    later job may have the same id.
-    """
-
-    def __init__(self, pool: Pool, queue: str, ids: Sequence[str], after: After | None) -> None:
-        self._pool = pool
-        self._queue = queue
-        self._names = {pack_id(job_id): job_id for job_id in ids}
-        self._after = after
-        self._sent: dict[str, JobNotFound | JobReserved | None] = {}
-        """The answers of the last attempt for which a COMMIT was sent."""
-
-    def run(self, session: Session) -> dict[str, JobNotFound | JobReserved | None]:
-        queue, after = self._queue, self._after
-        outcomes.refuse_too_large(0 if after is None else len(after.outcome), self._pool.max_packet or 0)
-        asked = Sql(",".join(map(literal, self._names)))
-        ((rows, _),) = session.begin(render("deletable", queue=queue.encode(), ids=asked, now=self._pool.now))
-        if session.done_before():
-            session.roll_back()
-            return self._sent
-        answers: dict[str, JobNotFound | JobReserved | None] = {
-            job_id: JobNotFound(queue, job_id) for job_id in self._names.values()
-        }
-        for _, own_id, _, is_free, _ in rows:
-            job_id = self._names[own_id]
-            answers[job_id] = None if is_free else JobReserved(queue, job_id)
-        free = [(seq, own_id, attempt) for seq, own_id, attempt, is_free, _ in rows if is_free]
-        if not free:
-            session.roll_back()
-            return answers
-        keeps: list[str] = []
-        if after is not None and after.keep > 0:
-            keeps = keep_deleted(self._pool, queue, [(own_id, attempt) for _, own_id, attempt in free], after)
-        parked = [seq for seq, *_, is_parked in rows if is_parked]
-        waking = wake_lines(session, queue, parked) if parked else []
-        self._sent = answers
-        session.commit(*keeps, render("remove", seqs=sorted(seq for seq, *_ in free)), *waking, done=len(free))
-        return answers
-
-
-_TEMPLATE = NewJob(body=b"", id="")
 
 
 class _Found(NamedTuple):
