@@ -16,7 +16,6 @@ safe forks            a child drops its parent's connections as soon as it is fo
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -28,6 +27,7 @@ from multiq.errors import MultiqError
 from . import receipts
 from .deadlock_retry import AttemptFailed, DeadlockRetry
 from .errors import GARBLED, is_lost, malformed
+from .lost_session import is_same_server, kill_lost_session, session_id
 from .pymysql_private import drop, leave_to_parent, socket_of
 from .receipts import ReceiptBook
 
@@ -45,8 +45,6 @@ _T = TypeVar("_T")
 SHORTEST_TIMEOUT = 0.05  # seconds. The timeout of a packet is at least this long, even if the call's time is over.
 
 _COMMAND = 16  # bytes that a packet may have in addition to the statements
-# How often a killed session is checked for its end, and the seconds between two checks.
-_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004
 
 
 class Reply(NamedTuple):
@@ -331,27 +329,11 @@ class Connection:
         self._book.close()
         self._opened = self._pool.open(deadline - time.monotonic())
         self._socket = socket_of(self._opened)
-        self._kill_lost_session(self._opened)
-        return self._opened
-
-    def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
-        """Kill the lost session. Until the server notices the loss, consumers skip the jobs that the lost session has
-        locked.
-
-        An account needs no privilege to kill its own sessions. Nothing is killed if the server has changed or was
-        restarted, because another session may then have this id. The ids of one server only rise.
-        """
         lost, self._lost_session = self._lost_session, None
         before, self._server_identity = self._server_identity, self._pool.server_identity
-        if lost is None or _session_id(opened) <= lost or not _is_same_server(before, self._server_identity):
-            return
-        with contextlib.suppress(pymysql.MySQLError), opened.cursor() as cursor:
-            cursor.execute(f"KILL {lost:d}")
-            for _ in range(_KILL_CHECKS):
-                cursor.execute(f"SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = {lost:d}")  # noqa: S608
-                if not cursor.fetchall():
-                    break
-                time.sleep(_KILL_CHECK_PAUSE)
+        if lost is not None and is_same_server(before, self._server_identity):
+            kill_lost_session(self._opened, lost)
+        return self._opened
 
     def _clean_up(self, session: Session | None) -> None:
         """After an error, roll the transaction back. If the session is broken, close the connection instead."""
@@ -359,7 +341,7 @@ class Connection:
             return
         if session.is_broken:
             if self._opened is not None:
-                self._lost_session = _session_id(self._opened)
+                self._lost_session = session_id(self._opened)
             self._drop()
         elif session.in_transaction:
             try:
@@ -377,13 +359,3 @@ def _read_reply(opened: Any) -> Reply:
     """Return the last result that PyMySQL has read. A cursor would copy the result."""
     result = opened._result  # noqa: SLF001 - PyMySQL's cursors take it from there, too
     return Reply(result.rows or (), result.affected_rows)
-
-
-def _session_id(opened: Any) -> int:
-    return int(opened.thread_id())
-
-
-def _is_same_server(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Whether both identities belong to the same server, without a restart in between. The start times may differ by 1
-    s."""
-    return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1
