@@ -31,6 +31,7 @@ from .limits import go_on
 from .outcomes import NOTHING_KEPT
 from .parking import Parking
 from .promote import due_statements, promote, promote_statements
+from .read_back import UnconfirmedLeases
 from .records import (
     AGAIN,
     GATES_MARK,
@@ -161,11 +162,7 @@ class MysqlConsumer(Consumer):
         self._without: frozenset[str] = frozenset()
         """Queues that had no jobs at the last poll."""
         self._is_busy = False
-        self._unconfirmed_leases: list[Lease] = []
-        """Leases of a transaction whose COMMIT had no reply. The server may or may not have carried out the
-        transaction.
-        """
-        self._unconfirmed_generation = 0
+        self._unconfirmed_leases = UnconfirmedLeases(pool)
         self._may_forget = True
         """Whether this user may delete the rows of pauses that have ended."""
         self._call_began = 0.0
@@ -237,7 +234,7 @@ class MysqlConsumer(Consumer):
 
     def close(self) -> None:
         deadline = time.monotonic() + self._pool.timeout
-        if leases := self._recover_leases(deadline):
+        if leases := self._unconfirmed_leases.recover(self._connection, deadline):
             batch = Batch(self._pool, [GiveBack(lease) for lease in leases])
             with contextlib.suppress(MultiqError):  # After an error, the leases run out and count as crashes.
                 self._connection.run(lambda session: self._settle(session, batch), deadline)
@@ -324,7 +321,7 @@ class MysqlConsumer(Consumer):
     def _exchange(self, batch: Batch | None, limit: int) -> _Exchanged:
         self._call_began = time.monotonic()
         self.sees_all = True
-        if not self._unconfirmed_leases:  # Unconfirmed leases run from the time of an earlier call.
+        if not self._unconfirmed_leases.leases:  # Unconfirmed leases run from the time of an earlier call.
             self.asked_at = self._call_began
         exchanged = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
         if batch is not None:
@@ -339,14 +336,15 @@ class MysqlConsumer(Consumer):
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Exchanged:
         self._gated = None  # Each attempt checks this again.
-        if self._unconfirmed_generation != forks.generation:
+        unconfirmed = self._unconfirmed_leases
+        if unconfirmed.generation != forks.generation:
             # The leases are from before a fork. The parent process reads them back itself.
-            self._unconfirmed_leases = []
-        if self._unconfirmed_leases and (ours := self._read_back(session)):
+            unconfirmed.leases = []
+        if unconfirmed.leases and (ours := unconfirmed.read_back(session)):
             answers = self._settle(session, batch) if batch else []
-            self._unconfirmed_leases = ours[limit:]
+            unconfirmed.leases = ours[limit:]
             return _Exchanged(answers, ours[:limit], [])
-        self._unconfirmed_leases = []
+        unconfirmed.leases = []
         claims = _Claims(self._pool)
         try:
             return self._settle_and_claim(session, batch, claims, limit)
@@ -488,7 +486,8 @@ class MysqlConsumer(Consumer):
         leases = [row.lease(text, now) for row in rows]
         seqs = sorted(row.seq for row in rows)
         statements = [render("begin_leases", seqs=seqs, token=token, now=self._pool.now)] if rows else []
-        self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
+        unconfirmed = self._unconfirmed_leases
+        unconfirmed.leases, unconfirmed.generation = leases, forks.generation
         try:
             ending = [] if steps is NO_STEPS else [*steps.last, *steps.take_moves()]
             replies = self._commit(session, batch, answers, [*ending, *keeping.statements, *statements])
@@ -496,9 +495,9 @@ class MysqlConsumer(Consumer):
                 steps.read_last(replies)
         except BaseException:
             if not session.is_broken:
-                self._unconfirmed_leases = []  # The server replied with an error, so nothing was reserved.
+                unconfirmed.leases = []  # The server replied with an error, so nothing was reserved.
             raise
-        self._unconfirmed_leases = []
+        unconfirmed.leases = []
         if keeping.statements:
             keeping.read(replies[len(ending) :])
         claims.taken(chosen)
@@ -553,6 +552,7 @@ class MysqlConsumer(Consumer):
                 queue,
                 limit - len(leases),
                 most_gated,
+                unconfirmed=self._unconfirmed_leases,
                 turn=turn,
                 parks_until=self._parking.end(queue, self._call_began),
                 seeks_keys=seeks_keys and most_gated > 0,
@@ -622,47 +622,16 @@ class MysqlConsumer(Consumer):
         chosen = {job.seq: number for number, job in enumerate(claim.taken)}
         found.sort(key=lambda row: chosen[row.seq])
         leases = [row.lease(str(token), now) for row in found]
-        self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
+        unconfirmed = self._unconfirmed_leases
+        unconfirmed.leases, unconfirmed.generation = leases, forks.generation
         try:
             session.commit(render("begin_leases", seqs=seqs, token=token, now=self._pool.now), *statements)
         except BaseException:
             if not session.is_broken:
-                self._unconfirmed_leases = []
+                unconfirmed.leases = []
             raise
-        self._unconfirmed_leases = []
+        unconfirmed.leases = []
         return leases
-
-    def read_back_gated(self, session: Session, limit: int) -> list[Lease]:
-        """Return the leases of an earlier attempt whose reply was lost, if it was carried out."""
-        if not self._unconfirmed_leases:
-            return []
-        ours = self._read_back(session)
-        self._unconfirmed_leases = ours[limit:]
-        return ours[:limit]
-
-    def _recover_leases(self, deadline: float) -> list[Lease]:
-        """Return the leases of an unconfirmed transaction, if the transaction was carried out.
-
-        Without this, the leases would run out and count as crashes.
-        """
-        if not self._unconfirmed_leases or self._unconfirmed_generation != forks.generation:
-            return []  # There are no such leases, or they belong to the parent process.
-        if time.monotonic() >= deadline:
-            return []
-        try:
-            leases = self._connection.run(self._read_back, deadline)
-        except MultiqError:
-            return []
-        self._unconfirmed_leases = []
-        return leases
-
-    def _read_back(self, session: Session) -> list[Lease]:
-        """Return the unconfirmed leases that the server has stored under their token."""
-        fences = [lease.token.split(":") for lease in self._unconfirmed_leases]
-        token = int(fences[0][1])
-        asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._pool.now)
-        live = {seq for (seq,) in session.execute(asked)[0].rows}
-        return [lease for lease, (seq, _) in zip(self._unconfirmed_leases, fences, strict=True) if int(seq) in live]
 
     # --- waiting ---
 
@@ -675,7 +644,7 @@ class MysqlConsumer(Consumer):
             outlooks: list[Outlook] = []
             self.sees_all = True
             self._held_up.clear()
-            if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
+            if self._unconfirmed_leases.leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
                 leases, outlooks = self._reserve_now(limit, outlooks)
                 if leases:
                     self._hold_ups = 0
@@ -710,7 +679,7 @@ class MysqlConsumer(Consumer):
     def _reserve_now(self, limit: int, outlooks: list[Outlook]) -> tuple[list[Lease], list[Outlook]]:
         """Reserve jobs. *outlooks*: the outlooks of this poll. Returns the leases and the last outlooks."""
         first = next((outlook.queue for outlook in outlooks if outlook.has_open_gate), None)
-        if first is None or self._unconfirmed_leases or any(outlook.has_work for outlook in outlooks):
+        if first is None or self._unconfirmed_leases.leases or any(outlook.has_work for outlook in outlooks):
             exchanged = self._exchange(None, limit)
         else:  # All remaining jobs wait for gates.
             self._call_began = self.asked_at = time.monotonic()
@@ -726,8 +695,9 @@ class MysqlConsumer(Consumer):
         try:
             return self._wait_for_jobs(limit, give_up_at, has_looked=True)
         except MultiqError:
-            found = self._recover_leases(self._call_began + self._pool.timeout)
-            self._unconfirmed_leases = found[limit:] or self._unconfirmed_leases
+            unconfirmed = self._unconfirmed_leases
+            found = unconfirmed.recover(self._connection, self._call_began + self._pool.timeout)
+            unconfirmed.leases = found[limit:] or unconfirmed.leases
             return found[:limit]
 
     def _has_work(self, outlooks: list[Outlook]) -> bool:
@@ -807,11 +777,13 @@ class _GatedClaim:
         limit: int,
         most_gated: int,
         *,
+        unconfirmed: UnconfirmedLeases,
         turn: int,
         parks_until: float,
         seeks_keys: bool,
     ) -> None:
         self._consumer = consumer
+        self._unconfirmed = unconfirmed
         self._pool = pool
         self._queue = queue
         self._limit = limit
@@ -837,7 +809,7 @@ class _GatedClaim:
         """The changed limits whose next gates must be opened."""
 
     def run(self, session: Session) -> list[Lease]:
-        if ours := self._consumer.read_back_gated(session, self._limit):
+        if ours := self._unconfirmed.take(session, self._limit):
             return ours
         claim = Claim(
             self._pool,

@@ -19,6 +19,7 @@ from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLos
 from multiq.ids import new_ids
 from multiq_mysql import receipts
 from multiq_mysql.pool import Pool
+from multiq_mysql.read_back import UnconfirmedLeases
 from multiq_mysql.receipts import ReceiptBook
 from multiq_mysql.waiting import Poller
 
@@ -545,14 +546,14 @@ def test_verdicts_of_an_exchange_that_is_interrupted_as_it_reads_claims_back_cou
         leases = consumer.reserve(2, 0)
         verdicts: list[Verdict] = [Ack(leases[0]), Bury(leases[1])]
 
-        def interrupt(session: object) -> None:
+        def interrupt(*_: object) -> None:
             raise KeyboardInterrupt
 
         def feed() -> None:
             """The claim's reply is lost twice. The driver then reads the leases back, and is interrupted there."""
             enqueue(backend, 100)
             proxy.arm(CutReply(after=b"COMMIT", times=2))
-            monkeypatch.setattr(consumer, "_recover_leases", interrupt)
+            monkeypatch.setattr(UnconfirmedLeases, "recover", interrupt)
 
         _while_it_waits(monkeypatch, feed)
         with pytest.raises(KeyboardInterrupt):
