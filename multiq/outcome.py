@@ -16,8 +16,8 @@ from .errors import PayloadInvalid, PayloadTooLarge
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .annotations import Codec
     from .backend.effects import Outcome, OutcomeKind
-    from .json_types import Codec
 
 OUTCOME_VERSION = 1
 

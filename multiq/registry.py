@@ -429,11 +429,11 @@ def _class_of(function: Callable[..., Any]) -> type[Task[..., Any]]:
     others = [annotation for annotation in annotations if not _is_plain(annotation)]
     if not others:
         return Task
-    from .json_types import are_plain
+    from .annotations import are_plain
 
     if are_plain(others):
         return Task
-    from .argument_encoding import TypedTask
+    from .typed_tasks import TypedTask
 
     return TypedTask
 

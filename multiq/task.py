@@ -6,7 +6,6 @@ import copy
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
-from .arguments import ArgumentCheck
 from .backend import MAX_GATES, Gate, Terms
 from .call_options import CallOptions
 from .enqueue import put, put_one
@@ -16,6 +15,7 @@ from .formatting import shown
 from .ids import check_new_id
 from .json_check import are_plain, check_json
 from .loosening import bounded_policy, bounded_timeout, refuse_looser
+from .signature_check import ArgumentCheck
 from .validation import (
     check_count,
     check_delay,
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
+    from .annotations import Codec
     from .app import App
     from .backend import UniqueKey
     from .envelope import FlowPart
     from .flows.signature import Signature
     from .job import JobHandle
-    from .json_types import Codec
     from .limits import Limit
     from .middleware import Chain
     from .registry import Tasks

@@ -29,7 +29,7 @@ from .call_retry import CallRetry
 from .connection import pack
 from .errors import FAILURES, classify_connection_error, explain
 from .pipeline import call_pipelined
-from .redis_py import redis_py
+from .redis_py_import import redis_py
 from .scripts import STATES_SET, script
 from .servers import format_address
 

@@ -17,7 +17,7 @@ from multiq.backend import Finding
 
 from .connection import OLDEST, pack
 from .errors import FAILURES, explain
-from .redis_py import redis_py
+from .redis_py_import import redis_py
 from .servers import format_address
 
 if TYPE_CHECKING:

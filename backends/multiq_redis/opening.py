@@ -33,7 +33,7 @@ from multiq.errors import BackendUnavailable
 
 from .connection import OLDEST, Connection, pack
 from .errors import TOO_MANY_CLIENTS, CredentialsError, without_arguments
-from .redis_py import redis_py
+from .redis_py_import import redis_py
 
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address

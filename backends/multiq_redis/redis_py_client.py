@@ -11,7 +11,7 @@ from multiq.errors import OptionInvalid
 
 from .cluster import ClusterServers
 from .connection_settings import ConnectionSettings
-from .redis_py import redis_py
+from .redis_py_import import redis_py
 from .sentinel import SentinelServers
 from .servers import OneServer
 

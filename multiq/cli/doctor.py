@@ -53,7 +53,7 @@ def _schedules(app: App) -> Finding:
     from multiq.backend import Finding
     from multiq.errors import MultiqError
     from multiq.schedules.managing import others_zones
-    from multiq.schedules.time_zones import library_versions, zones_version
+    from multiq.schedules.zone_database import library_versions, zones_version
 
     versions = library_versions()
     try:

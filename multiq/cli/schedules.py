@@ -72,7 +72,7 @@ def list_(app_path: str | None, as_json: bool) -> None:
 @common_options
 def show_(name: str, app_path: str | None, as_json: bool) -> None:
     """Show a schedule's options, its last job, and the next five times at which the schedule is due."""
-    from multiq.schedules.time_zones import zones_version
+    from multiq.schedules.zone_database import zones_version
 
     with _opened(app_path) as app:
         info = app.schedules.get(name)

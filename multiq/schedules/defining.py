@@ -16,8 +16,8 @@ from .cron import check_cron
 from .every import check_every
 from .occurrence_job import job_of
 from .record import MOST_MISSED, Definition, Origin, timetable
-from .time_zones import find_zone
 from .times_of_day import check_times
+from .zone_database import find_zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -31,8 +31,8 @@ from .occurrence_job import HEADER_NAME
 from .record import Record, key_of, occurrence_id
 from .removing import delete_coming, remove, remove_copies
 from .stored import changes_of, homes, notes_of, store
-from .time_zones import find_zone
 from .timetable import SECOND, moment
+from .zone_database import find_zone
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -31,9 +31,9 @@ from multiq.formatting import shown
 from .cron import Cron, check_cron
 from .every import Every
 from .jitter import digest, with_jitter
-from .time_zones import find_zone, zones_version
 from .times_of_day import TIME_OF_DAY, TimesOfDay
 from .timetable import SECOND, Milliseconds, Timetable, moment
+from .zone_database import find_zone, zones_version
 
 if TYPE_CHECKING:
     from multiq.backend import Enqueue, Note, Step

@@ -47,8 +47,8 @@ from .overlap import DECIDE, NEVER, plan
 from .record import AHEAD_MOST, BORN, HOME, MAX_JOBS, Record, occurrence_id, timestamp
 from .removing import remove_copies
 from .stored import carry_on, changes_of, homes, is_there, notes_of, store_all
-from .time_zones import zones_version
 from .timetable import SECOND
+from .zone_database import zones_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

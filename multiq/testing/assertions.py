@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from multiq.argument_encoding import TypedTask
+from multiq.annotations import Mismatch, to_builtins
 from multiq.envelope import END_TASK
 from multiq.errors import ArgumentsInvalid
 from multiq.formatting import shown
-from multiq.json_types import Mismatch, to_builtins
 from multiq.task import Task
+from multiq.typed_tasks import TypedTask
 from multiq.validation import check_name, check_timeout
 
 from .enqueued import enqueued_jobs
@@ -19,9 +19,9 @@ from .enqueued import enqueued_jobs
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping, Sequence
 
+    from multiq.annotations import Codec
     from multiq.app import App
     from multiq.flows.signature import Signature
-    from multiq.json_types import Codec
 
     from .enqueued import Enqueued
     from .fakes import FakeBackend

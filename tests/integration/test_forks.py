@@ -20,7 +20,7 @@ from multiq.backend.registry import open_backend
 
 backend = open_backend(sys.argv[1])
 if sys.argv[1].startswith("redis"):
-    from multiq_redis.redis_py import redis_py
+    from multiq_redis.redis_py_import import redis_py
 
     redis_py()  # a fork waits for the end of this import; tests/drivers/redis/test_opening.py tests that
 before = set(sys.modules)

@@ -14,9 +14,9 @@ from multiq.errors import ScheduleInvalid
 from multiq.schedules.cron import check_cron
 from multiq.schedules.every import check_every
 from multiq.schedules.record import timetable
-from multiq.schedules.time_zones import find_zone, library_versions
 from multiq.schedules.times_of_day import check_times
 from multiq.schedules.timetable import Timetable, milliseconds, moment
+from multiq.schedules.zone_database import find_zone, library_versions
 
 #: Zones with gaps and repetitions of an hour, of half an hour and of two hours, at night and at midnight, and with
 #: other rules than summer and winter.

@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 import multiq
 from multiq import JobExists, OptionInvalid, PayloadInvalid, State, Unique, Unsupported
+from multiq.annotations import Codec
 from multiq.backend import Bury, NewJob
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.backend.memory import MemoryBackend
 from multiq.errors import BackendUnavailable, EnqueueUncertain
-from multiq.json_types import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

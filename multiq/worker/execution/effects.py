@@ -19,12 +19,12 @@ from multiq.outcome import AttemptError, encode_outcome, encode_value
 from .running_memos import failed_memo
 
 if TYPE_CHECKING:
+    from multiq.annotations import Codec
     from multiq.app import App
     from multiq.backend.effects import OutcomeKind
     from multiq.flows.followers import End
     from multiq.flows.record import FlowRecord
     from multiq.job import JobContext
-    from multiq.json_types import Codec
 
     from .running_memos import JobMemos
 

@@ -164,7 +164,7 @@ def test_fork_during_the_import_of_redis_py_leaves_a_child_that_can_connect(
     slow_redis_py(tmp_path, 0.5)
     code = (
         "import os, signal, threading, time, warnings\n"
-        "from multiq_redis.redis_py import redis_py\n"
+        "from multiq_redis.redis_py_import import redis_py\n"
         "warnings.simplefilter('ignore')\n"
         "thread = threading.Thread(target=redis_py)\n"
         "thread.start()\n"

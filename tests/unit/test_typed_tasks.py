@@ -18,11 +18,11 @@ import pytest
 
 import multiq
 from multiq import ArgumentsInvalid, PayloadInvalid, State, events
-from multiq.argument_encoding import TypedTask
 from multiq.backend import NewJob
 from multiq.backend.memory import MemoryBackend
 from multiq.errors import EnqueueUncertain, ResultOmitted
 from multiq.task import Task
+from multiq.typed_tasks import TypedTask
 
 NOON = dt.datetime(2030, 1, 2, 12, 0, 0, 5, tzinfo=dt.UTC)
 LOCAL_MEAN_TIME = dt.timezone(dt.timedelta(minutes=53, seconds=28))

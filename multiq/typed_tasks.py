@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import msgspec
 
+from .annotations import Codec, Mismatch, Types
 from .errors import ArgumentsInvalid, EnqueueUncertain, PayloadInvalid
 from .job import JobHandle
-from .json_types import Codec, Mismatch, Types
 from .task import Task, places_of_results
 
 if TYPE_CHECKING:
