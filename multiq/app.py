@@ -22,7 +22,8 @@ from .errors import (
 from .events import Events
 from .formatting import shown
 from .ids import check_id
-from .job import JobHandle, read_ref
+from .job import JobHandle
+from .job_ref import read_ref
 from .middleware import AppChain
 from .queue import Queue
 from .registry import Registrar, Tasks, check_free, check_schedule_free, make_task, not_loaded

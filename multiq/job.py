@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 import time
 from contextvars import ContextVar
@@ -19,18 +18,16 @@ from .errors import (
     JobNotFound,
     JobSettled,
     MultiqError,
-    OptionInvalid,
     ResultTimeout,
 )
 from .failure_record import Failure, decode_failure
-from .formatting import shown
-from .ids import check_id
+from .job_ref import make_ref
 from .job_steps import arun_step, run_step
 from .memo import check_progress, decode_memo
 from .outcome import decode_outcome
 from .retry import DEFAULT
 from .timeout_notices import Notice, pending
-from .validation import check_delay, check_name, check_priority, check_reason, check_timeout
+from .validation import check_delay, check_priority, check_reason, check_timeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -275,35 +272,6 @@ class ExistingJobHandle(JobHandle):
     __slots__ = ()
 
     was_new = False
-
-
-_REF_PLAIN = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
-
-
-def make_ref(queue: str, job_id: str) -> str:
-    """Return ``queue~id``. If the id has a character that a URL would escape, return ``queue~~`` and the id in
-    base64."""
-    if _REF_PLAIN.fullmatch(job_id):
-        return f"{queue}~{job_id}"
-    import base64
-
-    return f"{queue}~~{base64.urlsafe_b64encode(job_id.encode()).decode().rstrip('=')}"
-
-
-def read_ref(ref: str) -> tuple[str, str]:
-    """Return the queue and the id of a ``JobHandle.ref``. Raises ``OptionInvalid``."""
-    if isinstance(ref, str):
-        queue, _, job_id = ref.partition("~")
-        try:
-            if job_id.startswith("~"):
-                import base64
-
-                encoded = job_id[1:]
-                job_id = base64.b64decode(encoded + "=" * (-len(encoded) % 4), b"-_", validate=True).decode()
-            return check_name(queue), check_id(job_id)
-        except ValueError:  # wrong names, ids, base64 and UTF-8 raise subclasses of ValueError
-            pass
-    raise OptionInvalid(f"ref must be the text that JobHandle.ref returned, got {shown(ref)}")
 
 
 def _wait_in_thread(future: Future[Any]) -> None:

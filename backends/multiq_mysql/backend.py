@@ -67,7 +67,6 @@ from .carry_out import CarryOut
 from .consumer import MysqlConsumer
 from .delete import DeleteMany
 from .dsn import OPTIONS, Dsn
-from .enqueue_unique import UniqueInsert
 from .errors import is_unsent
 from .external_transaction import ExternalTransaction
 from .gates import wake_lines
@@ -99,9 +98,7 @@ from .records import (
 )
 from .reschedule import reschedule
 from .statements import Sql, render
-from .unique import (
-    KickedRow,
-)
+from .unique import KickedRow, UniqueInsert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

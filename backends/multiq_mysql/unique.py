@@ -22,9 +22,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
+import pymysql
 
 from multiq.backend import Arrive, Drop, Enqueue, Put, Terms, UniqueKey
 
+from .errors import is_unsent
 from .gates import wake_lines
 from .records import (
     AGAIN,
@@ -39,6 +41,7 @@ from .records import (
     chunked,
     gates_column,
     gates_in,
+    insert_statements,
     key_of,
     microseconds,
     pack_id,
@@ -277,6 +280,46 @@ def _replaced(before: NewJob, job: NewJob, unique: UniqueKey) -> NewJob:
     gates = () if job.terms is None else job.terms.gates
     terms = msgspec.structs.replace(before.terms, gates=gates) if before.terms is not None else None
     return msgspec.structs.replace(before, body=job.body, priority=job.priority, ttr=job.ttr, delay=delay, terms=terms)
+
+
+class UniqueInsert:
+    """The enqueue of jobs, some of which have unique keys. ``may_be_done`` says whether an attempt may have been
+    committed."""
+
+    def __init__(self, pool: Pool, queue: str, jobs: Sequence[NewJob]) -> None:
+        self._pool = pool
+        self._queue = queue
+        self._jobs = [(queue, job) for job in jobs]
+        self._sent: list[str] = []
+        """The answers of the last attempt for which a COMMIT was sent."""
+        self.may_be_done = False
+
+    def run(self, session: Session) -> list[str]:
+        """Insert the jobs, except jobs whose keys are taken. Returns for each job its own id, or the id of the job that
+        has its key.
+
+        If a reply was lost and the attempt was committed, the next attempt returns the answers of that attempt. If the
+        next attempt inserted again, it could replace a job that another client has replaced since.
+        """
+        judgement = judge(session, self._pool, self._jobs)
+        if session.done_before():
+            session.roll_back()
+            return self._sent
+        now = self._pool.now
+        new = [job for job in judgement.new if job is not None]
+        changes = judgement.statements(now)
+        if not new and not changes:
+            session.roll_back()
+            return judgement.ids
+        inserts = insert_statements(self._queue, new, now, ready=AGAIN) if new else []
+        self._sent = judgement.ids
+        try:
+            session.commit(*judgement.clean_up(now), *changes, *inserts, done=1)
+        except (pymysql.MySQLError, OSError) as exc:
+            if session.is_broken and not is_unsent(exc):
+                self.may_be_done = True
+            raise
+        return judgement.ids
 
 
 def judge(session: Session, pool: Pool, jobs: Sequence[tuple[str, NewJob]]) -> Judgement:

@@ -47,7 +47,7 @@ def result(job_id: str, queue: str | None, as_json: bool) -> int:
     done yet, or if no outcome is kept.
     """
     from multiq.history import OutcomeInfo
-    from multiq.job import read_ref
+    from multiq.job_ref import read_ref
 
     from .apps import open_app
     from .find_job import known_queues

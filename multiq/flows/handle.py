@@ -5,30 +5,28 @@ from __future__ import annotations
 import builtins
 import contextlib
 import datetime as dt
-import random
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from multiq.backend import MAX_STEPS, Arrive, Drop, Enqueue, State
+from multiq.backend import MAX_STEPS
 from multiq.envelope import END_TASK
-from multiq.errors import FlowFinished, FlowInvalid, FlowNotFound, JobNotFound, JobReserved, PayloadInvalid
+from multiq.errors import FlowInvalid, FlowNotFound, JobReserved, PayloadInvalid
 from multiq.formatting import shown
 from multiq.job import JobHandle
-from multiq.job import running as running_job
 from multiq.validation import check_delay, check_timeout
 
 from . import record as records
-from .job_plans import plan_growth, plan_guard
+from .batch_growth import grow
 from .progress import FlowProgress, progress_of
 from .record import HOME, FlowInfo, job_id
 from .signature import Signature
 from .sweep import SweptFlow, sweep
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from multiq.app import App
     from multiq.backend import Step
@@ -39,7 +37,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PREFIX = records.key_of("")
-_CHANGES_MAX = 1000  # attempts to change a record that other programs change at the same time
 
 
 class FlowHandle:
@@ -146,7 +143,7 @@ class FlowHandle:
             stored = msgspec.structs.replace(records.ended(record, "cancelled"), done=done)
             return [*records.ending(self.id, stored)]
 
-        self._change_with(steps)
+        records.change(self._app.backend, self.id, steps)
         return stored
 
     def add(self, calls: Iterable[Signature]) -> None:
@@ -164,26 +161,12 @@ class FlowHandle:
         if not record.is_batch:
             raise FlowInvalid("calls can be added only to a batch, and this flow is not a batch: enqueue another flow")
         if not self._app.intercepts:
-            self._grow(added, record)
+            grow(self._app, self.id, self._last(record), added, record)
             return
         from multiq.outgoing import around_calls
 
         with around_calls(self._app, added, self.id) as (changed, _):
-            self._grow(changed, record)
-
-    def _grow(self, added: Sequence[Signature], record: FlowRecord) -> None:
-        growth = plan_growth(added, self.id, record)  # first, so that an invalid call raises before the record changes
-        backend = self._app.backend
-        for grow in growth:
-
-            def steps(record: FlowRecord, grow: Callable[[FlowRecord], list[Step]] = grow) -> list[Step]:
-                found = grow(record)  # adds the members to the record
-                records.check_size(backend, record)
-                return found
-
-            with self._last_kept_waiting(record):
-                self._change_with(steps)
-                self._finish_steps()
+            grow(self._app, self.id, self._last(record), changed, record)
 
     def forget(self) -> None:
         """Delete the record of a flow that has ended, or whose record cannot be read. Its jobs do not change.
@@ -292,49 +275,6 @@ class FlowHandle:
     def _last(self, record: FlowRecord) -> JobHandle:
         return JobHandle(self._app.backend, record.queue_of(record.last), job_id(self.id, record.last))
 
-    @contextlib.contextmanager
-    def _last_kept_waiting(self, record: FlowRecord) -> Iterator[None]:
-        """Keep the last job of a batch held while the block lasts. Raises ``FlowFinished``.
-
-        If a member of the batch runs this code, the last job already waits for this member. Otherwise the last job
-        waits for one more job, the guard, which does nothing. If the program dies in the block, a worker runs the guard
-        after the guard's delay. After the guard has run, the last job no longer waits for it.
-        """
-        backend, last = self._app.backend, self._last(record)
-        guard = None if self._is_run_by_member(last) else plan_guard(self._app, self.id, last)
-        if guard is not None:
-            begins = Arrive(last.queue, last.id, f"{guard.id}-begins", expect=2)
-            backend.carry_out([begins, Enqueue(last.queue, guard)])
-        try:
-            if last.state() is not State.HELD:
-                raise FlowFinished(f"all jobs of flow {self.id} have ended: enqueue another batch")
-            yield
-        finally:
-            if guard is not None:
-                backend.carry_out([*self._behind(), Arrive(last.queue, last.id, guard.id)])
-                with contextlib.suppress(JobNotFound, JobReserved):
-                    backend.delete(last.queue, guard.id)
-
-    def _finish_steps(self) -> None:
-        """Carry out the steps in other queues before a running member is acked. Raises ``BackendError``.
-
-        The last job must wait for the members that this member has added. Without this call, the ack could release the
-        last job before the last job waits for these members.
-        """
-        backend = self._app.backend
-        while not backend.declared.one_step_everywhere and backend.relay([HOME]) > 0:
-            pass
-
-    def _behind(self) -> list[Step]:
-        """Return a step in ``HOME`` that does nothing, so that the next steps follow all earlier steps in ``HOME``."""
-        return [] if self._app.backend.declared.one_step_everywhere else [Drop(HOME, "none")]
-
-    def _is_run_by_member(self, last: JobHandle) -> bool:
-        """Whether this code runs in a job for which the last job waits."""
-        job = running_job.get(None)
-        flow = None if job is None or job.envelope is None else job.envelope.flow
-        return flow is not None and any((tell.queue, tell.id) == (last.queue, last.id) for tell in flow.tells)
-
     def _change(self, change: Callable[[FlowRecord], FlowRecord | None]) -> FlowRecord:
         """Change the record by compare-and-set. *change* returns the new record, or None to leave the record unchanged.
 
@@ -348,25 +288,9 @@ class FlowHandle:
             stored = record if changed is None else changed
             return [] if changed is None else [records.put(self.id, changed)]
 
-        self._change_with(steps)
+        records.change(self._app.backend, self.id, steps)
         assert stored is not None  # noqa: S101 - steps was called
         return stored
-
-    def _change_with(self, steps_for: Callable[[FlowRecord], list[Step]]) -> None:
-        """Carry out the steps that *steps_for* returns for the record. The first step must be the record's ``Put``.
-
-        If the record has changed meanwhile, *steps_for* is called again with the new record.
-        """
-        from multiq.backend import Version
-
-        backend = self._app.backend
-        for attempt in range(_CHANGES_MAX):
-            record, version = records.read(backend, self.id)
-            steps = steps_for(record)
-            if not steps or backend.carry_out(steps, when=[Version(HOME, records.key_of(self.id), version)]):
-                return
-            time.sleep(random.uniform(0, 0.001 * min(attempt, 50)))  # noqa: S311 - spreads attempts, guards nothing
-        raise FlowInvalid(f"the record of flow {self.id} changed during each of {_CHANGES_MAX} attempts: try again")
 
 
 class Flows:

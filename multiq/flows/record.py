@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from multiq.backend import DELAY_MAX, Drop, Put
-from multiq.errors import FlowNotFound, PayloadInvalid, PayloadTooLarge
+from multiq.backend import DELAY_MAX, Drop, Put, Version
+from multiq.errors import FlowInvalid, FlowNotFound, PayloadInvalid, PayloadTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    from multiq.backend import Backend, Note
+    from multiq.backend import Backend, Note, Step
 
+_CHANGES_MAX = 1000  # attempts to change a record that other programs change at the same time
 _ROOM = 100  # bytes by which a record grows when the flow ends or is cancelled
 
 #: the records of all flows have the same home, so that listing flows needs no queue names
@@ -259,6 +261,21 @@ def read(backend: Backend, flow_id: str) -> tuple[FlowRecord, str]:
             with contextlib.suppress(PayloadInvalid):
                 record = decode(cancel)
     return record, note.version
+
+
+def change(backend: Backend, flow_id: str, steps_for: Callable[[FlowRecord], list[Step]]) -> None:
+    """Carry out the steps that *steps_for* returns for the record. The first step must be the record's ``Put``.
+
+    If the record has changed meanwhile, *steps_for* is called again with the new record. Raises ``FlowNotFound``,
+    ``FlowInvalid``.
+    """
+    for attempt in range(_CHANGES_MAX):
+        record, version = read(backend, flow_id)
+        steps = steps_for(record)
+        if not steps or backend.carry_out(steps, when=[Version(HOME, key_of(flow_id), version)]):
+            return
+        time.sleep(random.uniform(0, 0.001 * min(attempt, 50)))  # noqa: S311 - spreads attempts, guards nothing
+    raise FlowInvalid(f"the record of flow {flow_id} changed during each of {_CHANGES_MAX} attempts: try again")
 
 
 def not_found(flow_id: str) -> FlowNotFound:

@@ -26,8 +26,8 @@ from multiq.validation import check_name
 from .connections import guard
 from .framework import InvalidTask, Task, task_backends
 from .options import KEEP_DEFAULT, MAX_ATTEMPTS_DEFAULT, project_settings, read_options
+from .priorities import to_priority
 from .running import Finished, runner_of
-from .signatures import to_priority
 from .task_options import options_of
 
 if TYPE_CHECKING:

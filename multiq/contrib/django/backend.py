@@ -22,8 +22,8 @@ from .apps_of_backends import app_for
 from .checking import check_app
 from .connections import is_in_transaction
 from .framework import BaseTaskBackend, InvalidTask, TaskResultDoesNotExist, task_enqueued
+from .priorities import to_priority
 from .results import RUN_AFTER, change, enqueued_at, find_result, new_result
-from .signatures import to_priority
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -25,7 +25,7 @@ from multiq.memo import readable_memo
 from multiq.outcome import decode_outcome
 
 from .framework import InvalidTask, Status, TaskError, TaskResult
-from .signatures import from_priority
+from .priorities import from_priority
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
