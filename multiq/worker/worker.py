@@ -19,7 +19,7 @@ from multiq.settings.process_range import ProcessRange, read_process_range
 from multiq.settings.queue_order import check_policy, read_queues, shares
 from multiq.validation import check_count, check_timeout
 
-from .execution.daemon_threads import run_in_thread
+from .execution.hanging_calls import run_in_thread
 from .monitoring.health import Health
 from .monitoring.health_file import HealthFile, check_path
 from .monitoring.http_server import Pages, Server, check_libraries, listen, parse_address

@@ -16,7 +16,7 @@ from worker_app import app, clutch, nap, quick, read_diary, suicide
 
 import multiq
 from multiq import State
-from multiq.worker.execution.daemon_threads import DaemonThreads
+from multiq.worker.execution.thread_pool import ThreadPool
 from multiq.worker.processes.reload import PreviousGeneration, ReloadCheck
 from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.supervisor import Supervisor
@@ -232,7 +232,7 @@ def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_thread(tm
 
 
 def test_a_pool_without_room_for_a_thread_keeps_nothing_that_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = DaemonThreads(2, "test")
+    pool = ThreadPool(2, "test")
     start = threading.Thread.start
 
     def refuse(_: threading.Thread) -> None:

@@ -37,7 +37,7 @@ from multiq.errors import BackendError, JobError, MultiqError
 from multiq.job import HEADER_DELAY, describe, first_wait
 from multiq.middleware import Middleware
 from multiq.retry import ReleaseJob
-from multiq.worker.execution.daemon_threads import run_in_thread
+from multiq.worker.execution.hanging_calls import run_in_thread
 
 from . import conventions as conv
 from .metrics import instruments_of

@@ -15,7 +15,7 @@ from multiq.cancellation import find_request, listen, requests, withdraw
 from multiq.control.flags import Control
 from multiq.errors import BackendError, JobCancelled, MultiqError
 
-from .daemon_threads import run_in_thread
+from .hanging_calls import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

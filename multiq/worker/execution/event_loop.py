@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from multiq.job import JobTasks, job_tasks
 
-from .daemon_threads import DaemonThreads
 from .leftover_tasks import PATIENCE, end_leftovers
+from .thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -22,7 +22,7 @@ _log = logging.getLogger("multiq.worker")
 _THREADS = min(32, (os.cpu_count() or 1) + 4)  # threads of a loop for ``asyncio.to_thread``, as many as in asyncio
 
 
-def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
+def new_event_loop(threads: ThreadPool | None = None) -> AbstractEventLoop:
     """Create a loop for one thread. The caller closes the loop. The loop's executor is *threads*, or a new pool of
     daemon threads.
 
@@ -34,8 +34,8 @@ def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
     return loop
 
 
-def threads_of_loop() -> DaemonThreads:
-    return DaemonThreads(_THREADS, "multiq-to-thread")
+def threads_of_loop() -> ThreadPool:
+    return ThreadPool(_THREADS, "multiq-to-thread")
 
 
 class JobLoop:
@@ -51,7 +51,7 @@ class JobLoop:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run *work* to its end, in the current context. Raises the exceptions of *work*."""
         loop = self._loop = self._loop or new_event_loop()
-        job = JobTasks()  # ``DaemonThreads`` reads it; the loop does not, because all its tasks are this job's
+        job = JobTasks()  # ``ThreadPool`` reads it; the loop does not, because all its tasks are this job's
         job_tasks.set(job)
         task = loop.create_task(work)
         try:

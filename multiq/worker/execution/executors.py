@@ -16,11 +16,11 @@ from multiq.backend import Ack, GiveBack
 from multiq.job import JobTasks, job_tasks
 from multiq.worker.processes.inflight import ACKED
 
-from .daemon_threads import DaemonThreads
 from .event_loop import close_loop, new_event_loop, threads_of_loop
 from .heartbeat import TICK
 from .leftover_tasks import PATIENCE, cancel_leftovers, end_tasks
 from .task_frames import frame_of, stack_of
+from .thread_pool import ThreadPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -334,7 +334,7 @@ class CoroutineExecutor(Executor):
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if timeouts is not None:
             timeouts.blocked_loop.watch(self._loop, self)
-        self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
+        self._pool = ThreadPool(self._threads, "multiq-job", at_end=runner.close_loop)
         self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
         self._is_closing = False
         self._asked_at: float | None = None  # the time since which the loop has not run ``_fill``

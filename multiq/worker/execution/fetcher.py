@@ -17,7 +17,7 @@ from multiq.errors import BackendError, LeaseLost, MultiqError, PayloadTooLarge
 from multiq.worker.processes.inflight import Held
 
 from .backend_backoff import LONGEST_PAUSE, BackendBackoff
-from .daemon_threads import run_in_thread
+from .hanging_calls import run_in_thread
 from .heartbeat import TOUCH_SHARE, LeaseTouches
 from .settling import Settling, verdicts_of
 

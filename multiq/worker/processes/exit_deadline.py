@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from multiq.worker.execution.daemon_threads import run_in_thread
+from multiq.worker.execution.hanging_calls import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from multiq.events import WorkerStarted, WorkerStopped, WorkerStopping
-from multiq.worker.execution.daemon_threads import run_in_thread
+from multiq.worker.execution.hanging_calls import run_in_thread
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -36,9 +36,9 @@ from multiq.events import (
     WorkerResumed,
 )
 from multiq.worker.execution.cancels import Cancels
-from multiq.worker.execution.daemon_threads import run_in_thread
 from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from multiq.worker.execution.fetcher import Fetcher
+from multiq.worker.execution.hanging_calls import run_in_thread
 from multiq.worker.execution.heartbeat import TICK, Heartbeat
 from multiq.worker.execution.prefetch import Prefetch
 from multiq.worker.execution.queue_shares import fair_share

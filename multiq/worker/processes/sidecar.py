@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from multiq.control.flags import Control
 from multiq.control.presence import Responder
 from multiq.errors import MultiqError
-from multiq.worker.execution.daemon_threads import run_in_thread
+from multiq.worker.execution.hanging_calls import run_in_thread
 
 from .flow_upkeep import FlowUpkeep
 from .inflight import FREE

@@ -14,7 +14,7 @@ import signal
 from typing import TYPE_CHECKING, TypeAlias
 
 from multiq.formatting import many
-from multiq.worker.execution.daemon_threads import run_in_thread
+from multiq.worker.execution.hanging_calls import run_in_thread
 
 from . import fork
 

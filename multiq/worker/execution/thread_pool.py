@@ -1,4 +1,4 @@
-"""Daemon threads: a pool, and single calls that may hang.
+"""A pool of daemon threads, which starts a new thread in place of a thread that an ended job still occupies.
 
 Python joins the threads of ``concurrent.futures`` when it exits, so a hung job would block the exit.
 """
@@ -33,7 +33,7 @@ class _Call(NamedTuple):
     """The tasks of the job that made the call."""
 
 
-class DaemonThreads(ThreadPoolExecutor):
+class ThreadPool(ThreadPoolExecutor):
     """Starts up to *most* threads when they are needed. Event loops accept only subclasses of ``ThreadPoolExecutor``.
 
     Each thread calls *at_end* before it ends. After a job's end, its calls may still occupy threads. If other calls
@@ -163,21 +163,3 @@ class DaemonThreads(ThreadPoolExecutor):
 def _cancel(calls: list[_Call]) -> None:
     for call in calls:
         call.future.cancel()
-
-
-def run_in_thread(call: Callable[[], object]) -> threading.Event:
-    """Run *call*, which may hang, in a new thread. Returns an event that is set when *call* has returned."""
-    is_done = threading.Event()
-
-    def run() -> None:
-        try:
-            call()
-        finally:
-            is_done.set()
-
-    try:
-        threading.Thread(target=run, name="multiq-aside", daemon=True).start()
-    except RuntimeError:  # the system refuses to start a thread
-        with contextlib.suppress(Exception):
-            run()
-    return is_done

@@ -9,8 +9,8 @@ import pytest
 
 import multiq
 from multiq.job import JobTasks, job_tasks
-from multiq.worker.execution import daemon_threads
-from multiq.worker.execution.daemon_threads import DaemonThreads
+from multiq.worker.execution import thread_pool
+from multiq.worker.execution.thread_pool import ThreadPool
 
 
 class Refusals:
@@ -34,15 +34,14 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
         """The module ``threading``, as the pools see it."""
 
         Lock = threading.Lock
-        Event = threading.Event
 
     Module.Thread = Thread  # type: ignore[attr-defined]
-    monkeypatch.setattr(daemon_threads, "threading", Module)
+    monkeypatch.setattr(thread_pool, "threading", Module)
     return refusals
 
 
 def test_a_call_that_was_refused_is_not_made_later(refusals: Refusals) -> None:
-    pool = DaemonThreads(2, "pool")
+    pool = ThreadPool(2, "pool")
     made: list[str] = []
     refusals.left = 1
 
@@ -54,7 +53,7 @@ def test_a_call_that_was_refused_is_not_made_later(refusals: Refusals) -> None:
 
 
 def test_calls_share_the_threads_that_there_are(refusals: Refusals) -> None:
-    pool, go = DaemonThreads(2, "pool"), threading.Event()
+    pool, go = ThreadPool(2, "pool"), threading.Event()
     first = pool.submit(go.wait, 10)
     refusals.left = 1
 
@@ -119,7 +118,7 @@ def test_a_refusal_is_tried_again_once_a_second_however_many_jobs_wait(refusals:
 
 def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> None:
     # Given a job that has filled a pool, and has more calls waiting
-    pool, go, begun = DaemonThreads(2, "pool"), threading.Event(), threading.Barrier(3)
+    pool, go, begun = ThreadPool(2, "pool"), threading.Event(), threading.Barrier(3)
     job = JobTasks()
     context = contextvars.copy_context()
     context.run(job_tasks.set, job)
@@ -149,7 +148,7 @@ def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> N
 def test_a_thread_that_has_just_taken_an_ended_job_s_call_delays_no_other_call() -> None:
     # Given many jobs, each of which ends while threads are about to make its calls
     for _ in range(300):
-        pool, go = DaemonThreads(2, "pool"), threading.Event()
+        pool, go = ThreadPool(2, "pool"), threading.Event()
         job = JobTasks()
         context = contextvars.copy_context()
         context.run(job_tasks.set, job)
