@@ -19,7 +19,7 @@ from multiq.worker.processes.inflight import ACKED
 from .event_loop import close_loop, new_event_loop, threads_of_loop
 from .heartbeat import TICK
 from .leftover_tasks import PATIENCE, cancel_leftovers, end_tasks
-from .task_frames import frame_of, stack_of
+from .task_stack import frame_of, stack_of
 from .thread_pool import ThreadPool
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ The notification must not break other code than the task's own. The kind of noti
 
 - A coroutine is cancelled by its event loop (``CoroutineTimer`` in ``blocked_loop``).
 - A plain function in the main thread is interrupted by a signal, whose handler raises ``SoftTimeout`` as soon as this
-  breaks no library (``main_thread_interrupt``).
+  breaks no library (``soft_timeout``).
 - A plain function on another thread must poll: ``current_job().check()`` raises ``SoftTimeout``. An exception raised
   from outside could arrive anywhere, even between a lock and its ``with`` block.
 - A call of multiq itself (``enqueue``) raises before it returns (``multiq.timeout_notices``).
@@ -27,7 +27,7 @@ from multiq.retry import SoftTimeout
 from multiq.worker.processes import fork
 
 from .blocked_loop import IS_BLOCKED, BlockedLoop
-from .main_thread_interrupt import INTERRUPT, MainThreadInterrupt
+from .soft_timeout import INTERRUPT, MainThreadInterrupt
 
 if TYPE_CHECKING:
     from asyncio import Task

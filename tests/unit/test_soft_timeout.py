@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.worker.execution.main_thread_interrupt import MainThreadInterrupt
+from multiq.worker.execution.soft_timeout import MainThreadInterrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -86,7 +86,7 @@ def use_condition() -> None:
 
 
 def use_log() -> None:
-    logging.getLogger("test_main_thread_interrupt").warning("a line")
+    logging.getLogger("test_soft_timeout").warning("a line")
 
 
 def use_helper() -> None:

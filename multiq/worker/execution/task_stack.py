@@ -1,4 +1,4 @@
-"""The stack frames of a task's call, without those of the runner and of what is below it."""
+"""The stack of a task's call, as text for the log and the failure. The runner, and what is below it, are left out."""
 
 from __future__ import annotations
 

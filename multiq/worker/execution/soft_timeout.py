@@ -1,4 +1,4 @@
-"""Raises ``SoftTimeout`` or ``JobCancelled`` in a job of the main thread, but not while a library runs.
+"""Raises ``SoftTimeout`` or ``JobCancelled`` in a job of the main thread, and holds it back while a library runs.
 
 A signal interrupts the main thread. Its handler raises the exception if the thread is in the task's own code, or in an
 unprotected library. Protected packages have locks or connections, or swallow exceptions. Examples are ``threading``,
@@ -27,7 +27,7 @@ from multiq.job import JobContext
 from multiq.job_steps import run_step
 from multiq.worker.processes import fork
 
-from .task_frames import RUNNER, down_to_the_runner
+from .task_stack import RUNNER, down_to_the_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
