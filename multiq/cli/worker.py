@@ -253,22 +253,22 @@ class _End:
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
     """Handle signals until the worker installs its own handlers. SIGTERM and SIGINT end the process immediately."""
-    from multiq.worker.processes import fork, reload
+    from multiq.worker.processes import reload, signal_handlers
 
     end = _End()
     if threading.current_thread() is not threading.main_thread():
         yield end
         return
-    taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    taken = {number: signal_handlers.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     # The worker installs its own handlers for SIGHUP, SIGUSR2 and SIGQUIT when it runs. Without a handler, the signals
     # would end the process during the start.
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
-        taken[number] = fork.take_signal(number, reload.note_signal)
+        taken[number] = signal_handlers.take_signal(number, reload.note_signal)
     try:
         yield end
     finally:
         for number, token in taken.items():
-            fork.restore_signal(number, token)
+            signal_handlers.restore_signal(number, token)
 
 
 def _load(path: str) -> App:

@@ -24,7 +24,7 @@ from .monitoring.health import Health
 from .monitoring.health_file import HealthFile, check_path
 from .monitoring.http_server import Pages, Server, check_libraries, listen, parse_address
 from .monitoring.metrics import Metrics
-from .processes import fork
+from .processes import fork, signal_handlers
 from .processes.exits import EXIT_CUT_SHORT, EXIT_OK
 from .processes.inflight import InflightWriter
 from .processes.outbox_relaying import relay_outboxes_on_thread
@@ -372,7 +372,7 @@ class Worker:
             server=None if self._http is None else self._serve(health),
         )
         # The handlers inherited from the supervisor stay installed, but have no effect in the sidecar.
-        fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
+        signal_handlers.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED_BY_SUPERVISOR})
         relay_outboxes_on_thread(self._app)  # after the mask is set, which threads inherit
         return sidecar.run()

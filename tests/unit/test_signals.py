@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.worker.processes import fork
+from multiq.worker.processes import fork, signal_handlers
 from multiq.worker.processes.signal_inbox import SignalInbox
 
 if TYPE_CHECKING:
@@ -175,4 +175,4 @@ def test_after_the_block_everything_is_as_before() -> None:
         pass
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
-    assert fork._previous_handlers == {}
+    assert signal_handlers._previous_handlers == {}

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from multiq import timeout_notices
 from multiq.job import JobContext
 from multiq.job_steps import run_step
-from multiq.worker.processes import fork
+from multiq.worker.processes import signal_handlers
 
 from .task_stack import RUNNER, down_to_the_runner
 
@@ -91,13 +91,13 @@ class MainThreadInterrupt:
     @contextlib.contextmanager
     def handling(self) -> Iterator[None]:
         """Let ``INTERRUPT`` interrupt jobs in the main thread while the block lasts. Call it in the main thread."""
-        before = fork.take_signal(INTERRUPT, self.handler)
+        before = signal_handlers.take_signal(INTERRUPT, self.handler)
         self.is_on = True
         try:
             yield
         finally:
             self.is_on = False
-            fork.restore_signal(INTERRUPT, before)
+            signal_handlers.restore_signal(INTERRUPT, before)
 
     def send(self) -> None:
         """Interrupt the main thread, if this is possible. Thread-safe."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from multiq import timeout_notices
 from multiq.retry import SoftTimeout
-from multiq.worker.processes import fork
+from multiq.worker.processes import signal_handlers
 
 from .blocked_loop import IS_BLOCKED, BlockedLoop
 from .soft_timeout import INTERRUPT, MainThreadInterrupt
@@ -116,7 +116,11 @@ class Timeouts:
         """Watch *call* until its deadline. *thread* is the job's thread, or None for a coroutine on the shared loop."""
         timed = TimedJob(call, held, call.deadline, self._kill_after, thread)
         interrupt = self._interrupt
-        if interrupt.is_on and timed.is_in_main_thread and fork.handler_of(INTERRUPT) is not interrupt.handler:
+        if (
+            interrupt.is_on
+            and timed.is_in_main_thread
+            and signal_handlers.handler_of(INTERRUPT) is not interrupt.handler
+        ):
             signal.signal(INTERRUPT, interrupt.handler)  # an earlier job has replaced the handler
         with self._lock:
             self._running[timed] = None

@@ -20,7 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import fork
+from . import signal_handlers
 from .signals import HANDLED_BY_SUPERVISOR
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def note_signals() -> None:
     if not was_reloaded() or threading.current_thread() is not threading.main_thread():
         return
     for number in HANDLED_BY_SUPERVISOR - {signal.SIGCHLD}:
-        _tokens[number] = fork.take_signal(number, note_signal)
+        _tokens[number] = signal_handlers.take_signal(number, note_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_BY_SUPERVISOR)
 
 
@@ -161,7 +161,7 @@ def taking_over() -> Iterator[None]:
         yield
     finally:
         for number in list(_tokens):
-            fork.restore_signal(number, _tokens.pop(number))
+            signal_handlers.restore_signal(number, _tokens.pop(number))
 
 
 class PreviousGeneration:

@@ -19,7 +19,7 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
-from . import fork
+from . import signal_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,7 +50,7 @@ class SignalInbox:
         if self.installed:
             self._fd_before = self._take_wakeups()
             for number in self._numbers:
-                self._previous_handlers[number] = fork.take_signal(number, self._handler)
+                self._previous_handlers[number] = signal_handlers.take_signal(number, self._handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor blocks the signals before it forks
         return self
 
@@ -58,7 +58,7 @@ class SignalInbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, token in self._previous_handlers.items():
-            fork.restore_signal(number, token)
+            signal_handlers.restore_signal(number, token)
         if self.installed:
             signal.set_wakeup_fd(self._fd_before)
         self._writer.close()  # the reader gets the end of the stream
@@ -96,7 +96,7 @@ class SignalInbox:
             return
         handler = self._handler
         for number in self._numbers:
-            if fork.handler_of(number) is not handler:
+            if signal_handlers.handler_of(number) is not handler:
                 signal.signal(number, handler)
         if also_wakeups:
             self._take_wakeups()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from multiq.formatting import many
 from multiq.worker.execution.hanging_calls import run_in_thread
 
-from . import fork
+from . import signal_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ def handled_alone(*, owns_process: bool) -> frozenset[signal.Signals]:
     handled = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGCONT})
     # A command ends when its terminal closes, unless ``nohup`` has started the command. In other programs, the user's
     # code handles SIGHUP.
-    return handled | {signal.SIGHUP} if owns_process and not fork.was_ignored(signal.SIGHUP) else handled
+    return handled | {signal.SIGHUP} if owns_process and not signal_handlers.was_ignored(signal.SIGHUP) else handled
 
 
 def actions_of_supervisor(supervisor: Supervisor) -> Actions:

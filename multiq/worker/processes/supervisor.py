@@ -19,7 +19,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from . import fork
+from . import fork, signal_handlers
 from .child_record import Assignment, ProcessSlot
 from .exits import (
     EXIT_CRASHED,
@@ -130,7 +130,7 @@ class Supervisor:
         self._codes: list[int] = []
         self._inbox = SignalInbox(HANDLED_BY_SUPERVISOR)
         self._actions = actions_of_supervisor(self)
-        self._ignores_hangups = fork.was_ignored(signal.SIGHUP)
+        self._ignores_hangups = signal_handlers.was_ignored(signal.SIGHUP)
         self._had_terminal = _has_terminal()
         self._is_waiting_for_table = False
         self._sidecar: int | None = None
