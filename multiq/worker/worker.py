@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from multiq.app import App
 
     from .processes.child_record import Assignment
+    from .processes.lifeline import Lifeline
 
 
 _SPARE_SLOTS = 8
@@ -353,7 +354,7 @@ class Worker:
             owns_process=assignment is not None or self.owns_process,
         )
 
-    def _run_sidecar(self, notifications: socket.socket, lifeline: int) -> int:
+    def _run_sidecar(self, notifications: socket.socket, lifeline: Lifeline) -> int:
         """The main function of the sidecar's process. The sidecar ignores signals to the process group."""
         health = Health(self._shared_state, self._settings, self._limits)
         sidecar = Sidecar(

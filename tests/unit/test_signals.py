@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.worker.processes import fork, signal_handlers
+from multiq.worker.processes.lifeline import Lifeline
 from multiq.worker.processes.signal_inbox import SignalInbox
 
 if TYPE_CHECKING:
@@ -46,13 +47,13 @@ def test_signals_arrive_beside_many_open_files() -> None:
 
 def test_a_supervisor_that_dies_counts_as_sigterm_beside_many_open_files() -> None:
     with many_open_files():
-        lifeline, life = os.pipe()
+        lifeline = Lifeline()
         with SignalInbox(TAKEN, lifeline) as inbox:
             assert inbox.wait(0) == []
-            os.close(life)
+            lifeline.let_go()
             assert inbox.wait(10) == [signal.SIGTERM]
             assert inbox.wait(0) == []
-        os.close(lifeline)
+        lifeline.close()
 
 
 @pytest.mark.parametrize("other", [signal.SIGRTMIN + 2, signal.SIGALRM, signal.SIGRTMAX])

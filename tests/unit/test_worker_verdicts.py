@@ -190,7 +190,7 @@ class Away(Consumer):
 def sidecar_of(app: multiq.App, shared_state: SharedState) -> Sidecar:
     unused: Any = None
     return Sidecar(
-        app, shared_state, unused, 0, 1.0, force=False, shares_loop=False,
+        app, shared_state, unused, unused, 1.0, force=False, shares_loop=False,
         schedules=True, queues=["default"], scaling=None, health=unused,
         health_file=None, server=None,
     )  # fmt: skip

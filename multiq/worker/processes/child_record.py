@@ -10,6 +10,7 @@ from .inflight import NEVER, InflightTable
 
 if TYPE_CHECKING:
     from .inflight import Entry
+    from .lifeline import Lifeline
     from .shared_state import ProcessRow
 
 _KILL_MARGIN = 0.5  # seconds that a child with an overdue job gets to exit by itself
@@ -18,8 +19,7 @@ _KILL_MARGIN = 0.5  # seconds that a child with an overdue job gets to exit by i
 class Assignment(msgspec.Struct, frozen=True):
     """The arguments that a child gets from its supervisor."""
 
-    lifeline: int
-    """A pipe that closes when the supervisor ends."""
+    lifeline: Lifeline
     table: InflightTable
     index: int
     """The index of the child's slot."""

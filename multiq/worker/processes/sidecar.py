@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from multiq.worker.monitoring.health_file import HealthFile
     from multiq.worker.monitoring.http_server import Server
 
+    from .lifeline import Lifeline
     from .scaling import Scaling
     from .shared_state import SharedState
 
@@ -62,8 +63,8 @@ class Sidecar:
     - *app*: the app with the backend and the subscribers of ``JobCrashed``.
     - *notifications*: the socket on which the supervisor reports dead children. The socket closes when the supervisor
       ends.
-    - *lifeline*: a pipe that closes when the children must end.
-    - *patience*: seconds after the lifeline's close until remaining children are killed.
+    - *lifeline*: is cut when the children must end. In a reload, the new program cuts it when it takes over.
+    - *patience*: seconds after the lifeline is cut until remaining children are killed.
     - *force*: whether the worker works even if the connection is down.
     - *shares_loop*: see ``Recovery``.
     - *schedules*: whether the sidecar makes the occurrences of schedules.
@@ -77,7 +78,7 @@ class Sidecar:
         app: App,
         shared_state: SharedState,
         notifications: socket.socket,
-        lifeline: int,
+        lifeline: Lifeline,
         patience: float,
         *,
         force: bool,
@@ -123,7 +124,7 @@ class Sidecar:
                     self._scaling.stop()
                 if self._server is not None:
                     self._server.close()  # after a reload, the new program uses the address
-            if is_alone and kill_at == float("inf") and self._is_lifeline_closed():
+            if is_alone and kill_at == float("inf") and self._lifeline.is_cut():
                 kill_at = time.monotonic() + self._patience
             self._worker_row.sidecar_beat = time.monotonic()
             self._watch_children()
@@ -199,12 +200,6 @@ class Sidecar:
         poll = select.poll()
         poll.register(self._notifications, select.POLLIN)
         return not poll.poll(_POLL * 1000) or bool(self._notifications.recv(64))
-
-    def _is_lifeline_closed(self) -> bool:
-        """Whether the children must end. In a reload, the new program closes the lifeline when it takes over."""
-        poll = select.poll()
-        poll.register(self._lifeline, select.POLLIN)
-        return bool(poll.poll(0))
 
     def _watch_children(self) -> None:
         for ended in self._orphaned_children.watch():

@@ -20,21 +20,24 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from . import signal_handlers
+from .lifeline import CUT_COUNTS_AS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
+    from .lifeline import Lifeline
+
 
 class SignalInbox:
     """Receives signals while the ``with`` block lasts.
 
     Python installs handlers only in the main thread. In other threads ``installed`` is False, and only ``put`` adds
-    signals. *lifeline* is a pipe that the supervisor holds open. When the pipe closes, the inbox receives a SIGTERM.
+    signals. When *lifeline* is cut, because the supervisor has ended, the inbox receives ``CUT_COUNTS_AS``.
     """
 
-    def __init__(self, numbers: Iterable[signal.Signals], lifeline: int | None = None) -> None:
+    def __init__(self, numbers: Iterable[signal.Signals], lifeline: Lifeline | None = None) -> None:
         self._numbers = tuple(numbers)
         self._lifeline = lifeline
         self.installed = threading.current_thread() is threading.main_thread()
@@ -76,9 +79,9 @@ class SignalInbox:
         if self._lifeline is not None:
             poll.register(self._lifeline, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(None if timeout is None else math.ceil(timeout * 1000))]
-        if self._lifeline in ready:  # nothing is written to this pipe, so readable means closed
+        if self._lifeline is not None and self._lifeline.fileno() in ready:
             self._lifeline = None
-            return [signal.SIGTERM]
+            return [CUT_COUNTS_AS]
         if not ready:
             return []
         received = self._reader.recv(64)

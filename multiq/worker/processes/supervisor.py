@@ -33,6 +33,7 @@ from .exits import (
     describe_exit,
 )
 from .inflight import DEAD, NEVER, WAITING
+from .lifeline import Lifeline
 from .orphans import reap_orphans
 from .reload import (
     PreviousGeneration,
@@ -84,7 +85,7 @@ class Supervisor:
 
     - *run_child*: the main function of a child. The function gets the child's ``Assignment``, and returns an exit code.
     - *run_sidecar*: the main function of the sidecar, which returns an exit code. The arguments are the socket that
-      reports dead children, and the pipe that closes when the children must end.
+      reports dead children, and the lifeline of the children.
     - *shared_state*: has a row for each process.
     - *grace*: seconds that running jobs get after a stop.
     - *once*: True: a child that exits with 0 is not replaced.
@@ -100,7 +101,7 @@ class Supervisor:
     def __init__(
         self,
         run_child: Callable[[Assignment], int],
-        run_sidecar: Callable[[socket.socket, int], int],
+        run_sidecar: Callable[[socket.socket, Lifeline], int],
         shared_state: SharedState,
         *,
         grace: float,
@@ -144,7 +145,7 @@ class Supervisor:
         self._previous = PreviousGeneration.take()  # stops the previous children just before the new ones start
         self._worker_row.is_paused = self._previous.is_paused
         self._needed.start_with(self._previous.processes)
-        self._lifeline_reader, self._lifeline_writer = os.pipe()
+        self._lifeline = Lifeline()
         self._sidecar_notifier, self._sidecar_wakeup = socket.socketpair()
         self._sidecar_notifier.setblocking(False)
         with taking_over(), self._inbox:
@@ -236,9 +237,8 @@ class Supervisor:
     def _reload(self) -> None:
         _log.warning("reloading: re-executing the command with the current code")
         fork.flush_streams()
-        os.set_inheritable(self._lifeline_writer, True)
         environment = reload_environment(
-            self._lifeline_writer,
+            self._lifeline.hand_on(),
             [*self._previous.children, *(slot.pid for slot in self._slots if slot.pid is not None)],
             [*self._previous.sidecars, *([] if self._sidecar is None else [self._sidecar])],
             is_paused=bool(self._worker_row.is_paused),
@@ -247,7 +247,7 @@ class Supervisor:
         re_execute(environment, self._undo_reload, ignores_hangups=self._ignores_hangups)
 
     def _undo_reload(self) -> None:
-        os.set_inheritable(self._lifeline_writer, False)
+        self._lifeline.take_back()
         self._inbox.reclaim_signals()
 
     # --- starting ---
@@ -271,9 +271,7 @@ class Supervisor:
     def _start_sidecar(self) -> None:
         self._worker_row.sidecar_beat = time.monotonic()
         with self._retrying_fork():
-            self._sidecar = self._fork(
-                lambda: self._run_sidecar(self._sidecar_wakeup, self._lifeline_reader), is_child=False
-            )
+            self._sidecar = self._fork(lambda: self._run_sidecar(self._sidecar_wakeup, self._lifeline), is_child=False)
 
     def _start_child(self, slot: ProcessSlot) -> None:
         table = self._shared_state.free_table()
@@ -290,7 +288,7 @@ class Supervisor:
 
         def run_child() -> int:
             table.pid = os.getpid()
-            return self._run_child(Assignment(self._lifeline_reader, table, slot.index))
+            return self._run_child(Assignment(self._lifeline, table, slot.index))
 
         try:
             slot.assign(self._fork(run_child, is_child=True, table=table), table)
@@ -342,7 +340,7 @@ class Supervisor:
         # programs that jobs start would inherit it.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._lifeline_writer)  # only the supervisor keeps it open; it closes with the supervisor's death
+        self._lifeline.let_go()  # only the supervisor keeps it open, so it is cut with the supervisor's death
         self._sidecar_notifier.close()
         if is_child:
             self._sidecar_wakeup.close()
@@ -457,7 +455,7 @@ class Supervisor:
     def _end_sidecar(self) -> None:
         """Wait until the sidecar has settled the jobs of the last children."""
         self._sidecar_notifier.close()
-        os.close(self._lifeline_writer)
+        self._lifeline.let_go()
         give_up_at = time.monotonic() + _SIDECAR_WAIT
         while self._sidecar is not None and not os.waitpid(self._sidecar, os.WNOHANG)[0]:
             if time.monotonic() > give_up_at:
@@ -466,7 +464,7 @@ class Supervisor:
                 break
             time.sleep(0.01)
         self._sidecar_wakeup.close()
-        os.close(self._lifeline_reader)
+        self._lifeline.close()
 
     # --- small things ---
 
