@@ -1,12 +1,13 @@
 """The fetcher: the only user of a process's consumer.
 
-The fetcher reserves jobs in batches, settles finished jobs in the same calls (``settling.py``), renews leases
-(``heartbeat.py``), and repeats failed calls.
+The fetcher asks middleware whether jobs may be reserved (``before_fetch``), reserves jobs in batches, settles finished
+jobs in the same calls (``settling.py``), renews leases (``heartbeat.py``), and repeats failed calls.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from multiq.events import Event, Events
     from multiq.worker.processes.inflight import InflightWriter
 
+_log = logging.getLogger("multiq.worker")
+
+VETO_PAUSE = 1.0  # seconds between two calls of a before_fetch hook that refuses
+
 _INTERRUPT_EVERY = 0.002  # seconds between two interrupts of the worker's loop by a job's thread that needs the lock
 _YIELD_EVERY = 0.0005  # seconds between two checks whether waiting threads of jobs have got the lock
 _LEAST_PAUSE = 0.01  # seconds between two attempts to store a memo
@@ -45,6 +50,7 @@ class Fetcher:
     def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InflightWriter | None = None) -> None:
         self._consumer = consumer
         self._events = events
+        self._worker = worker
         self._inflight = inflight
         self._lock = threading.Lock()
         self._claims: set[object] = set()  # one for each job's thread that waits for the lock in order to store a memo
@@ -56,6 +62,20 @@ class Fetcher:
         self._backoff = BackendBackoff(worker, self._pending_events)
         self.settling = Settling(consumer, self._held, self._backoff, self._pending_events, inflight)
         self._emitting = threading.Lock()
+
+    def may_fetch(self, before_fetch: Sequence[Callable[[str], object]]) -> bool:
+        """Whether jobs may be reserved. Middleware refuses this if its ``before_fetch`` returns False.
+
+        The worker's loop calls this in each turn that has room for jobs. After a refusal, an idle loop waits for
+        ``VETO_PAUSE``, and the next turn asks again.
+        """
+        for hook in before_fetch:
+            try:
+                if hook(self._worker) is False:
+                    return False
+            except BaseException:  # noqa: BLE001 - logged; middleware that fails does not veto
+                _log.exception("middleware failed in before_fetch(); the worker goes on and reserves jobs")
+        return True
 
     def exchange(
         self, finished: Sequence[Held], limit: int, timeout: float, most_gated: int | None = None

@@ -37,7 +37,7 @@ from multiq.events import (
 )
 from multiq.worker.execution.cancels import Cancels
 from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
-from multiq.worker.execution.fetcher import Fetcher
+from multiq.worker.execution.fetcher import VETO_PAUSE, Fetcher
 from multiq.worker.execution.hanging_calls import run_in_thread
 from multiq.worker.execution.heartbeat import TICK, Heartbeat
 from multiq.worker.execution.prefetch import Prefetch
@@ -72,7 +72,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _IDLE = 5.0  # seconds between two turns of an idle worker
-_VETOED = 1.0  # seconds between two calls of a before_fetch hook that refuses
 _BUSY = 1.0  # seconds between two turns while jobs run on other threads
 _LAST_EVENTS = 2.0  # seconds of each wait for coroutine subscribers at the end; there are two waits
 _CUT_EVENTS = 0.25  # seconds that coroutine subscribers get in an abort; the supervisor kills a late process
@@ -311,13 +310,14 @@ class WorkerProcess:
         if room <= 0:
             self._wait(finished, self._patience())
             return
-        if finished and (self._app.chain.before_fetch or self._events.listeners[WorkerLooping]):
+        before_fetch = self._app.chain.before_fetch
+        if finished and (before_fetch or self._events.listeners[WorkerLooping]):
             self._fetcher.settle(finished)  # before the user's code, which may take long
             finished = []
         if self._events.listeners[WorkerLooping]:
             self._events.emit(WorkerLooping(worker=self.name))
-        if self._app.chain.before_fetch and not self._may_fetch():
-            self._wait(finished, _VETOED if executor.busy == 0 else self._patience())
+        if before_fetch and not self._fetcher.may_fetch(before_fetch):
+            self._wait(finished, VETO_PAUSE if executor.busy == 0 else self._patience())
             return
         was_handing_on = self._is_handing_on()
         jobs = self._fetcher.exchange(finished, room, self._patience(), most_gated)
@@ -427,16 +427,6 @@ class WorkerProcess:
         """The number of jobs left until ``max_jobs``, which is a limit for all processes of this slot together."""
         most = self._settings.max_jobs
         return NEVER if most is None else most - self._taken_before - self._taken
-
-    def _may_fetch(self) -> bool:
-        """Whether jobs may be reserved. Middleware refuses this if its ``before_fetch`` returns False."""
-        for before_fetch in self._app.chain.before_fetch:
-            try:
-                if before_fetch(self.name) is False:
-                    return False
-            except BaseException:  # noqa: BLE001 - logged; middleware that fails does not veto
-                _log.exception("middleware failed in before_fetch(); the worker goes on and reserves jobs")
-        return True
 
     def _wait(self, finished: list[Held], patience: float) -> None:
         """Settle jobs, and sleep until something changes. Called if there is no room, or after a refusal by a hook."""
