@@ -1,9 +1,21 @@
-"""Computes the number of jobs to hold.
+"""Computes the number of jobs to hold, and gives held jobs back when the job before them turns out long.
 
 A process holds more jobs than it can run, but only while the jobs are short compared with a round trip to the backend.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from multiq.backend import GiveBack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiq.worker.processes.inflight import Held
+
+    from .executors import Executor
+    from .fetcher import Fetcher
 
 #: Seconds of work that may wait for one slot. A job waits at most this long for other jobs of its batch.
 BUDGET = 0.010
@@ -46,3 +58,49 @@ class Prefetch:
     def _affordable(self) -> int:
         slots, mean = self._slots, max(self._mean or 0.0, 1e-6)
         return max(slots, slots - 1 + int(slots * BUDGET / mean))
+
+
+class WaitingJobs:
+    """Gives back the jobs that a process holds and that have not begun, so that other processes run them.
+
+    This happens when a long job makes the jobs wait (``Executor.is_held_up``), and when the process begins no more
+    jobs. *count* adds a number to the count of the jobs that the process has taken. Here the number is negative.
+    """
+
+    def __init__(self, executor: Executor, fetcher: Fetcher, count: Callable[[int], None]) -> None:
+        self._executor = executor
+        self._fetcher = fetcher
+        self._count = count
+
+    def give_back_if_held_up(self) -> None:
+        """Give the jobs back if a long job makes them wait. Called by the worker's loop in each turn."""
+        if self._executor.is_held_up:
+            self.give_back_all()
+
+    def give_back_beside_loop(self) -> None:
+        """Give the jobs back while the worker's loop runs a long job itself. Called by the heartbeat.
+
+        Does nothing while another thread makes a call (``Fetcher.settle_if_free``).
+        """
+        self._fetcher.settle_if_free(self.take_back)
+
+    def give_back_all(self) -> None:
+        jobs = self.take_back()
+        if jobs:
+            self._fetcher.settle(jobs)
+
+    def give_back(self, jobs: Sequence[Held]) -> None:
+        """Give back jobs that were not passed to the executor."""
+        self._fetcher.settle(self._as_given_back(jobs))
+
+    def take_back(self) -> Sequence[Held]:
+        """Take the jobs that have not begun, and set their verdict to give-back. The executor never begins the taken
+        jobs.
+        """
+        return self._as_given_back(self._executor.take_back())
+
+    def _as_given_back(self, jobs: Sequence[Held]) -> Sequence[Held]:
+        self._count(-len(jobs))
+        for held in jobs:
+            held.verdict = GiveBack(held.lease)
+        return jobs

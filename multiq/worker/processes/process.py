@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multiq.backend import GiveBack
 from multiq.events import (
     JobOverdue,
     WorkerLooping,
@@ -40,7 +39,7 @@ from multiq.worker.execution.executors import CoroutineExecutor, Executor, Inlin
 from multiq.worker.execution.fetcher import VETO_PAUSE, Fetcher
 from multiq.worker.execution.hanging_calls import run_in_thread
 from multiq.worker.execution.heartbeat import TICK, Heartbeat
-from multiq.worker.execution.prefetch import Prefetch
+from multiq.worker.execution.prefetch import Prefetch, WaitingJobs
 from multiq.worker.execution.queue_shares import fair_share
 from multiq.worker.execution.recycling import Recycling
 from multiq.worker.execution.runner import Runner
@@ -184,8 +183,9 @@ class WorkerProcess:
         )
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
+        self._waiting_jobs = WaitingJobs(self._executor, self._fetcher, self._count)
         self._forced = ForcedSettlement(
-            self._fetcher, self._executor, self._runner, self._take_back, has_sidecar=inflight is not None
+            self._fetcher, self._executor, self._runner, self._waiting_jobs.take_back, has_sidecar=inflight is not None
         )
         self._heartbeat = Heartbeat(self._on_heartbeat, on_death=self.abort)
         self._exit_deadline = ExitDeadline(exit_process if owns_process else None, self._prepare_exit)
@@ -324,7 +324,7 @@ class WorkerProcess:
         self._prefetch.note_batch(room, len(jobs))
         self._count(len(jobs))
         if jobs and self._stopping is not None:
-            self._give_back(jobs)  # a stop came during the call, so none of these jobs begins
+            self._waiting_jobs.give_back(jobs)  # a stop came during the call, so none of these jobs begins
         elif jobs:
             self._process_row.waits_since = 0
             self._hold(True)
@@ -356,8 +356,8 @@ class WorkerProcess:
             self._flow_upkeep.relay_if_due()
             self._flow_upkeep.tidy_if_due()
             self._stored_limits.store_if_due()
-        if self._executor.waiting and self._executor.is_held_up:
-            self._give_back_waiting()
+        if self._executor.waiting:
+            self._waiting_jobs.give_back_if_held_up()
         self._emit_pause_change()
 
     def _end(self, reason: str, code: int) -> None:
@@ -459,7 +459,7 @@ class WorkerProcess:
     def _drain(self) -> None:
         """Give back jobs that have not begun, wait for running jobs, and settle all of them."""
         self._process_row.waits_since = 0  # this process takes no more jobs, so no job can be meant for it
-        self._give_back_waiting()
+        self._waiting_jobs.give_back_all()
         while not self._aborted:
             finished = self._executor.take_finished()
             if finished or self._fetcher.has_unsettled:
@@ -488,7 +488,7 @@ class WorkerProcess:
             self._process_row.beat = time.monotonic()
         self._fetcher.touch_due()
         if executor.waiting and (executor.is_held_up or self._recycling.is_memory_used_up()):
-            self._fetcher.settle_if_free(self._take_back)
+            self._waiting_jobs.give_back_beside_loop()
         oldest = executor.oldest_finished
         if oldest is not None and (executor.running_for() > TICK or oldest is self._unsettled):
             self._fetcher.settle_if_free(executor.take_finished)  # the loop is busy with a job or a hook
@@ -540,7 +540,7 @@ class WorkerProcess:
         if self._reclaim_signals is not None:
             self._reclaim_signals()
         if self._recycling.is_memory_used_up():
-            self._give_back_waiting()
+            self._waiting_jobs.give_back_all()
 
     def _hold(self, holding: bool) -> None:
         """Let the heartbeat run while the process holds jobs, and sleep otherwise."""
@@ -548,26 +548,6 @@ class WorkerProcess:
             self._heartbeat.holding.set()
         elif not self._stop_requested:
             self._heartbeat.holding.clear()
-
-    def _give_back_waiting(self) -> None:
-        jobs = self._take_back()
-        if jobs:
-            self._fetcher.settle(jobs)
-
-    def _take_back(self) -> Sequence[Held]:
-        """Take the jobs that have not begun, and set their verdict to give-back. The executor never begins the taken
-        jobs.
-        """
-        return self._as_given_back(self._executor.take_back())
-
-    def _give_back(self, jobs: Sequence[Held]) -> None:
-        self._fetcher.settle(self._as_given_back(jobs))
-
-    def _as_given_back(self, jobs: Sequence[Held]) -> Sequence[Held]:
-        self._count(-len(jobs))
-        for held in jobs:
-            held.verdict = GiveBack(held.lease)
-        return jobs
 
     def _count(self, change: int) -> None:
         """Count jobs as taken or given back. The lock is needed because the loop takes jobs and the heartbeat gives
