@@ -15,8 +15,8 @@ from multiq.app import App
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.settings.loader import find_file, load_settings
 
+from .connection import chosen_connection
 from .framework_app import current_settings, given_app, given_apps
-from .options import chosen_connection
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -6,7 +6,9 @@ from typing import Literal
 
 import click
 
-from .options import Duration, JobId, common_options, queue_option
+from .argument_types import JobId
+from .durations import Duration
+from .options import common_options, queue_option
 from .output import say
 
 

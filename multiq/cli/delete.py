@@ -6,7 +6,8 @@ from typing import Literal
 
 import click
 
-from .options import JobId, common_options, followers_option, queue_option
+from .argument_types import JobId
+from .options import common_options, followers_option, queue_option
 from .output import say
 
 

@@ -8,8 +8,9 @@ import click
 
 from multiq.terminal_escapes import safe
 
+from .connection import chosen_connection
 from .exits import FAILED, OK
-from .options import chosen_connection, common_options
+from .options import common_options
 from .output import Column, note, print_json, show, table
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import click
 from multiq.errors import EnqueueUncertain
 from multiq.formatting import duration
 
-from .options import Json, QueueName, common_options, due_options
+from .argument_types import Json, QueueName
+from .options import common_options, due_options
 from .output import need_stdin, print_json, show_enqueued
 
 if TYPE_CHECKING:

@@ -12,18 +12,10 @@ from multiq.errors import Unsupported
 from multiq.formatting import UNKNOWN, duration, many, shorten, summary
 from multiq.terminal_escapes import safe
 
+from .argument_types import JobId, QueueName
+from .durations import Duration
 from .jobs import job_document
-from .options import (
-    Duration,
-    JobId,
-    QueueName,
-    common_options,
-    connection_option,
-    followers_option,
-    queue_option,
-    traceback_option,
-    verbose_option,
-)
+from .options import common_options, connection_option, followers_option, queue_option, traceback_option, verbose_option
 from .output import Column, need_stdin, note, print_json, say, show, table, width
 from .peek import show_job
 

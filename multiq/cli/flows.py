@@ -11,14 +11,9 @@ import click
 from multiq.formatting import many
 from multiq.terminal_escapes import safe
 
-from .options import (
-    Duration,
-    JobId,
-    common_options,
-    connection_option,
-    traceback_option,
-    verbose_option,
-)
+from .argument_types import JobId
+from .durations import Duration
+from .options import common_options, connection_option, traceback_option, verbose_option
 from .output import Column, note, print_json, say, show, table
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ import msgspec
 from multiq.formatting import duration
 from multiq.terminal_escapes import safe
 
+from .durations import Duration
 from .exits import FAILED, OK
-from .options import Duration, json_option, traceback_option
+from .options import json_option, traceback_option
 from .output import say
 
 _LARGEST = 1 << 20  # bytes

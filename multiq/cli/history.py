@@ -12,7 +12,8 @@ import click
 from multiq.formatting import duration, shorten
 from multiq.terminal_escapes import safe
 
-from .options import QueueName, common_options
+from .argument_types import QueueName
+from .options import common_options
 from .output import Column, note, print_json, show, table
 
 if TYPE_CHECKING:

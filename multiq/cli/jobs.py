@@ -13,7 +13,9 @@ from multiq.errors import Unsupported
 from multiq.formatting import UNKNOWN, duration, shorten, summary
 from multiq.terminal_escapes import safe
 
-from .options import QueueName, chosen_connection, common_options
+from .argument_types import QueueName
+from .connection import chosen_connection
+from .options import common_options
 from .output import Column, lines_of, note, print_json, show, table, width
 
 if TYPE_CHECKING:

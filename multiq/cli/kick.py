@@ -8,7 +8,8 @@ import click
 
 from multiq.formatting import count, many
 
-from .options import JobCount, JobId, QueueName, common_options
+from .argument_types import JobCount, JobId, QueueName
+from .options import common_options
 from .output import say
 
 if TYPE_CHECKING:

@@ -9,7 +9,9 @@ import click
 from multiq.formatting import count
 from multiq.terminal_escapes import safe
 
-from .options import Duration, QueueName, common_options, connection_option, traceback_option, verbose_option
+from .argument_types import QueueName
+from .durations import Duration
+from .options import common_options, connection_option, traceback_option, verbose_option
 from .output import Column, print_json, say, show, table
 
 if TYPE_CHECKING:

@@ -8,8 +8,10 @@ import click
 
 from multiq.terminal_escapes import safe
 
+from .argument_types import QueueName
+from .durations import Duration
 from .exits import FAILED, OK
-from .options import Duration, QueueName, connection_option, traceback_option, verbose_option
+from .options import connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from multiq.app import App

@@ -6,7 +6,9 @@ import click
 
 from multiq.formatting import duration
 
-from .options import Duration, QueueName, common_options
+from .argument_types import QueueName
+from .durations import Duration
+from .options import common_options
 from .output import say
 
 

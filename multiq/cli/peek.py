@@ -12,8 +12,9 @@ from multiq.backend import State
 from multiq.formatting import UNKNOWN, duration, many, shorten, size
 from multiq.terminal_escapes import safe
 
+from .argument_types import JobId
 from .jobs import job_document
-from .options import JobId, common_options, queue_option
+from .options import common_options, queue_option
 from .output import print_json
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from multiq.backend import State
 from multiq.formatting import count, many
 from multiq.terminal_escapes import safe
 
-from .options import QueueName, common_options
+from .argument_types import QueueName
+from .options import common_options
 from .output import need_stdin, say
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import click
 from multiq.formatting import duration
 from multiq.terminal_escapes import safe
 
-from .options import JobId, common_options, due_options, queue_option
+from .argument_types import JobId
+from .options import common_options, due_options, queue_option
 from .output import say
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from multiq.backend import State
 from multiq.errors import JobCancelled, JobFailed, JobNotFound, MultiqError, OptionInvalid
 from multiq.terminal_escapes import safe
 
+from .argument_types import JobId, QueueName
 from .exits import FAILED, OK
 from .history import outcome_document
-from .options import JobId, QueueName, common_options
+from .options import common_options
 from .output import note, print_json
 
 if TYPE_CHECKING:

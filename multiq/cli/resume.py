@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from .options import QueueName, common_options
+from .argument_types import QueueName
+from .options import common_options
 from .output import say
 
 

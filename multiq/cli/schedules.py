@@ -10,8 +10,10 @@ import click
 from multiq.formatting import duration, many
 from multiq.terminal_escapes import safe
 
+from .argument_types import Json
+from .durations import Duration
 from .exits import FAILED, OK
-from .options import Duration, Json, common_options, connection_option, traceback_option, verbose_option
+from .options import common_options, connection_option, traceback_option, verbose_option
 from .output import Column, note, print_json, say, show, show_enqueued, table
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import click
 
 from multiq.terminal_escapes import safe
 
+from .connection import chosen_connection
 from .exits import FAILED, OK
-from .options import chosen_connection, common_options, connection_option, traceback_option, verbose_option
+from .options import common_options, connection_option, traceback_option, verbose_option
 from .output import note, print_json
 
 if TYPE_CHECKING:

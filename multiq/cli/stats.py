@@ -9,7 +9,8 @@ import click
 from multiq.formatting import count, duration
 from multiq.terminal_escapes import safe
 
-from .options import QueueName, common_options
+from .argument_types import QueueName
+from .options import common_options
 from .output import Column, note, print_json, show, table
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import click
 
 from multiq.formatting import many
 
-from .options import Duration, common_options
+from .durations import Duration
+from .options import common_options
 from .output import say
 
 

@@ -16,7 +16,8 @@ from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.formatting import UNKNOWN, count, duration, many
 from multiq.terminal_escapes import safe
 
-from .options import Duration, common_options
+from .durations import Duration
+from .options import common_options
 from .output import Column, console, print_json, show, table, width
 from .top_workers import Workers, headline, jobs_table, workers_table
 

@@ -15,7 +15,9 @@ import click
 from multiq.errors import MultiqError
 from multiq.settings.queue_order import POLICIES
 
-from .options import ProcessCount, complete_queue, connection_option, traceback_option, verbose_option
+from .argument_types import ProcessCount
+from .completion import complete_queue
+from .options import connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
