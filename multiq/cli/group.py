@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from .exits import OK, report
+from .errors import report
+from .exits import OK
 from .output import take_standard_streams
 
 if TYPE_CHECKING:
