@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from .errors import report
-from .exits import OK
+from .exits import OK, report
 from .output import take_standard_streams
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ def connection_option(function: F) -> F:
 
 
 def traceback_option(function: F) -> F:
-    """``--traceback``. ``errors.report`` searches the arguments for ``--traceback``, because the parsing itself may
-    have failed.
+    """``--traceback``. ``exits.report`` searches the arguments for ``--traceback``, because the parsing itself may have
+    failed.
     """
     return click.option(
         "--traceback",
