@@ -45,11 +45,10 @@ from .admin import Admin
 from .consumer import BeanstalkConsumer
 from .doctor import examine
 from .dsn import OPTIONS, address_of
-from .enqueue import enqueue
+from .enqueue import MIN_TTR, enqueue
 from .errors import reply_error
 from .pause import PausedTubes
 from .pool import Pool
-from .records import MIN_TTR
 from .reschedule import reschedule
 
 if TYPE_CHECKING:

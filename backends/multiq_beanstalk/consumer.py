@@ -19,8 +19,8 @@ from .errors import CONNECTION_ERRORS, explain, reply_error
 from .leases import HeldLeases, now
 from .multiplex import Multiplexer
 from .records import NOTHING_READY, RESERVE, Reserved
+from .settle_commands import DONE, STRANDED, OutOfReach, command
 from .stats import parse_tube_stats
-from .verdict_commands import DONE, STRANDED, OutOfReach, command
 from .waiting import Waiter
 
 if TYPE_CHECKING:

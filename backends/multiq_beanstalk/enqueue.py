@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
 
 from .errors import CONNECTION_ERRORS, explain, is_refusal, reply_error
-from .records import lease_seconds, whole_seconds
+from .records import whole_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .pool import Pool
     from .stats import ServerInfo
 
+MIN_TTR = 3  # seconds; during the last second of a lease, a reserve on the same connection gets DEADLINE_SOON
 _MOST_JOBS = 1000  # jobs in one packet
 _MOST_BYTES = 4_000_000  # a packet ends with the job that brings its bodies to this number of bytes
 
@@ -54,7 +55,7 @@ def put(job: NewJob) -> bytes:
     """Return the command that adds a job to the tube in use."""
     body = job.body
     delay = whole_seconds(job.delay) if job.delay else 0
-    return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, lease_seconds(job.ttr), len(body), body)
+    return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, max(MIN_TTR, whole_seconds(job.ttr)), len(body), body)
 
 
 def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, deadline: float) -> list[str]:

@@ -13,7 +13,6 @@ from multiq.validation import check_name
 if TYPE_CHECKING:
     from .stats import JobStats
 
-MIN_TTR = 3  # seconds; during the last second of a lease, a reserve on the same connection gets DEADLINE_SOON
 _MOST_SECONDS = 2**32 - 1
 _MOST_ID = 2**64 - 1
 
@@ -38,11 +37,6 @@ def whole_seconds(seconds: float) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def lease_seconds(ttr: float) -> int:
-    """Return the ttr in whole seconds, at least ``MIN_TTR``."""
-    return max(MIN_TTR, whole_seconds(ttr))
-
-
 def id_of(job_id: str) -> bytes | None:
     """Return an id as the server writes it. None: no server gives out such an id."""
     if job_id.isdecimal() and job_id.isascii() and job_id[0] != "0" and len(job_id) <= 20 and int(job_id) <= _MOST_ID:

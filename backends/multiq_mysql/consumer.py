@@ -23,13 +23,13 @@ from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
-from . import parking
+from . import parking_time
 from .gated_claim import Claim
 from .gates import GATE_MARK, open_gates
 from .holds import DOOM_MARK
 from .limits import go_on
 from .outcomes import NOTHING_KEPT
-from .parking import Parking
+from .parking_time import Parking
 from .promote import due_statements, promote, promote_statements
 from .read_back import UnconfirmedLeases
 from .records import (
@@ -531,8 +531,8 @@ class MysqlConsumer(Consumer):
 
         A transaction may park many jobs and find none that can start. While the call goes on, the caller's new verdicts
         and touches wait. So the call ends if it has leases and many jobs are left, if it is interrupted, or after
-        ``LOOKING_TIME`` (parking.py). ``sees_all`` is then False, because the jobs that the call has not looked at may
-        include one that can start.
+        ``LOOKING_TIME`` (parking_time.py). ``sees_all`` is then False, because the jobs that the call has not looked at
+        may include one that can start.
 
         If other consumers have locked the jobs or their gates, the queue is noted as held up. Without a pause, many
         consumers would ask the server again and again, and so slow down the one that has the locks.
@@ -541,7 +541,7 @@ class MysqlConsumer(Consumer):
         gated = sum(map(_has_gates, before))
         turns = self._pool.poller.claim_turns(queue)
         looked = turns.begun
-        give_up_at = self._call_began + min(self._pool.timeout, parking.LOOKING_TIME)
+        give_up_at = self._call_began + min(self._pool.timeout, parking_time.LOOKING_TIME)
         searches = 0
         first, seeks_keys = self._parking.begin(queue, self._call_began)
         for turn in itertools.count(first):

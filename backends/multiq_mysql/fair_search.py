@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # A search reads this number of ready jobs first, then twice as many each time, and at most so many.
 _SOUGHT_FIRST, _MOST_SOUGHT = 250, 4_000
-# seconds that a search may take: less than PARKING_TIME in parking.py. An idle server reads 50,000 small jobs
+# seconds that a search may take: less than PARKING_TIME in parking_time.py. An idle server reads 50,000 small jobs
 SEARCH_TIME = 0.2
 # rows for each ready job: if there are more, an index is read. It takes 2.5 times as long for each row
 _SPARSEST = 2

@@ -384,7 +384,9 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
             return True
         encoder = StepEncoder(self._partitions, partition)
         encoder.add(0, steps)
-        verb = "carry_out_full" if adds_nothing(steps) else "carry_out_unique" if encoder.has_terms else "carry_out"
+        verb = "carry_out_unique" if encoder.has_terms else "carry_out"
+        if adds_nothing(steps):
+            verb = "carry_out_at_maxmemory"
         conditions = [(condition.key.encode(), notes.pack_version(condition.version)) for condition in when]
         with self._pool.borrowed() as client:
             has_held, groups = client.perform(carry_out_call(client, partition, verb, conditions, encoder))

@@ -1,7 +1,7 @@
 """One exchange: its verdicts, its jobs so far, and the scripts that settle and reserve, one per partition.
 
 A server at maxmemory refuses the script that stores outcomes. The call is then made again with
-``lua/exchange_full.lua``, which keeps no outcomes.
+``lua/exchange_at_maxmemory.lua``, which keeps no outcomes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WITH_AFTER = "exchange_after"  # the script for calls that have an ``After``
 WITH_STEPS = "exchange_steps"  # the script for calls with steps
 WITH_UNIQUE = "exchange_unique"  # replaces WITH_STEPS if a step enqueues a job with a unique key
 WITH_GATES = "exchange_gated"  # replaces the other scripts in a queue with gated jobs
-_AT_MAXMEMORY = "exchange_full"  # replaces WITH_AFTER on a full server
+_AT_MAXMEMORY = "exchange_at_maxmemory"  # replaces WITH_AFTER on a full server
 
 SLICE = 500  # jobs or verdicts in one script, which takes the server a few milliseconds
 _SLICE_BYTES = 8_000_000  # bytes of outcomes, memos and details in one script

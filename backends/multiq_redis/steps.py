@@ -132,7 +132,8 @@ class StepEncoder:
 def carry_out_call(
     client: Client, partition: str, verb: str, when: Sequence[tuple[bytes, bytes]], encoder: StepEncoder
 ) -> Call:
-    """Make a call of ``lua/carry_out.lua`` or ``lua/carry_out_full.lua``. *when*: keys and versions of notes."""
+    """Make a call of ``lua/carry_out.lua``, or of another script with the same arguments. *when*: keys and versions of
+    notes."""
     number = client.next_number()
     conditions = [word for condition in when for word in condition]
     arguments = [client.token(number), len(when), *conditions, *encoder.arguments()]

@@ -26,22 +26,11 @@ from multiq.backend import (
     Terms,
     Touch,
 )
-from multiq.backend.capabilities import Gap
 from multiq.errors import LeaseLost, MultiqError
 from multiq.ids import new_id
 
-from .requirements import (
-    DOES_NOT_APPLY,
-    NOT_TRIED,
-    REFUSED,
-    REQUIRES,
-    WITHOUT,
-    NotTriedError,
-    declared,
-    promise,
-    requires,
-    without,
-)
+from . import requirements
+from .requirements import DOES_NOT_APPLY, NOT_TRIED, NotTriedError, promise, requires, without
 from .threads import Background
 
 if TYPE_CHECKING:
@@ -169,7 +158,7 @@ class Topic:
         try:
             self.backend = self.another_backend()
             self.can = self.harness.capabilities(self.backend)
-            self._check_powers(request.function)
+            requirements.check(request.node, self.can, type(self), request.function)
             self.queue = self.another_queue()
             yield
         finally:
@@ -417,29 +406,16 @@ class Topic:
 
     def need(self, power: str) -> None:
         """End a test, with the result *refused*, if the backend lacks the capability *power*."""
-        gap = self.can.claim(power)
-        if isinstance(gap, Gap):
-            # Plain strings, because pytest-xdist sends test properties between processes.
-            self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
-            pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
-
-    def _check_powers(self, function: object) -> None:
-        for power in (*declared(type(self), REQUIRES), *declared(function, REQUIRES)):
-            self.need(power)
-        for power in declared(function, WITHOUT):
-            if self.can.claim(power):
-                self.does_not_apply(f"this backend has {power}")
+        requirements.need(self._request.node, self.can, power)
 
     def does_not_apply(self, why: str) -> NoReturn:
         """End a test that does not apply to this backend."""
-        self._request.node.user_properties.append((DOES_NOT_APPLY, why))
-        pytest.skip(f"does not apply: {why}")
+        requirements.skip(self._request.node, DOES_NOT_APPLY, why)
 
     def not_tried(self, why: str) -> NoReturn:
         """End a test that needs a method which the harness does not override. A test that was not tried says nothing
         about the backend."""
-        self._request.node.user_properties.append((NOT_TRIED, why))
-        pytest.skip(f"not tried: {why}")
+        requirements.skip(self._request.node, NOT_TRIED, why)
 
     # --- the end ---
 

@@ -264,8 +264,8 @@ def test_the_jobs_that_small_tenants_enqueue_together_wait_for_less_than_five_jo
 ) -> None:
     # Given servers that park all jobs in the time that a call has for this, as they do if they are not busy
     for module, name in (
-        ("multiq_mysql.parking", "PARKING_TIME"),
-        ("multiq_mysql.parking", "LOOKING_TIME"),
+        ("multiq_mysql.parking_time", "PARKING_TIME"),
+        ("multiq_mysql.parking_time", "LOOKING_TIME"),
         ("multiq_redis.exchange", "_PARKING_TIME"),
         ("multiq_redis.exchange", "_ONLY_PARKING_TIME"),
     ):

@@ -17,7 +17,7 @@ from multiq.errors import ArgumentsInvalid, NameInvalid, OptionInvalid, PayloadI
 from multiq.limits import Limit
 from multiq.permit_notes import HOME, MAX_SLOTS, states
 from multiq.validation import APP_SCOPE
-from multiq.worker.execution.running_permits import Permits
+from multiq.worker.execution.permits import Permits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

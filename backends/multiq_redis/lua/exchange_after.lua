@@ -1,6 +1,6 @@
 --- flags: none
 -- Like exchange.lua, but for calls with verdicts that store an outcome, a memo or a detail. At maxmemory, the server
--- refuses the whole script. The driver then sends the same call to exchange_full.lua.
+-- refuses the whole script. The driver then sends the same call to exchange_at_maxmemory.lua.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 sequence
 --       10 paused   11 hint   12 partitions   13 unreadable   14 outcomes   15 expiring
 -- ARGV  1 the call's number   2 token for the new leases   3 the maximum number of new leases

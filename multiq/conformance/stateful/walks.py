@@ -22,8 +22,8 @@ from multiq.backend.memory import MemoryBackend
 from multiq.conformance.harness import remove_jobs
 from multiq.driverkit.clock import ManualClock
 
+from .calls import Pace, Seconds, Side
 from .drawing import draw_walks
-from .sides import Pace, Seconds, Side
 from .steps import (  # fmt: skip
     KINDS,
     QUEUES,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
     from multiq.conformance.harness import Harness
 
-    from .sides import Answer
+    from .calls import Answer
     from .steps import Step
 
 MARGIN = 0.4  # the steps between two ticks may take at most this share of a tick on a real-time backend

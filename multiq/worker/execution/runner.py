@@ -1,7 +1,7 @@
 """The runner: calls the tasks of jobs.
 
-Before the call, ``refusals.py`` decides whether a job may run. After the call, ``judging.py`` turns the result or the
-exception into a verdict.
+Before the call, ``start_checks.py`` decides whether a job may run. After the call, ``judging.py`` turns the result or
+the exception into a verdict.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from multiq.worker.processes.fork import ExitInForks, exit_forked_copy
 from .blocked_loop import CoroutineTimer
 from .event_loop import JobLoop
 from .judging import Judging, fallback_verdict
-from .refusals import Refusals
+from .start_checks import StartChecks
 from .task_call import TaskCall
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Runner:
         self._max_body = app.settings.max_body
         self._timeouts = timeouts
         self._judging = judging = judging or Judging(app, memos)
-        self._refusals = Refusals(app, judging, memos, cancels, fetcher)
-        self._prepare = self._refusals.prepare  # bound once, because each job calls it
+        self._start_checks = StartChecks(app, judging, memos, cancels, fetcher)
+        self._prepare = self._start_checks.prepare  # bound once, because each job calls it
         self._slow_after = judging.slow_after
         self._longest_delay = app.backend.declared.longest_delay
         self._threads = threading.local()
@@ -101,11 +101,11 @@ class Runner:
 
     async def _arun(self, held: Held) -> Verdict:
         try:
-            if self._refusals.may_be_cancelled(held.lease):
-                await asyncio.to_thread(self._refusals.look_up_cancel, held)
+            if self._start_checks.may_be_cancelled(held.lease):
+                await asyncio.to_thread(self._start_checks.look_up_cancel, held)
             call = self._prepare(held.lease, held)
             if isinstance(call, TaskCall) and (call.envelope.flow is not None or call.envelope.permits):
-                call = await asyncio.to_thread(self._refusals.ready, call, held)
+                call = await asyncio.to_thread(self._start_checks.ready, call, held)
         except asyncio.CancelledError:
             return GiveBack(held.lease)  # the worker is ending, and the task has not begun
         if not isinstance(call, TaskCall):
@@ -206,14 +206,14 @@ class Runner:
 
     def _run(self, held: Held) -> Verdict:  # noqa: C901 - calls would cost time for each job
         lease = held.lease
-        if (lease.attempt > 1 or lease.crashes) and self._refusals.may_be_cancelled(lease):
-            self._refusals.look_up_cancel(held)
+        if (lease.attempt > 1 or lease.crashes) and self._start_checks.may_be_cancelled(lease):
+            self._start_checks.look_up_cancel(held)
         call = self._prepare(lease, held, threading.get_ident())
         if not isinstance(call, TaskCall):
             return call
         envelope = call.envelope
         if envelope.flow is not None or envelope.permits:
-            ready = self._refusals.ready(call, held)
+            ready = self._start_checks.ready(call, held)
             if not isinstance(ready, TaskCall):
                 return ready
             call = ready
@@ -274,7 +274,7 @@ class Runner:
 
     def close_permits(self) -> None:
         """Free the permits of jobs that are settled."""
-        self._refusals.close_permits()
+        self._start_checks.close_permits()
 
     # --- the call itself ---
 

@@ -22,7 +22,7 @@ from multiq.backend.registry import open_backend
 from multiq.driverkit.call_retry import repetitions
 from multiq.errors import BackendUnavailable, EnqueueUncertain, LeaseLost, MultiqError
 from multiq.ids import new_id, new_ids
-from multiq_mysql import fair_search, gated_claim, parking, waiting
+from multiq_mysql import fair_search, gated_claim, parking_time, waiting
 from multiq_mysql.connection import Session
 from multiq_mysql.consumer import _GatedClaim
 from multiq_mysql.fair_search import FairSearch
@@ -103,7 +103,7 @@ def test_a_reserve_ends_in_time_while_jobs_are_parked_and_the_next_one_goes_on(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a call that may look for jobs only for a moment, and many jobs behind a closed gate
-    monkeypatch.setattr(parking, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(parking_time, "LOOKING_TIME", 0.0)
     backend.limits(QUEUE, {"api": Quota(slots=0)})
     add(backend, 3000, API)
     (last,) = add(backend, 1)
@@ -128,9 +128,9 @@ def test_reserves_that_find_nothing_do_not_begin_to_park_jobs_first_again(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given calls that end after one transaction, as they do if other consumers have locked the gates
-    monkeypatch.setattr(parking, "LOOKING_TIME", 0.0)
-    monkeypatch.setattr(parking, "PARKING_PAUSE", 60.0)
-    monkeypatch.setattr(parking, "PARKING_TIME", 0.2)
+    monkeypatch.setattr(parking_time, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(parking_time, "PARKING_PAUSE", 60.0)
+    monkeypatch.setattr(parking_time, "PARKING_TIME", 0.2)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     first, *_ = add(backend, 1000, Gate("tenant", "a"))
     with backend.consumer([QUEUE]) as consumer:
@@ -141,7 +141,7 @@ def test_reserves_that_find_nothing_do_not_begin_to_park_jobs_first_again(
         assert [lease.id for lease in consumer.reserve(1, 0)] == [first]
         # And after a pause another call may park jobs first, because jobs of other keys may follow
         assert len(consumer.reserve(1, 0)) == 1
-        monkeypatch.setattr(parking, "PARKING_PAUSE", 0.0)
+        monkeypatch.setattr(parking_time, "PARKING_PAUSE", 0.0)
         assert consumer.reserve(1, 0) == []
 
 
@@ -357,8 +357,8 @@ def test_a_key_behind_a_large_backlog_of_another_key_has_its_turn(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given many jobs of one key of a fair limit, of which some run, and a server that parks them in time
-    monkeypatch.setattr(parking, "PARKING_TIME", 60.0)
-    monkeypatch.setattr(parking, "LOOKING_TIME", 60.0)
+    monkeypatch.setattr(parking_time, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(parking_time, "LOOKING_TIME", 60.0)
     backend.limits(QUEUE, {"all": Quota(slots=4), "tenant": Quota(fair=True)})
     add(backend, 4_000, Gate("all"), Gate("tenant", "busy"))
     with backend.consumer([QUEUE]) as consumer:
@@ -407,7 +407,7 @@ def test_a_search_that_does_not_reach_the_last_job_is_not_repeated_at_once(
     # Given backlogs that are too long for a search, on a server that parks them in time
     monkeypatch.setattr(fair_search, "SEARCH_TIME", 0.0)
     for name in ("SEARCH_PAUSE", "PARKING_TIME", "LOOKING_TIME"):
-        monkeypatch.setattr(parking, name, 60.0)
+        monkeypatch.setattr(parking_time, name, 60.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
 
     def searches() -> int:
@@ -420,7 +420,7 @@ def test_a_search_that_does_not_reach_the_last_job_is_not_repeated_at_once(
         # When jobs are reserved, then the first call searches, and the next one does not
         assert [searches(), searches()] == [1, 0]
         # And without a pause, each call searches
-        monkeypatch.setattr(parking, "SEARCH_PAUSE", 0.0)
+        monkeypatch.setattr(parking_time, "SEARCH_PAUSE", 0.0)
         consumer._parking._no_search_until.clear()
         assert [searches(), searches()] == [1, 1]
 
@@ -510,7 +510,7 @@ def test_a_busy_server_hands_out_a_job_before_all_jobs_of_a_fair_limit_are_parke
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a server on which a call cannot park a large backlog of a fair limit in time
-    monkeypatch.setattr(parking, "PARKING_TIME", 0.0)
+    monkeypatch.setattr(parking_time, "PARKING_TIME", 0.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     for number in range(3):
         add(backend, 500, Gate("tenant", str(number)))
@@ -524,7 +524,7 @@ def test_a_call_that_has_ended_early_lets_the_next_one_read_more_jobs_at_once(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given calls that end after one transaction, as on a slow server, and many jobs behind a closed gate
-    monkeypatch.setattr(parking, "LOOKING_TIME", 0.0)
+    monkeypatch.setattr(parking_time, "LOOKING_TIME", 0.0)
     backend.limits(QUEUE, {"api": Quota(slots=0)})
     add(backend, 2_000, API)
     with backend.consumer([QUEUE]) as consumer:
@@ -538,8 +538,8 @@ def test_a_parking_that_has_ended_in_time_starts_no_pause(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a call that has parked all jobs of a fair limit first, on a server that parks them in time
-    monkeypatch.setattr(parking, "PARKING_TIME", 60.0)
-    monkeypatch.setattr(parking, "PARKING_PAUSE", 60.0)
+    monkeypatch.setattr(parking_time, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(parking_time, "PARKING_PAUSE", 60.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     add(backend, 100, Gate("tenant", "a"))
     with backend.consumer([QUEUE]) as consumer:
@@ -556,8 +556,8 @@ def test_the_leases_count_from_the_transaction_that_began_them(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # When a reserve parks many jobs before it hands out one of them, as it does if a search does not reach all jobs
-    monkeypatch.setattr(parking, "PARKING_TIME", 60.0)
-    monkeypatch.setattr(parking, "LOOKING_TIME", 60.0)
+    monkeypatch.setattr(parking_time, "PARKING_TIME", 60.0)
+    monkeypatch.setattr(parking_time, "LOOKING_TIME", 60.0)
     monkeypatch.setattr(fair_search, "SEARCH_TIME", 0.0)
     backend.limits(QUEUE, {"tenant": Quota(fair=True)})
     add(backend, 2_000, Gate("tenant", "a"))

@@ -83,7 +83,7 @@ def plain_verdicts(leases: list[Lease]) -> list[Verdict]:
 
 
 def digests_known(server: RedisServer) -> dict[str, bool]:
-    verbs = ["exchange", "exchange_after", "exchange_full"]
+    verbs = ["exchange", "exchange_after", "exchange_at_maxmemory"]
     return dict(
         zip(verbs, map(bool, server.ask("SCRIPT", "EXISTS", *(script(verb).sha for verb in verbs))), strict=True)
     )
@@ -97,7 +97,7 @@ def test_verdicts_that_store_nothing_beside_use_the_plain_script_only(
     server.ask("SCRIPT", "FLUSH")
     # When verdicts of all kinds store no outcome, memo or detail, then the plain script carries them out
     assert consumer.settle(plain_verdicts(leases)) == [None] * 6
-    assert digests_known(server) == {"exchange": True, "exchange_after": False, "exchange_full": False}
+    assert digests_known(server) == {"exchange": True, "exchange_after": False, "exchange_at_maxmemory": False}
     # And with one outcome, the driver uses the other script
     keep(backend, consumer, 1)
     assert digests_known(server)["exchange_after"]

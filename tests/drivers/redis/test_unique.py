@@ -75,8 +75,9 @@ def entries(server: RedisServer) -> dict[bytes, bytes]:
 # --- jobs without a key ----------------------------------------------------------------------------------
 
 KEYS_BEFORE = {
-    "enqueue": 7, "enqueue_one": 5, "exchange": 13, "exchange_after": 15, "exchange_full": 15, "exchange_steps": 23,
-    "carry_out": 17, "carry_out_full": 17, "relay": 17, "delete": 14, "delete_many": 16, "purge": 7, "purge_held": 10,
+    "enqueue": 7, "enqueue_one": 5, "exchange": 13, "exchange_after": 15, "exchange_at_maxmemory": 15,
+    "exchange_steps": 23, "carry_out": 17, "carry_out_at_maxmemory": 17, "relay": 17, "delete": 14, "delete_many": 16,
+    "purge": 7, "purge_held": 10,
     "kick": 8, "kick_job": 11, "reschedule": 11, "peek": 9, "jobs": 5, "stats": 7,
 }  # fmt: skip
 

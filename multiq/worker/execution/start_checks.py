@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from .cancels import Cancels
     from .fetcher import Fetcher
     from .judging import Judging
+    from .permits import Permits
     from .running_memos import JobMemos
-    from .running_permits import Permits
 
 _READ_AGAIN = 1.0  # seconds until a job is tried again, if its flow or its input could not be read
 
@@ -44,7 +44,7 @@ _READ_AGAIN = 1.0  # seconds until a job is tried again, if its flow or its inpu
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
 
 
-class Refusals:
+class StartChecks:
     """Decides whether a job may run. The arguments are those of ``Runner``, and *judging*, which makes the verdicts."""
 
     def __init__(
@@ -223,7 +223,7 @@ class Refusals:
             return call
         with self._making_permits:
             if self._permits is None:
-                from .running_permits import Permits  # imported here, because few jobs need permits
+                from .permits import Permits  # imported here, because few jobs need permits
 
                 self._permits = Permits(self._backend, self._fetcher)
         # Another worker may have reserved the job, only to ask for its permits, when the job was cancelled.
