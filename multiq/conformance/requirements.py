@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import pytest
-
 from multiq.backend.capabilities import POWERS, Gap
 
 from .contract import PARAGRAPHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from multiq.backend.capabilities import Capabilities
 
@@ -73,6 +73,8 @@ def need(test: pytest.Item, can: Capabilities, power: str) -> None:
     """Skip a test, with the result *refused*, if the backend lacks the capability *power*."""
     gap = can.claim(power)
     if isinstance(gap, Gap):
+        import pytest  # a harness without tests needs no pytest
+
         # Plain strings, because pytest-xdist sends test properties between processes.
         test.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
         pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
@@ -80,6 +82,8 @@ def need(test: pytest.Item, can: Capabilities, power: str) -> None:
 
 def skip(test: pytest.Item, result: str, why: str) -> NoReturn:
     """Skip a test. *result*: ``DOES_NOT_APPLY`` or ``NOT_TRIED``."""
+    import pytest
+
     test.user_properties.append((result, why))
     pytest.skip(f"{_WORDS[result]}: {why}")
 
