@@ -388,7 +388,7 @@ class Task(Generic[P, R]):
         _refuse_id(options)
         app = self.app
         if app.intercepts or options.has_terms:
-            from .outgoing import send
+            from .enqueue_with_middleware import send
 
             return send(self, calls, options, ids, is_one=False)
         max_body = app.settings.max_body
@@ -406,7 +406,7 @@ class Task(Generic[P, R]):
     def _send_one(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> JobHandle:
         app = self.app
         if app.intercepts or options.has_terms:
-            from .outgoing import send
+            from .enqueue_with_middleware import send
 
             return send(self, [(args, kwargs)], options, is_one=True)[0]
         return put_one(
@@ -430,7 +430,7 @@ class Task(Generic[P, R]):
 
         _refuse_id(options)
         if self.app.intercepts or options.has_terms:
-            from .outgoing import asend
+            from .enqueue_with_middleware import asend
 
             return await asend(self, calls, options, ids, is_one=False)
         max_body = self.app.settings.max_body
@@ -454,7 +454,7 @@ class Task(Generic[P, R]):
         from .async_enqueue import aopen, aput_one
 
         if self.app.intercepts or options.has_terms:
-            from .outgoing import asend
+            from .enqueue_with_middleware import asend
 
             return (await asend(self, [(args, kwargs)], options, is_one=True))[0]
         body = self._encode(args, kwargs, options, self.app.settings.max_body)  # encoded first, as in _asend

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.conformance.proxy import (
+from multiq.fault_proxy import (
     CutReply,
     CutRequest,
     Fault,

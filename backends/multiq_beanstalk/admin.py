@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from multiq.backend import QueueStats, State
 from multiq.errors import BackendUnavailable, JobNotFound
 
-from .errors import CONNECTION_ERRORS, reply_error
-from .job_commands import (
+from .commands import (
     cannot_kick,
     delete_job,
     job_number,
@@ -20,6 +19,7 @@ from .job_commands import (
     was_kicked,
     why_not_deleted,
 )
+from .errors import CONNECTION_ERRORS, reply_error
 from .records import is_queue, record
 from .stats import NO_TUBE, names, parse_tube_stats
 

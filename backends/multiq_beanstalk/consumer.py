@@ -15,11 +15,11 @@ from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, BackendTimeout, LeaseLost
 
+from .commands import DONE, STRANDED, OutOfReach, settle_command
 from .errors import CONNECTION_ERRORS, explain, reply_error
 from .leases import HeldLeases, now
 from .multiplex import Multiplexer
 from .records import NOTHING_READY, RESERVE, Reserved
-from .settle_commands import DONE, STRANDED, OutOfReach, command
 from .stats import parse_tube_stats
 from .waiting import Waiter
 
@@ -299,7 +299,7 @@ class BeanstalkConsumer(Consumer):
         for _, verdict, held in pending:
             if not isinstance(verdict, Touch):
                 self._held_leases.end(verdict.lease.token, held)
-        return b"".join([command(verdict) for _, verdict, _ in pending])
+        return b"".join([settle_command(verdict) for _, verdict, _ in pending])
 
     def _apply_partial_replies(
         self,

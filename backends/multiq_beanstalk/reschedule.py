@@ -10,9 +10,9 @@ import msgspec
 from multiq.backend import NewJob
 from multiq.errors import EnqueueUncertain, JobNotFound
 
+from .commands import delete_job, job_number, read_unreserved, why_not_deleted
 from .enqueue import put
 from .errors import CONNECTION_ERRORS, explain, is_refusal, reply_error
-from .job_commands import delete_job, job_number, read_unreserved, why_not_deleted
 
 if TYPE_CHECKING:
     from .pool import Pool, Session

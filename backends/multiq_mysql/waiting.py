@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from multiq.driverkit.fork import PerProcess
-from multiq.driverkit.polling import Found, PollPause, SharedPoller
+from multiq.driverkit.shared_poller import Found, PollPause, SharedPoller
 
 from .records import SECOND, look
 from .scan_window import POLL, ScanWindows

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from multiq.driverkit.fork import PerProcess, forks
-from multiq.driverkit.polling import Notifier
+from multiq.driverkit.shared_poller import Notifier
 
 from .connection import Connection
 from .disk_space import DiskSpace

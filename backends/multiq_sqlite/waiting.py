@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, TypeAlias
 
-from multiq.driverkit.polling import PollPause
+from multiq.driverkit.shared_poller import PollPause
 
 from .file_watch import Hints
 

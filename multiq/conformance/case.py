@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
     from multiq.backend import Backend, JobRecord, Lease, Verdict
     from multiq.backend.capabilities import Capabilities
+    from multiq.fault_proxy import Proxy
 
     from .external_connections import ExternalConnection
     from .harness import Harness
-    from .proxy import Proxy
 
 T = TypeVar("T")
 

@@ -18,10 +18,10 @@ from multiq.backend import Ack, Drop, NewJob, State
 from multiq.backend.registry import installed, load_driver, open_backend
 from multiq.driverkit.clock import SECOND, ManualClock
 from multiq.errors import OptionInvalid
+from multiq.fault_proxy import Proxy
 from multiq.ids import new_id
 from multiq.settings.url import split
 
-from .proxy import Proxy
 from .requirements import NotTriedError
 
 if TYPE_CHECKING:

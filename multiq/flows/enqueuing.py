@@ -50,7 +50,7 @@ def send(flow: Graph) -> FlowHandle:
     flow_id = new_id()
     if not app.intercepts:
         return _send_graph(flow, app, flow_id, calls_of(flow))[0]
-    from multiq.outgoing import around_calls
+    from multiq.enqueue_with_middleware import around_calls
 
     with around_calls(app, calls_of(flow), flow_id) as (calls, jobs):
         handle, record = _send_graph(flow, app, flow_id, calls)
@@ -87,7 +87,7 @@ def send_batch(batch: Batch) -> FlowHandle:
     flow_id = new_id()
     if not app.intercepts:
         return _send_batch(batch, app, flow_id, signatures)[0]
-    from multiq.outgoing import around_calls
+    from multiq.enqueue_with_middleware import around_calls
 
     with around_calls(app, signatures, flow_id) as (calls, jobs):
         handle, ids = _send_batch(batch, app, flow_id, calls)

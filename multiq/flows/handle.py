@@ -163,7 +163,7 @@ class FlowHandle:
         if not self._app.intercepts:
             grow(self._app, self.id, self._last(record), added, record)
             return
-        from multiq.outgoing import around_calls
+        from multiq.enqueue_with_middleware import around_calls
 
         with around_calls(self._app, added, self.id) as (changed, _):
             grow(self._app, self.id, self._last(record), changed, record)

@@ -12,11 +12,11 @@ from multiq.errors import ScheduleInvalid
 from multiq.formatting import shown
 from multiq.validation import check_name, check_timeout
 
+from .at import check_times
 from .cron import check_cron
 from .every import check_every
 from .occurrence_job import job_of
 from .record import MOST_MISSED, Definition, Origin, timetable
-from .times_of_day import check_times
 from .zone_database import find_zone
 
 if TYPE_CHECKING:

@@ -197,7 +197,7 @@ class Schedules:
         if not self._app.intercepts:
             return self._put(definition, envelope)
         from multiq.call_options import CallOptions
-        from multiq.outgoing import around_occurrences
+        from multiq.enqueue_with_middleware import around_occurrences
 
         options = CallOptions(
             queue=definition.queue, priority=definition.priority, ttr=definition.ttr, headers=envelope.headers

@@ -28,10 +28,10 @@ from multiq.control.flags import schedules_mark
 from multiq.errors import PayloadInvalid
 from multiq.formatting import shown
 
+from .at import TIME_OF_DAY, TimesOfDay
 from .cron import Cron, check_cron
 from .every import Every
 from .jitter import digest, with_jitter
-from .times_of_day import TIME_OF_DAY, TimesOfDay
 from .timetable import SECOND, Milliseconds, Timetable, moment
 from .zone_database import find_zone, zones_version
 

@@ -458,7 +458,7 @@ class Scheduler:
         if not self._app.intercepts:
             return [job_of(definition, occurrence, now, max_body) for occurrence in made]
         from multiq.call_options import CallOptions
-        from multiq.outgoing import around_occurrences
+        from multiq.enqueue_with_middleware import around_occurrences
 
         envelopes = [envelope_of(definition, occurrence, now, max_body) for occurrence in made]
         calls = [

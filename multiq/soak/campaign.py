@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from multiq.conformance.proxy import Pass
+from multiq.fault_proxy import Pass
 
 from .counterexamples import check
 from .crew import Crew

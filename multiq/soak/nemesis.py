@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from multiq.conformance.proxy import CutReply, CutRequest, Hole, Latency, Pass
+from multiq.fault_proxy import CutReply, CutRequest, Hole, Latency, Pass
 
 from .load import TTR, name_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Collection
 
-    from multiq.conformance.proxy import Fault
+    from multiq.fault_proxy import Fault
 
     from .crew import Crew
     from .history import Recorder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiq.conformance.proxy import Proxy
+    from multiq.fault_proxy import Proxy
 
 Held = list[tuple[int, str]]
 """The number and the state of each job that a store holds."""

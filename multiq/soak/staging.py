@@ -22,8 +22,8 @@ import psutil
 
 from multiq.backend import Ack, State
 from multiq.backend.registry import ALIASES, installed, load, load_driver, open_backend
-from multiq.conformance.proxy import Proxy
 from multiq.errors import BackendError, MultiqError, OptionInvalid, UrlInvalid
+from multiq.fault_proxy import Proxy
 from multiq.settings.url import parse_url, redact, split
 
 from .load import TTR

@@ -18,8 +18,8 @@ from servers.redis import RedisServer
 
 from multiq.backend import NewJob
 from multiq.backend.registry import open_backend
-from multiq.conformance.proxy import Proxy
 from multiq.errors import OptionInvalid
+from multiq.fault_proxy import Proxy
 from multiq.ids import new_id
 from multiq.soak import crew as crew_module
 from multiq.soak import nemesis as module

@@ -42,7 +42,7 @@ from flows_app import QUEUES, after_all, app, grower, left, member, right  # noq
 from stores import STORES  # noqa: E402
 
 import multiq  # noqa: E402
-from multiq.conformance.proxy import CutReply, CutRequest, Proxy  # noqa: E402
+from multiq.fault_proxy import CutReply, CutRequest, Proxy  # noqa: E402
 from multiq.flows.record import HOME  # noqa: E402
 
 STEPS = 5

@@ -157,15 +157,15 @@ def _drops_a_job(backend: Any, _consumer: Any) -> None:
 def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
     """The sidecar acks jobs that a dead child had fetched and not begun, as if marks were kept by ``id()``."""
     from multiq.backend import Ack
-    from multiq.worker.processes import recovery
+    from multiq.worker.processes import dead_children
 
-    recovery._pending_verdict = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
+    dead_children._pending_verdict = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
 
 
 def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
     """A job that a dead child was running counts as done, as if the exit were the job's end."""
     from multiq.backend import Ack
-    from multiq.worker.processes.recovery import Recovery
+    from multiq.worker.processes.dead_children import Recovery
 
     Recovery._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
 

@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from multiq.conformance import UrlHarness
-from multiq.conformance.stateful.walks import run_walks
+from multiq.conformance.stateful.walk_comparison import run_walks
 
 if TYPE_CHECKING:
     from servers.beanstalk import BeanstalkServer

@@ -13,7 +13,7 @@ from multiq.backend.memory import MemoryBackend
 from multiq.conformance import ManualHarness
 from multiq.conformance.stateful import steps as kinds
 from multiq.conformance.stateful.drawing import draw_walks
-from multiq.conformance.stateful.walks import run_walks, take_walks
+from multiq.conformance.stateful.walk_comparison import run_walks, take_walks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,6 +12,7 @@ import pytest
 
 from multiq.backend import Ack, After, Arrive, Bury, GiveBack, Lease, Release, Verdict
 from multiq.outcome import AttemptError, encode_outcome
+from multiq.worker.processes.dead_children import _pending_verdict, lease_of
 from multiq.worker.processes.inflight import (
     ACKED,
     DEAD,
@@ -25,7 +26,6 @@ from multiq.worker.processes.inflight import (
     InflightWriter,
     make_tables,
 )
-from multiq.worker.processes.recovery import _pending_verdict, lease_of
 
 
 def lease(number: int, token: str = "t") -> Lease:  # noqa: S107

@@ -17,7 +17,7 @@ from multiq.conformance.memory_server import WiredBackend
 from multiq.conformance.planted import PLANTED, PlantedBug
 from multiq.conformance.runner import run_harness
 from multiq.conformance.stateful.drawing import draw_walks
-from multiq.conformance.stateful.walks import take_walks
+from multiq.conformance.stateful.walk_comparison import take_walks
 from multiq.ids import new_id
 
 if TYPE_CHECKING:

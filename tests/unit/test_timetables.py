@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multiq.errors import ScheduleInvalid
+from multiq.schedules.at import check_times
 from multiq.schedules.cron import check_cron
 from multiq.schedules.every import check_every
 from multiq.schedules.record import timetable
-from multiq.schedules.times_of_day import check_times
 from multiq.schedules.timetable import Timetable, milliseconds, moment
 from multiq.schedules.zone_database import find_zone, library_versions
 

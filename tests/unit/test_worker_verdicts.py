@@ -24,10 +24,10 @@ from multiq.errors import BackendTimeout, BackendUnavailable, LeaseLost
 from multiq.flows.record import HOME as FLOWS
 from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
+from multiq.worker.processes.dead_children import Recovery
 from multiq.worker.processes.exits import EXIT_OVERDUE
 from multiq.worker.processes.inflight import DEAD, Held, InflightTable, InflightWriter
 from multiq.worker.processes.orphans import OrphanedChildren
-from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.sidecar import Sidecar

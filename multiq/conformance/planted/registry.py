@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from multiq.backend.memory import JobQueue, MemoryBackend, MemoryConsumer
 from multiq.conformance.harness import ManualHarness
 from multiq.conformance.memory_server import WiredBackend, WireServer
-from multiq.conformance.proxy import Proxy
+from multiq.fault_proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,14 +11,14 @@ import pytest
 from multiq.backend import OPTIONAL_PARTS, Ack, After, Arrive, State
 from multiq.backend.base import methods_of
 from multiq.conformance.case import LONG, Topic, promise, requires
-from multiq.conformance.proxy import Hole, Pass
 from multiq.conformance.threads import Lag
 from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain, LeaseLost
+from multiq.fault_proxy import Hole, Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from multiq.conformance.proxy import Proxy
+    from multiq.fault_proxy import Proxy
 
 T = TypeVar("T")
 

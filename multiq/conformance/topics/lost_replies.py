@@ -16,16 +16,16 @@ import pytest
 
 from multiq.backend import Ack, After, Arrive, Bury, Drop, Enqueue, Put, Release, State, Touch, Version
 from multiq.conformance.case import ALL, LONG, VERDICTS, Topic, TrackedConsumer, promise, requires, without
-from multiq.conformance.proxy import CutReply, CutRequest
 from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
+from multiq.fault_proxy import CutReply, CutRequest
 from multiq.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import Backend, Lease, Step, Verdict
-    from multiq.conformance.proxy import Fault, Proxy
     from multiq.errors import LeaseLost
+    from multiq.fault_proxy import Fault, Proxy
 
 T = TypeVar("T")
 

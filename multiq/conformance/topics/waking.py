@@ -13,10 +13,10 @@ import pytest
 from multiq.backend import Abandon, Ack, Arrive, Enqueue, GiveBack, Release, State, Touch
 from multiq.conformance.case import LONG, SLEEP_GRACE, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
-from multiq.conformance.proxy import Latency
 from multiq.conformance.requirements import NotTriedError
 from multiq.conformance.threads import Lag
 from multiq.errors import BackendTimeout
+from multiq.fault_proxy import Latency
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiq.conformance.case import Topic, promise
-from multiq.conformance.stateful.walks import run_walks
+from multiq.conformance.stateful.walk_comparison import run_walks
 
 
 class WalkTests(Topic):

@@ -15,8 +15,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from .dead_children import UNKNOWN_EXIT
 from .inflight import LIVE
-from .recovery import UNKNOWN_EXIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -26,10 +26,10 @@ from multiq.control.presence import Responder
 from multiq.errors import MultiqError
 from multiq.worker.execution.hanging_calls import run_in_thread
 
+from .dead_children import Recovery
 from .flow_upkeep import FlowUpkeep
 from .inflight import FREE
 from .orphans import OrphanedChildren
-from .recovery import Recovery
 from .scheduling import Scheduling
 from .stored_limits import StoredLimits
 from .stuck_processes import StuckProcesses

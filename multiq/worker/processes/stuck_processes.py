@@ -16,15 +16,15 @@ from multiq.errors import MultiqError
 from multiq.outage_log import Outage
 from multiq.worker.execution.heartbeat import TOUCH_SHARE
 
+from .dead_children import lease_of
 from .inflight import LIVE, WAITING
-from .recovery import lease_of
 
 if TYPE_CHECKING:
     from multiq.app import App
     from multiq.backend import Verdict
 
+    from .dead_children import Recovery
     from .inflight import Entry, InflightTable
-    from .recovery import Recovery
     from .shared_state import SharedState
 
 _log = logging.getLogger("multiq.sidecar")

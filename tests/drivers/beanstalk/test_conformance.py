@@ -9,7 +9,7 @@ from servers.beanstalk import BeanstalkServer
 
 from multiq.backend.registry import open_backend
 from multiq.conformance import Harness, suite
-from multiq.conformance.proxy import Proxy
+from multiq.fault_proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 from servers.mysql import MysqlDatabases, MysqlServer, running
 
 from multiq.conformance import ManualHarness, suite
-from multiq.conformance.proxy import Proxy
+from multiq.fault_proxy import Proxy
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.dsn import Dsn

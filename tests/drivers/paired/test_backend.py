@@ -38,7 +38,6 @@ from multiq.backend.paired.backend import Paired, paired_class
 from multiq.backend.paired.layout import stored_step
 from multiq.backend.registry import load_driver, open_backend
 from multiq.cancellation import requests, withdraw
-from multiq.conformance.proxy import Latency, Proxy
 from multiq.control.flags import DOWN, RESTART, Control
 from multiq.envelope import decode_envelope
 from multiq.errors import (
@@ -50,6 +49,7 @@ from multiq.errors import (
     OptionInvalid,
     Unsupported,
 )
+from multiq.fault_proxy import Latency, Proxy
 from multiq.schedules import Scheduler
 from multiq.settings.url import with_store
 

@@ -12,7 +12,7 @@ from servers.redis import RedisServer
 
 from multiq.backend.registry import open_backend
 from multiq.conformance import Harness, suite
-from multiq.conformance.proxy import Proxy
+from multiq.fault_proxy import Proxy
 from multiq.settings.url import with_store
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from waits import ENDS, is_quiet, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
 from multiq.driverkit.clock import ManualClock
-from multiq.driverkit.polling import Notifier
+from multiq.driverkit.shared_poller import Notifier
 from multiq_sqlite.backend import SqliteBackend
 from multiq_sqlite.file_watch import FileWatch
 

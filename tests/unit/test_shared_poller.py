@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.driverkit.polling import Found, Notifier, PollPause, SharedPoller
+from multiq.driverkit.shared_poller import Found, Notifier, PollPause, SharedPoller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def _until(condition: Callable[[], object]) -> None:
 
 def test_pause_grows_with_the_time_since_the_last_activity(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("multiq.driverkit.polling.time.monotonic", lambda: now)
+    monkeypatch.setattr("multiq.driverkit.shared_poller.time.monotonic", lambda: now)
     pause = PollPause(first=0.5, longest=3.0, growth=0.1)
     pause.speed_up()
     assert pause.next() == 0.5
