@@ -37,7 +37,7 @@ from .async_calls import (
     threads_of,
 )
 from .driverkit.external_transaction import is_asyncio, of_asyncio
-from .enqueue import Delivery, add_jobs, later, make_job, make_jobs, put, put_one
+from .enqueue import add_jobs, make_job, make_jobs, put, put_one
 from .errors import (
     BackendCorrupt,
     BackendError,
@@ -50,6 +50,7 @@ from .errors import (
     SchemaNotReady,
 )
 from .job import JobHandle
+from .uncertain_enqueue import Delivery, later
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .backend import NewJob
-from .enqueue import add_jobs, handles_of, make_job
+from .enqueue import add_jobs, make_job
 from .errors import EnqueueUncertain, JobExists, OptionInvalid
 from .ids import check_new_ids, new_id, new_ids
-from .job import JobHandle
+from .job import JobHandle, handles_of
 from .middleware import AroundEnqueue, Outgoing, Sending
 from .validation import check_headers
 

@@ -32,12 +32,12 @@ from .validation import check_delay, check_priority, check_reason, check_timeout
 if TYPE_CHECKING:
     import asyncio
     import datetime as dt
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
-    from .backend import Backend, Verdict
+    from .backend import Backend, NewJob, Verdict
     from .cancellation import CancelAnswer
     from .envelope import Envelope
     from .flows.followers import Followers
@@ -272,6 +272,16 @@ class ExistingJobHandle(JobHandle):
     __slots__ = ()
 
     was_new = False
+
+
+def handles_of(backend: Backend, queue: str, jobs: Sequence[NewJob], ids: Sequence[str]) -> list[JobHandle]:
+    """Return the handles of enqueued jobs. *ids*: the ids that the enqueue returned."""
+    return [_handle_of(backend, queue, job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
+
+
+def _handle_of(backend: Backend, queue: str, job: NewJob, job_id: str) -> JobHandle:
+    is_new = job.terms is None or job.terms.unique is None or job_id == job.id
+    return (JobHandle if is_new else ExistingJobHandle)(backend, queue, job_id)
 
 
 def _wait_in_thread(future: Future[Any]) -> None:

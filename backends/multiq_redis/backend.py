@@ -386,7 +386,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Outcomes, Holds, No
         encoder.add(0, steps)
         verb = "carry_out_unique" if encoder.has_terms else "carry_out"
         if adds_nothing(steps):
-            verb = "carry_out_at_maxmemory"
+            verb = "carry_out_removals"
         conditions = [(condition.key.encode(), notes.pack_version(condition.version)) for condition in when]
         with self._pool.borrowed() as client:
             has_held, groups = client.perform(carry_out_call(client, partition, verb, conditions, encoder))

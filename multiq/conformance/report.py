@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from .contract import PARAGRAPHS
+from .paragraphs import PARAGRAPHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from multiq.backend.capabilities import POWERS, Gap
 
-from .contract import PARAGRAPHS
+from .paragraphs import PARAGRAPHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from multiq.backend import MAX_STEPS, Arrive, Enqueue, Version
-from multiq.enqueue import add_jobs, later
+from multiq.enqueue import add_jobs
 from multiq.envelope import END_TASK, Tell
 from multiq.errors import (
     BackendError,
@@ -22,6 +22,7 @@ from multiq.errors import (
     PayloadTooLarge,
 )
 from multiq.ids import new_id
+from multiq.uncertain_enqueue import later
 
 from . import record as records
 from .handle import FlowHandle

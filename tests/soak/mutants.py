@@ -546,7 +546,7 @@ def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
 def _never_touches(_backend: Any, _consumer: Any) -> None:
     """The thread that extends leases is dead."""
     from multiq.worker.execution.fetcher import Fetcher
-    from multiq.worker.processes.stuck_processes import StuckProcesses
+    from multiq.worker.processes.stuck_process_leases import StuckProcesses
 
     Fetcher._touch = lambda _self, _now: None  # type: ignore[method-assign, assignment]
     StuckProcesses.touch = lambda _self: None  # type: ignore[method-assign, assignment]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend.capabilities import POWERS
-from multiq.conformance.contract import ELSEWHERE, PARAGRAPHS
+from multiq.conformance.paragraphs import ELSEWHERE, PARAGRAPHS
 from multiq.conformance.requirements import PROMISES, REQUIRES, WITHOUT, declared, promise, requires, without
 from multiq.conformance.suites import TOPICS, suite, topic_name
 

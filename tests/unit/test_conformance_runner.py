@@ -17,7 +17,7 @@ from multiq.backend import State
 from multiq.backend.capabilities import Gap
 from multiq.backend.memory import MemoryBackend
 from multiq.conformance import ConformanceNotInstalled, ManualHarness, Report, Row, UrlHarness, run
-from multiq.conformance.contract import PARAGRAPHS
+from multiq.conformance.paragraphs import PARAGRAPHS
 from multiq.conformance.planted import PLANTED
 from multiq.conformance.runner import ConformanceBroken, run_harness
 from multiq.errors import BackendNotInstalled, MultiqError, OptionInvalid, UrlInvalid

@@ -574,7 +574,7 @@ class Cut:
         self.is_down = False
         for name in ("enqueue", "carry_out", "note"):
             monkeypatch.setattr(backend, name, functools.partial(self._call, getattr(backend, name)))
-        monkeypatch.setattr("multiq.enqueue.PATIENCE", 0.0)
+        monkeypatch.setattr("multiq.uncertain_enqueue.PATIENCE", 0.0)
 
     def mend(self) -> None:
         assert self.is_down
@@ -727,7 +727,7 @@ def test_an_enqueue_of_a_flow_that_a_part_of_the_servers_has_stored_can_be_repea
         enqueue(queue, jobs[:1], **options)
         raise EnqueuePartial({0: jobs[0].id}, len(jobs), "cut") from BackendUnavailable("cut")
 
-    monkeypatch.setattr("multiq.enqueue.PATIENCE", 0.0)
+    monkeypatch.setattr("multiq.uncertain_enqueue.PATIENCE", 0.0)
     # When a batch is enqueued whose members are on all of the servers
     with monkeypatch.context() as patch:
         patch.setattr(backend, "enqueue", lambda queue, jobs: (part if len(jobs) > 1 else enqueue)(queue, jobs))
@@ -965,7 +965,7 @@ def test_a_job_whose_flow_cannot_be_read_is_given_back(shop: Shop, monkeypatch: 
         return real(*args)
 
     monkeypatch.setattr(shop.app.backend, call, away)
-    monkeypatch.setattr("multiq.worker.execution.refusals._READ_AGAIN", 0.0)
+    monkeypatch.setattr("multiq.worker.execution.start_checks._READ_AGAIN", 0.0)
     flow = multiq.chain(shop.note.s(1), shop.note.s(), multiq.group(shop.note.s(), shop.double.s())).enqueue()
     # When a worker has run, then no attempt was lost
     shop.work()

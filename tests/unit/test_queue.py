@@ -30,7 +30,7 @@ from multiq import (
     Unsupported,
 )
 from multiq.backend.memory import MemoryBackend
-from multiq.enqueue import PATIENCE
+from multiq.uncertain_enqueue import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

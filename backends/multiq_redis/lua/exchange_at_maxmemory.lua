@@ -6,7 +6,7 @@
 -- ARGV  1 the call's number   2 token for the new leases   3 the maximum number of new leases
 --       then for each verdict two arguments: the job's id; the lease's token, a letter and details. The letters and details:
 --       A ack and keep an outcome: for how long, us (8 bytes), the kind (1 byte), the outcome's bytes
---       G R B T like the small letters of exchange.lua; a memo and a detail come before the details: see include/after.lua
+--       G R B T like the small letters of exchange.lua; a memo and a detail come before the details: see include/keep.lua
 --       all letters of exchange.lua
 -- =>    the reply of exchange.lua
 --- include record

@@ -11,8 +11,8 @@ from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Tab
 from sqlalchemy.dialects.mysql import LONGTEXT
 
 from multiq.backend import NewJob
-from multiq.enqueue import later
 from multiq.errors import OptionInvalid, PayloadInvalid
+from multiq.uncertain_enqueue import later
 
 if TYPE_CHECKING:
     from sqlalchemy import Row

@@ -1,7 +1,7 @@
 """The sidecar: a process that calls the backend on behalf of the whole worker.
 
 - The sidecar settles the jobs of dead children (``recovery``), and renews the leases of stuck children
-  (``stuck_processes``).
+  (``stuck_process_leases``).
 - The sidecar polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
 - The sidecar carries out the steps in other queues that dead processes have left behind (``flow_upkeep``).
 - The sidecar makes the occurrences of schedules (``scheduling``).
@@ -32,7 +32,7 @@ from .inflight import FREE
 from .orphans import OrphanedChildren
 from .scheduling import Scheduling
 from .stored_limits import StoredLimits
-from .stuck_processes import StuckProcesses
+from .stuck_process_leases import StuckProcesses
 
 if TYPE_CHECKING:
     import socket

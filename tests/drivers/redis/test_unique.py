@@ -76,7 +76,7 @@ def entries(server: RedisServer) -> dict[bytes, bytes]:
 
 KEYS_BEFORE = {
     "enqueue": 7, "enqueue_one": 5, "exchange": 13, "exchange_after": 15, "exchange_at_maxmemory": 15,
-    "exchange_steps": 23, "carry_out": 17, "carry_out_at_maxmemory": 17, "relay": 17, "delete": 14, "delete_many": 16,
+    "exchange_steps": 23, "carry_out": 17, "carry_out_removals": 17, "relay": 17, "delete": 14, "delete_many": 16,
     "purge": 7, "purge_held": 10,
     "kick": 8, "kick_job": 11, "reschedule": 11, "peek": 9, "jobs": 5, "stats": 7,
 }  # fmt: skip
