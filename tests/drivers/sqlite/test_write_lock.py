@@ -153,3 +153,59 @@ def test_lock_of_another_thread_is_never_taken_for_the_callers(path: Path, backe
         thread.join()
     assert errors == []
     assert backend.stats("q").ready == 120
+
+
+GARBAGE = """
+    import gc
+
+    class Garbage:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            time.sleep(0)  # lets another thread run
+
+    from multiq_sqlite import write_lock
+    write_lock._CHECK_OWNER_AFTER = write_lock._CHECK_OWNER_EVERY = 0.0  # many looks at the lock's owner
+    owner = write_lock.write_lock_owner
+
+    def owner_and_garbage(path):
+        pid = owner(path)
+        Garbage()
+        return pid
+
+    write_lock.write_lock_owner = owner_and_garbage
+    path, seconds = sys.argv[1], 1.5
+    backend = SqliteBackend(path)
+    backend.stats("q")
+    app = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    app.execute("BEGIN IMMEDIATE")
+    gc.set_threshold(1)
+
+    def enqueue():
+        backend.enqueue("q", [NewJob(b"x", f"{threading.get_ident()}")])
+
+    def start_threads():
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            thread = threading.Thread(target=Garbage)
+            thread.start()
+            thread.join()
+
+    threads = [threading.Thread(target=enqueue) for _ in range(12)] + [threading.Thread(target=start_threads)]
+    for thread in threads:
+        thread.start()
+    threads[-1].join()
+    app.execute("COMMIT")
+    for thread in threads:
+        thread.join()
+    say(backend.stats("q").ready)
+"""
+
+
+def test_threads_that_wait_for_the_lock_do_not_hang_the_process(
+    spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path
+) -> None:
+    # Given threads that look for the owner of the lock, while others start and garbage lets threads run
+    # Then all of them get the lock when it is free
+    assert line(spawn(GARBAGE, path)) == "12"
