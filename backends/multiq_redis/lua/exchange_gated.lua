@@ -131,7 +131,7 @@ hand_out = function(reply, most)
         if not free_settled() then
 --- include slot_entries
 --- include count_again
---- include live_leases
+--- include live_slots
 --- include divide
             for group in pairs(ended_groups) do
                 if redis.call('HGET', key.slot_counts, group) then divide(group, parts_of(group)) end
@@ -163,7 +163,7 @@ hand_out = function(reply, most)
 --- include parked
 --- include slot_entries
 --- include count_again
---- include live_leases
+--- include live_slots
 --- include divide
 --- include lines
 --- include parked_marker

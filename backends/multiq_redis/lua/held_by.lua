@@ -12,8 +12,8 @@ local key = {
 }
 --- include open_gates
 --- include slot_entries
---- include live_leases
---- include ended_leases
+--- include live_slots
+--- include ended_slots
 for gate, number in pairs(ended_leases(KEYS[6])) do used[gate] = leases_at(gate) - number end
 local reply = {}
 for i = 1, #ARGV do

@@ -9,8 +9,8 @@
 --- include clock
 local key = { slot_counts = KEYS[2], slot_ids = KEYS[5], jobs = KEYS[6], reserved = KEYS[7] }
 --- include slot_entries
---- include live_leases
---- include ended_leases
+--- include live_slots
+--- include ended_slots
 local MOST = 200 -- gates in one reply
 local after = string.rep('\255', 17) -- sorts after any text that follows a gate in a member
 local is_first = ARGV[2] == ''
