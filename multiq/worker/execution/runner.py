@@ -257,7 +257,7 @@ class Runner:
             self._timeouts.end_cancel(held)
 
     async def _awith_new_record(self, call: TaskCall) -> TaskCall:
-        """``_with_new_record`` without blocking the event loop."""
+        """``Judging.with_new_record`` without blocking the event loop."""
         if call.record is None:
             return call
         try:

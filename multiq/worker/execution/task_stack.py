@@ -36,13 +36,13 @@ def frame_of(thread: int | None) -> FrameType | None:
     the process hangs for ever (https://github.com/python/cpython/issues/106883).
     """
     with _lock:
-        was_enabled = gc.isenabled()
+        if sys.version_info >= (3, 12) or not gc.isenabled():
+            return sys._current_frames().get(thread or 0)  # noqa: SLF001 - Python has no public way
         gc.disable()
         try:
-            return sys._current_frames().get(thread or 0)  # noqa: SLF001 - Python has no public way
+            return sys._current_frames().get(thread or 0)  # noqa: SLF001
         finally:
-            if was_enabled:
-                gc.enable()
+            gc.enable()
 
 
 def down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:

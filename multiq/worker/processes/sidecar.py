@@ -1,6 +1,6 @@
 """The sidecar: a process that calls the backend on behalf of the whole worker.
 
-- The sidecar settles the jobs of dead children (``recovery``), and renews the leases of stuck children
+- The sidecar settles the jobs of dead children (``dead_children``), and renews the leases of stuck children
   (``stuck_process_leases``).
 - The sidecar polls the control flags (``multiq down``, ``multiq restart``), and writes them to the shared state.
 - The sidecar carries out the steps in other queues that dead processes have left behind (``flow_upkeep``).
