@@ -3,6 +3,7 @@ jobs."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
@@ -55,7 +56,13 @@ def put(job: NewJob) -> bytes:
     """Return the command that adds a job to the tube in use."""
     body = job.body
     delay = whole_seconds(job.delay) if job.delay else 0
-    return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, max(MIN_TTR, whole_seconds(job.ttr)), len(body), body)
+    return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, _lease_seconds(job.ttr), len(body), body)
+
+
+@functools.lru_cache(maxsize=64)
+def _lease_seconds(ttr: float) -> int:
+    """Return the ttr in whole seconds, at least ``MIN_TTR``."""
+    return max(MIN_TTR, whole_seconds(ttr))
 
 
 def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, deadline: float) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,7 +35,6 @@ def whole_seconds(seconds: float) -> int:
     return min(math.ceil(seconds), _MOST_SECONDS)
 
 
-@functools.lru_cache(maxsize=64)
 def id_of(job_id: str) -> bytes | None:
     """Return an id as the server writes it. None: no server gives out such an id."""
     if job_id.isdecimal() and job_id.isascii() and job_id[0] != "0" and len(job_id) <= 20 and int(job_id) <= _MOST_ID:

@@ -202,7 +202,7 @@ def _fence(start: str) -> bytes:
 
 def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
     """Decode the jobs that ``lua/exchange.lua`` handed out. *reply* is the script's reply from the first job on."""
-    queue, number = keys.queue_and_number(partition)
+    queue, _, number = partition.partition("#")  # as in keys.py; each reserve comes here
     where = f"/{number}" if number else ""
     found: list[Lease] = []
     shared, digits = b"", ""  # jobs of one reserve have the same token

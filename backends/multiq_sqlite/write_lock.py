@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from multiq.driverkit.call_retry import Attempts, Pauses
+from multiq.driverkit.thread_frames import thread_frames
 from multiq.errors import BackendTimeout, LockedByCaller
 
 from .errors import classify
@@ -89,24 +90,12 @@ def _refuse_own_lock(path: str) -> None:
     This holds if this process has the lock, and this thread is its only thread. The lock then belongs to a transaction
     of the caller. This thread cannot end that transaction while it waits for the lock.
     """
-    if write_lock_owner(path) == os.getpid() and _is_only_thread():
+    if write_lock_owner(path) == os.getpid() and len(thread_frames()) == 1:
         raise LockedByCaller(
             f"{path} is locked by a transaction that this program itself has open on another connection, so this call "
             "would wait for ever: to enqueue inside that transaction pass the connection, as in "
             "enqueue(..., connection=connection); for anything else commit, or roll back, first"
         )
-
-
-def _is_only_thread() -> bool:
-    """Whether this process has one thread, the caller. Threads of C code count, too: one of them may run Python later.
-
-    ``sys._current_frames`` would count only Python's threads, but may hang the process in Python 3.11
-    (https://github.com/python/cpython/issues/106883).
-    """
-    try:
-        return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - less than half the time of Path.iterdir
-    except OSError:
-        return False
 
 
 def _owner_text(path: str) -> str:

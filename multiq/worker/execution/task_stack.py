@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-import threading
 import traceback
 from typing import TYPE_CHECKING
 
-from multiq.driverkit.fork import forks
+from multiq.driverkit.thread_frames import thread_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
 RUNNER = "multiq.worker.execution.runner"
-
-_lock = threading.RLock()  # reentrant, because a signal handler may read a frame while its thread reads one
-forks.hold(_lock)
 
 
 def stack_of(frame: FrameType | None) -> str | None:
@@ -29,20 +23,8 @@ def stack_of(frame: FrameType | None) -> str | None:
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    """Return the frame that a thread executes now.
-
-    Garbage is not collected meanwhile. In Python 3.11, ``sys._current_frames`` holds a lock of the interpreter, and may
-    collect garbage under it. If an object's finalizer then lets another thread run, and this thread starts a thread,
-    the process hangs for ever (https://github.com/python/cpython/issues/106883).
-    """
-    with _lock:
-        if sys.version_info >= (3, 12) or not gc.isenabled():
-            return sys._current_frames().get(thread or 0)  # noqa: SLF001 - Python has no public way
-        gc.disable()
-        try:
-            return sys._current_frames().get(thread or 0)  # noqa: SLF001
-        finally:
-            gc.enable()
+    """Return the frame that a thread executes now. None: there is no such thread."""
+    return thread_frames().get(thread or 0)
 
 
 def down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
