@@ -13,6 +13,7 @@ time.time = lambda: _wall_clock() + _SKEW  # SQLite's clock, time.time_ns, stays
 
 import multiq  # noqa: E402
 from multiq.ids import new_id  # noqa: E402
+from multiq.schedules import occurrence_job  # noqa: E402
 from multiq.schedules import scheduler as module  # noqa: E402
 
 _EVERY = 0.5  # seconds between two looks: many schedulers meet the same version of a note
@@ -28,7 +29,8 @@ def plant(app: multiq.App) -> None:
         backend.now = lambda home: time.time()  # type: ignore[method-assign]
     elif _PLANT == "no-condition":
         # An id for each occurrence would hide most effects of the bug.
-        vars(module)["occurrence_id"] = lambda _name, _occurrence: new_id()
+        for each in (module, occurrence_job):
+            vars(each)["occurrence_id"] = lambda _name, _occurrence: new_id()
 
         def without(steps, *, when=()):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
             return carry_out(steps)
